@@ -1,0 +1,245 @@
+"""The nouns of onnxgrail: frozen values that graph code and numeric code exchange.
+
+Letters, used with one meaning everywhere: u units of a block, m members of one unit in one axis, h = u*m width,
+k kept units, r everything else in a weight, n samples (rows).  A *unit* lives or dies as a whole: a channel, a neuron of a
+gated pair, a head, a key-value group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Feed = Mapping[str, Array]
+
+Role = Literal["producer", "passenger", "consumer"]
+Kind = Literal["conv", "mlp", "heads", "stream"]
+KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Slot:
+    """Where a block's channels sit along one axis of one weight.
+
+    Attributes:
+        param: key of the working array; differs from `initializer` only where a shared constant is cloned.
+        initializer: name of the value in the original model.
+        axis: axis of the array, not negative.
+        index: (u, m) positions in the original axis.
+        role: a *producer* makes the channels, a *consumer* contracts them, a *passenger* (bias, scale) rides along.
+        probe: for a consumer, which of the block's probes feeds it.
+    """
+
+    param: str
+    initializer: str
+    axis: int
+    index: Ints
+    role: Role
+    probe: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Probe:
+    """An activation whose second moments a block needs: the input of one or more consumers.
+
+    Attributes:
+        value: name of the tensor.
+        axis: its channel axis.
+        index: (u, m) positions in that axis.
+        pooled: the m positions are samples of one u-vector (a flattened feature map); otherwise they are features of
+            one u*m-vector (heads).
+    """
+
+    value: str
+    axis: int
+    index: Ints
+    pooled: bool
+
+    @property
+    def width(self) -> int:
+        """Side of this probe's Gram matrix."""
+        return int(self.index.shape[0] if self.pooled else self.index.size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """A set of interchangeable units with everything that must be narrowed together.
+
+    Attributes:
+        name: readable and unique in the model.
+        kind: `conv`, `mlp`, `heads` or `stream`.
+        units: u.
+        unit_size: features of one unit as its consumers see it (head size times query heads for heads, else 1).
+        slots: all weights touched; probes: one per distinct consumer input.
+        ids: (u,) global unit numbers used by the tracer's marks.
+        span: positions in node order of the first and the last node that holds one of the slots.
+        nodes: names of the nodes that hold producers and consumers, for `--include/--exclude` and the report.
+    """
+
+    name: str
+    kind: Kind
+    units: int
+    unit_size: int
+    slots: tuple[Slot, ...]
+    probes: tuple[Probe, ...]
+    ids: Ints
+    span: tuple[int, int]
+    nodes: tuple[str, ...]
+
+    @property
+    def producers(self) -> tuple[Slot, ...]:
+        """Slots whose weights make the channels."""
+        return tuple(s for s in self.slots if s.role == "producer")
+
+    @property
+    def consumers(self) -> tuple[Slot, ...]:
+        """Slots whose weights contract the channels."""
+        return tuple(s for s in self.slots if s.role == "consumer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Channels that are left alone, with the node that stands in the way and why."""
+
+    value: str
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stats:
+    """Sums over calibration rows of one probe: gram (h, h) = sum x xT, total (h,) = sum x, count = rows."""
+
+    gram: Floats
+    total: Floats
+    count: int
+
+    def merge(self, other: Stats) -> Stats:
+        """Sums of both row sets; associative and commutative up to rounding."""
+        return Stats(gram=self.gram + other.gram, total=self.total + other.total, count=self.count + other.count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class View:
+    """What numeric code sees of a block.
+
+    Attributes:
+        block: the block.
+        weights: one (u, m, r) float64 array per slot, in the order of `block.slots`, with the values as they are now.
+        stats: one per probe, in the order of `block.probes`; empty when no method asked for data.
+    """
+
+    block: Block
+    weights: tuple[Floats, ...]
+    stats: tuple[Stats, ...]
+
+    def of(self, role: Role) -> list[tuple[Slot, Floats]]:
+        """Slots of one role with their weights."""
+        return [(s, w) for s, w in zip(self.block.slots, self.weights, strict=True) if s.role == role]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reducer:
+    """How u units become k: a selection, or an average over clusters.
+
+    Attributes:
+        kept: (k,) ascending units; for a fold the representative (first member) of each cluster.
+        cluster: (u,) cluster of each unit for a fold, numbered like `kept`; None for pruning.
+    """
+
+    kept: Ints
+    cluster: Ints | None = None
+
+    def matrix(self, units: int) -> Floats:
+        """R of shape (k, u): rows select one unit, or average a cluster (GRAIL section 3.1, M transposed)."""
+        rows = np.zeros((len(self.kept), units))
+        if self.cluster is None:
+            rows[np.arange(len(self.kept)), self.kept] = 1.0
+        else:
+            rows[self.cluster, np.arange(units)] = 1.0
+            rows /= rows.sum(axis=1, keepdims=True)
+        return rows
+
+
+Status = Literal["ok", "damped", "plain", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the numbers went.  ok: as asked; damped: a larger ridge was needed; plain: narrowed, but the compensation would
+    not have helped and the uncompensated weights stay; skipped: the block was left as it was."""
+
+    status: Status = "ok"
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockError:
+    """Relative squared error of the consumers' outputs on calibration rows: without and with compensation."""
+
+    plain: float | None = None
+    compensated: float | None = None
+    validation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Change:
+    """The decision for one block: which units stay and what the weights at the kept positions become.
+
+    Attributes:
+        reducer: which units stay.
+        weights: (slot number, new (k, m, r) values) for the slots whose values change beyond being sliced.
+        outcome, error: for the report.
+    """
+
+    block: Block
+    reducer: Reducer
+    weights: tuple[tuple[int, Floats], ...] = ()
+    outcome: Outcome = field(default_factory=Outcome)
+    error: BlockError = field(default_factory=BlockError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """The user's choices, JSON-able; the field names are the option names of the command line."""
+
+    ratio: float = 0.3
+    blocks: tuple[Kind, ...] = ("conv", "mlp", "heads")
+    include: str | None = None
+    exclude: str | None = None
+    samples: int | None = None
+    batch_size: int = 8
+    selector: str = "wanda"
+    reducer: str = "prune"
+    compensate: str = "grail"
+    ridge: float = 1e-3
+    closed_loop: bool = True
+    round_to: int = 8
+    seed: int = 0
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    check: bool = True
+    min_cosine: float | None = None
+
+
+class Progress(Protocol):
+    """Called as work goes on: `stage` names it, `done` of `total` steps are finished."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None: ...
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """The progress of somebody who does not want to know."""
+
+
+Selector = Callable[[View, np.random.Generator], Floats]
+"""Scores (u,) of a block's units; high stays.  `needs_data` says whether `view.stats` is read."""

@@ -1,0 +1,40 @@
+"""The exception tree.  Misuse raises; what cannot be narrowed is a `Refusal`; numeric trouble is an `Outcome`."""
+
+from __future__ import annotations
+
+
+class OnnxGrailError(Exception):
+    """Base of every error a user can meet.  `hint` says what to do next."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """One line: what is wrong, then the fix."""
+        message = " ".join(super().__str__().split())
+        return f"{message}. {self.hint}" if self.hint else message
+
+
+class UsageError(OnnxGrailError, ValueError):
+    """An option is out of range or contradicts another one (exit code 2)."""
+
+
+class ModelError(OnnxGrailError):
+    """The model cannot be read, does not run, or uses something the tool cannot represent."""
+
+
+class DataError(OnnxGrailError):
+    """Calibration or comparison data do not fit the model's inputs, or hold NaN or infinity."""
+
+
+class OutputError(OnnxGrailError):
+    """The output cannot be written: it exists, equals the input, or its folder is not writable."""
+
+
+class RewriteError(OnnxGrailError):
+    """A postcondition of the rewriter failed: a bug of onnxgrail, not of the user."""
+
+
+class MissingExtraError(OnnxGrailError, ImportError):
+    """An optional dependency is not installed; the hint names the pip extra."""
