@@ -62,6 +62,7 @@ class Probe:
     axis: int
     index: Ints
     pooled: bool
+    also: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:

@@ -1,0 +1,53 @@
+# Needs python3.11 or newer and nothing else; everything is installed into .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+WORKERS ?= 2
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+help:
+	@echo "make demo   compress the embedded model and show what it costs"
+	echo "make test   lint and run the tests, without torch"
+	echo "make lint   only ruff, mypy and import-linter"
+	echo "make clean  remove .venv and everything built"
+
+demo: .venv/demo.stamp
+	@$(BIN)/onnxgrail demo
+
+# One thread per test process: the workers would otherwise fight for the cores, and sums would differ between machines.
+test: lint
+	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+	$(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
+
+lint: .venv/test.stamp
+	@$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --quiet
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Stamps, not folders: a venv whose installation was interrupted is made again.
+.venv/made.stamp:
+	@rm -rf .venv
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onnxgrail needs Python 3.11 or newer")'
+	"$(PYTHON)" -m venv .venv
+	touch $@
+
+# Editable, because cli/ and models/ stand beside the package here and inside it once installed.
+.venv/demo.stamp: .venv/made.stamp pyproject.toml constraints.txt
+	@echo "installing into .venv ..." >&2
+	$(INSTALL) --editable '.[cpu]'
+	touch $@
+
+.venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
+	@echo "installing into .venv ..." >&2
+	$(INSTALL) --editable '.[cpu,test,dev]'
+	touch .venv/demo.stamp $@

@@ -1,0 +1,106 @@
+"""Small trained models that travel with the package, with the data to compress and to judge them.
+
+Each has an ONNX file, unlabelled calibration data and labelled held-out data; the script of the same name trains
+it from scratch, and `manifest.toml` holds provenance and digests.  Reading them needs numpy alone.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxgrail.errors import UsageError
+
+__all__ = ["Embedded", "load", "manifest", "names", "score"]
+
+_HERE = Path(__file__).resolve().parent
+
+Array = npt.NDArray[Any]
+Run = Callable[[dict[str, Array]], Sequence[Array]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedded:
+    """One embedded model: where its files lie and how it is judged."""
+
+    name: str
+    model: Path
+    calibration: Path
+    heldout: Path
+    metric: Literal["accuracy", "perplexity"]
+
+
+_METRICS: dict[str, Literal["accuracy", "perplexity"]] = {
+    "char_llama": "perplexity",
+    "digits_resnet": "accuracy",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that `load` takes."""
+    return tuple(_METRICS)
+
+
+def load(name: str) -> Embedded:
+    """Find the files of an embedded model.
+
+    Raises:
+        UsageError: if there is no model of that name.
+    """
+    if name not in _METRICS:
+        raise UsageError(f"no embedded model is called {name!r}", hint=f"Choose one of: {', '.join(names())}.")
+    return Embedded(
+        name=name,
+        model=_HERE / f"{name}.onnx",
+        calibration=_HERE / f"{name}.calib.npz",
+        heldout=_HERE / f"{name}.heldout.npz",
+        metric=_METRICS[name],
+    )
+
+
+def manifest() -> Mapping[str, Any]:
+    """Read `manifest.toml`: provenance, licence, digests and dense metric, by model name."""
+    return tomllib.loads((_HERE / "manifest.toml").read_text(encoding="utf-8"))
+
+
+def score(embedded: Embedded, run: Run, *, batch_size: int = 64) -> float:
+    """Judge a model on the held-out data of `embedded`.
+
+    Accuracy is the share of samples whose largest logit is the label (higher is better).  Perplexity is
+    exp(mean negative log-likelihood of the labels) (lower is better, 1 is perfect).
+
+    Args:
+        embedded: Names the data and the metric.
+        run: Maps a feed to the outputs, of which the first holds the logits `(..., classes)`.
+        batch_size: Samples per call of `run`.
+    """
+    with np.load(embedded.heldout, allow_pickle=False) as archive:
+        arrays: dict[str, Array] = {key: archive[key] for key in archive.files}
+    labels = arrays.pop("labels")
+    total = 0.0
+    for start in range(0, len(labels), batch_size):
+        rows = slice(start, start + batch_size)
+        logits = np.asarray(run({key: array[rows] for key, array in arrays.items()})[0], dtype=np.float64)
+        if embedded.metric == "accuracy":
+            total += float(np.count_nonzero(logits.argmax(axis=-1) == labels[rows]))
+        else:
+            total += _negative_log_likelihood(logits, labels[rows])
+    mean = total / labels.size
+    if embedded.metric == "accuracy":
+        return mean
+    # A ruined model can be further off than a float holds; that is a perplexity of infinity, not an error.
+    return math.exp(mean) if mean < 700.0 else math.inf
+
+
+def _negative_log_likelihood(logits: Array, labels: Array) -> float:
+    """Sum -log softmax(logits)[label] over logits `(..., classes)` and labels `(...)`, shifted to avoid overflow."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    picked = np.take_along_axis(shifted, labels[..., None], axis=-1)[..., 0]
+    return float(np.sum(np.log(np.exp(shifted).sum(axis=-1)) - picked))

@@ -1,0 +1,159 @@
+"""Write the files an embedded model consists of: ONNX, data, and its entry in the manifest.
+
+Only the training scripts use this module; torch is imported where it is needed, so that reading the
+embedded models asks for numpy alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+HERE = Path(__file__).resolve().parent
+MANIFEST = HERE / "manifest.toml"
+OPSET = 20
+THREADS = 2
+
+# The exporter notes where every node came from.  The scopes are what reports print; the stack traces and the
+# traced program hold absolute paths of the machine that exported, so they stay behind.
+_KEPT_METADATA = frozenset({"namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"})
+
+_HEADER = """\
+# Embedded trained models.  The training scripts write this file: `python -m onnxgrail.models.<script>`.
+# `blocks` counts what a survey is expected to find, by kind.
+"""
+
+
+def seed_everything(seed: int) -> None:
+    """Fix torch's random stream, thread count and choice of kernels, so that one machine repeats itself."""
+    import torch
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
+    torch.use_deterministic_algorithms(True)
+
+
+def export(
+    module: torch.nn.Module,
+    example: torch.Tensor,
+    path: Path,
+    *,
+    input_name: str,
+    dynamic: Mapping[int, str],
+) -> None:
+    """Export a one-input, one-output module to a single file with inline weights.
+
+    Args:
+        module: Switched to evaluation mode, so that batch norms fold into their convolutions.
+        example: One input; every axis in `dynamic` should be at least 2 long, or the exporter fixes it.
+        path: Where the ONNX file goes.
+        input_name: Name of the graph input; the output is called `logits`.
+        dynamic: Names of the dynamic axes of the input, by axis.
+    """
+    import onnx
+    import torch
+
+    module.eval()
+    program = torch.onnx.export(
+        module,
+        (example,),
+        dynamo=True,
+        opset_version=OPSET,
+        external_data=False,
+        input_names=[input_name],
+        output_names=["logits"],
+        dynamic_shapes=({axis: torch.export.Dim.DYNAMIC for axis in dynamic},),
+        verbose=False,
+    )
+    assert program is not None  # only the TorchScript exporter returns None
+    model = program.model_proto
+    name_axes(model, dynamic)
+    strip_metadata(model)
+    onnx.checker.check_model(model, full_check=True)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def name_axes(model: onnx.ModelProto, dynamic: Mapping[int, str]) -> None:
+    """Give the symbols the exporter invented (`s77`) the names that users read in error messages."""
+    graph = model.graph
+    shape = graph.input[0].type.tensor_type.shape
+    names = {shape.dim[axis].dim_param: name for axis, name in dynamic.items()}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+
+
+def strip_metadata(model: onnx.ModelProto) -> None:
+    """Remove everything that tells where the file was made, and keep the module scopes of the nodes."""
+    graph = model.graph
+    for owner in (model, graph, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        del owner.metadata_props[:]
+    for node in graph.node:
+        kept = [entry for entry in node.metadata_props if entry.key in _KEPT_METADATA]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+        node.doc_string = ""
+    graph.doc_string = model.doc_string = ""
+
+
+def write_npz(path: Path, **arrays: npt.NDArray[Any]) -> None:
+    """Save compressed arrays; numpy dates the members 1980, so equal arrays give equal files."""
+    np.savez_compressed(path, **arrays)
+
+
+def parameters(path: Path) -> int:
+    """Count the floating-point weights of an ONNX file: what a reader of the file sees, after folding."""
+    import onnx
+
+    weights = onnx.load(path).graph.initializer
+    floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
+    return sum(math.prod(weight.dims) for weight in weights if weight.data_type in floats)
+
+
+def sha256(path: Path) -> str:
+    """Return the hexadecimal digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def record(name: str, entry: Mapping[str, Any], files: Sequence[Path], manifest: Path = MANIFEST) -> None:
+    """Replace the entry of one model in the manifest, digests of its files included."""
+    models: dict[str, Any] = {}
+    if manifest.exists():
+        models = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    models[name] = {**entry, "sha256": {file.name: sha256(file) for file in files}}
+    sections = [_HEADER, *(_section(key, models[key]) for key in sorted(models))]
+    manifest.write_text("\n".join(sections), encoding="utf-8")
+
+
+def _section(title: str, table: Mapping[str, Any]) -> str:
+    """Write one table: scalars first, then tables of scalars, which is all this manifest needs."""
+    lines = [f"[{title}]"]
+    nested: list[str] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            nested.append(_section(f"{title}.{key}", value))
+        else:
+            lines.append(f"{_key(key)} = {_scalar(value)}")
+    return "\n".join([*lines, "", *nested])
+
+
+def _key(text: str) -> str:
+    return text if text.replace("_", "").isalnum() else f'"{text}"'
+
+
+def _scalar(value: object) -> str:
+    # Strings here are our own plain text without quotes or backslashes, so quoting is all they need.
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,122 @@
+"""Normal equations of a block's consumers: everything a fit of narrowed weights and its error need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.algebra.narrow import mean_rows, sum_rows
+from onnxgrail.core import BlockError, Floats, Probe, Reducer, Slot, Stats, View
+from onnxgrail.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Normal:
+    """Least squares of all consumers behind one probe, whose weights stand side by side as columns C (h, c).
+
+    Attributes:
+        gram: A = R G Rᵀ (h', h'), second moments of the narrowed features.
+        target: R G C (h', c), their products with the original outputs.
+        energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
+        plain: (h', c) weights without compensation: kept rows, or cluster sums.
+        parts: slot number and columns of each consumer.
+    """
+
+    gram: Floats
+    target: Floats
+    energy: Floats
+    plain: Floats
+    parts: tuple[tuple[int, slice], ...]
+
+
+def probe_number(view: View, slot: Slot) -> int:
+    """Which of the block's probes and second moments belong to a consumer.
+
+    Raises:
+        UsageError: if the view carries no second moments.
+    """
+    if not view.stats:
+        raise UsageError(
+            f"block {view.block.name!r} has no activation statistics",
+            hint="Give calibration data, or choose a selector and a compensation that need none (l2, none).",
+        )
+    if slot.probe is None:
+        raise ValueError(f"consumer {slot.param!r} of block {view.block.name!r} names no probe")
+    return slot.probe
+
+
+def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
+    """A consumer's weight (u, m, r) as the matrix C (h, c) that contracts one row of the probe.
+
+    Rows of a pooled probe are u-vectors that meet each of the m positions of the weight: c = m·r.  Else h = u·m, c = r.
+    """
+    units, members, _ = weight.shape
+    if (units, members) != probe.index.shape:
+        got, want = (units, members), probe.index.shape
+        raise ValueError(f"consumer {slot.param!r} has {got} units and members, its probe {probe.value!r} has {want}")
+    return weight.reshape(probe.width, -1)
+
+
+def normals(view: View, reducer: Reducer) -> list[Normal]:
+    """Normal equations of the narrowed consumers, one per probe that has any.
+
+    Raises:
+        UsageError: if the view carries no second moments.
+    """
+    consumers: dict[int, list[tuple[int, Floats]]] = {}
+    for number, (slot, weight) in enumerate(zip(view.block.slots, view.weights, strict=True)):
+        if slot.role == "consumer":
+            place = probe_number(view, slot)
+            columns = columns_of(slot, weight, view.block.probes[place])
+            consumers.setdefault(place, []).append((number, columns))
+    return [_normal(view.block.units, view.stats[place], reducer, parts) for place, parts in consumers.items()]
+
+
+def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal:
+    """Normal equations of the given consumers, which share the second moments."""
+    ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
+    columns = np.concatenate([part for _, part in parts], axis=1)
+    output = stats.gram @ columns
+    half = _lifted(stats.gram, units, reducer)
+    return Normal(
+        gram=_lifted(np.ascontiguousarray(half.T), units, reducer),
+        target=_lifted(output, units, reducer),
+        energy=np.einsum("hc,hc->c", columns, output),
+        plain=sum_rows(columns.reshape(units, -1), reducer).reshape(-1, columns.shape[1]),
+        parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)),
+    )
+
+
+def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:
+    """(R ⊗ I) V for V (h, c): features are unit-major, so members ride along in the reshape."""
+    return np.asarray(mean_rows(features.reshape(units, -1), reducer)).reshape(-1, features.shape[1])
+
+
+def squared_errors(normal: Normal, weights: Floats) -> Floats:
+    """Squared output error of each column: diag(Cᵀ G C − 2 C'ᵀ R G C + C'ᵀ R G Rᵀ C'), (c,), in squared output units.
+
+    Args:
+        normal: the equations.
+        weights: C' (h', c).
+
+    Returns:
+        Sums over calibration rows; rounding may leave tiny negative values.
+    """
+    return np.asarray(normal.energy + np.einsum("hc,hc->c", weights, normal.gram @ weights - 2.0 * normal.target))
+
+
+def block_error(systems: list[Normal], compensated: list[Floats] | None = None) -> BlockError:
+    """Squared output errors of all consumers over their squared outputs, without and with compensation.
+
+    Returns:
+        Shares (0 is perfect), clipped at 0; None where the consumers put out nothing.
+    """
+
+    def share(choices: list[Floats]) -> float | None:
+        energy = sum(float(system.energy.sum()) for system in systems)
+        error = sum(float(squared_errors(system, w).sum()) for system, w in zip(systems, choices, strict=True))
+        return max(error / energy, 0.0) if energy > 0.0 else None
+
+    plain = share([system.plain for system in systems])
+    return BlockError(plain=plain, compensated=None if compensated is None else share(compensated))

@@ -1,0 +1,31 @@
+"""Which units matter.  To add a selector: one file with a frozen dataclass, one line in `SELECTORS`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from onnxgrail.algebra.selectors.l1 import L1
+from onnxgrail.algebra.selectors.l2 import L2
+from onnxgrail.algebra.selectors.random import Random
+from onnxgrail.algebra.selectors.wanda import Wanda
+from onnxgrail.core import Floats, View
+
+
+class Scorer(Protocol):
+    """A `core.Selector` that says whether it reads `view.stats`."""
+
+    needs_data: ClassVar[bool]
+
+    def __call__(self, view: View, rng: np.random.Generator) -> Floats:
+        """Scores (u,) of a block's units; high stays."""
+        ...
+
+
+SELECTORS: dict[str, Scorer] = {
+    "l1": L1(),
+    "l2": L2(),
+    "wanda": Wanda(),
+    "random": Random(),
+}

@@ -1,0 +1,75 @@
+"""One symmetric positive semidefinite solve that always ends in finite numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import linalg
+
+from onnxgrail.core import Floats
+from onnxgrail.errors import DataError
+
+GROWTHS = 6  # how often the ridge may grow tenfold before the eigenvalues are looked at
+FLOOR = 1e-10  # smallest eigenvalue taken at its word, as a share of the largest
+
+
+def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
+    """X = (A + λI)⁻¹ B, in float64.
+
+    Cholesky first; where it fails λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
+    1e-10 of the largest; then least squares of smallest norm.  A Cholesky pivot that is rounding error counts as
+    failure, so a singular A gives a moderate solution and not an explosion.
+
+    Args:
+        gram: A (k, k), symmetric positive semidefinite up to rounding.
+        rhs: B (k, n).
+        lam: λ ≥ 0, in units of A.
+
+    Returns:
+        X (k, n), and the λ that was really used: `lam` if all went well, and more than that otherwise.
+
+    Raises:
+        DataError: if A, B or λ is not finite, or λ is negative.
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th edition, sections 4.2 (Cholesky) and 5.5 (rank deficiency).
+    """
+    if not (np.isfinite(gram).all() and np.isfinite(rhs).all() and 0.0 <= lam < np.inf):
+        raise DataError("a ridge solve got NaN, infinity or a negative ridge", hint="Check weights and activations.")
+    for growth in range(GROWTHS + 1 if lam else 1):
+        used = lam * 10.0**growth
+        solution = _cholesky(gram, rhs, used)
+        if solution is not None:
+            return solution, used
+    return _by_eigenvalues(gram, rhs, lam)
+
+
+def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
+    """The solution, or None where A + λI is not numerically positive definite."""
+    shifted = gram.copy()
+    shifted.flat[:: len(gram) + 1] += lam
+    diagonal = np.diagonal(shifted).copy()
+    try:
+        factor = linalg.cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
+    except linalg.LinAlgError:
+        return None
+    # A pivot that lost all its digits to cancellation is noise.  Relative to its own diagonal, so scales may differ.
+    if (np.diagonal(factor) ** 2 <= len(gram) * np.finfo(np.float64).eps * diagonal).any():
+        return None
+    solution = np.asarray(linalg.cho_solve((factor, True), rhs, check_finite=False), np.float64)
+    return solution if np.isfinite(solution).all() else None
+
+
+def _by_eigenvalues(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
+    """The solution with eigenvalues of A + λI raised to the floor, else the least squares one."""
+    shifted = gram + lam * np.eye(len(gram))
+    try:
+        values, vectors = np.linalg.eigh(shifted)
+    except np.linalg.LinAlgError:
+        values, vectors = np.zeros(1), np.eye(len(gram))
+    floor = FLOOR * float(values[-1])
+    if floor > 0.0:
+        solution = vectors @ ((vectors.T @ rhs) / np.maximum(values, floor)[:, None])
+        if np.isfinite(solution).all():
+            return solution, max(floor, lam)
+    solution = np.asarray(np.linalg.lstsq(shifted, rhs, rcond=FLOOR)[0], np.float64)
+    return np.nan_to_num(solution, nan=0.0, posinf=0.0, neginf=0.0), lam

@@ -1,0 +1,244 @@
+"""Calibration batches: what `--data` names, checked against the model's inputs before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.calibration.readers import Part, from_feeds, from_mapping, read_parts
+from onnxgrail.calibration.signature import Input, Signature, bad_values, check_array, convert, count_bad, describe
+from onnxgrail.core import Array, Feed, Ints
+from onnxgrail.errors import DataError
+
+BLOCK = 64  # samples looked at together while checking: bounds memory for mapped files
+Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batches:
+    """Feeds for the model; may be iterated any number of times and gives the same values each time.
+
+    Attributes:
+        feeds: one function per feed, so that mapped or drawn data are in memory one batch at a time.
+        samples: how many samples all feeds hold together.
+        source: where they come from, for the report.
+        notes: what was dropped, converted or assumed.
+        synthetic: drawn, not the user's data.
+    """
+
+    feeds: tuple[Callable[[], Feed], ...]
+    samples: int
+    source: str
+    notes: tuple[str, ...] = ()
+    synthetic: bool = False
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Feeds in a fixed order, each made anew."""
+        return (make() for make in self.feeds)
+
+    def __len__(self) -> int:
+        """Number of feeds."""
+        return len(self.feeds)
+
+
+def read(
+    source: Source, signature: Signature, *, samples: int | None = None, batch_size: int = 8, seed: int = 0
+) -> Batches:
+    """Batches from a path (.npz, .npy, folder, test_data_set_*, file.py:function), arrays by name, or ready feeds.
+
+    The first axis counts samples.  A model with a fixed batch size is fed in batches of that size, and a last short batch is
+    dropped with a note; otherwise batches hold `batch_size` samples and the last one may be short.  Arrays that disagree in
+    their first axis, or inputs without a batch axis, are one ready feed and are passed as they are; so is every item of an
+    iterable and every test_data_set.
+
+    Args:
+        source: where the data are.
+        signature: the model's inputs.
+        samples: take this many: the data are cut into that many equal stretches and one sample is drawn from each, which
+            serves data sorted by class as well as data that cycle through the classes.  None takes all.
+        batch_size: samples per feed where the model leaves it open.
+        seed: of that draw.
+
+    Raises:
+        DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
+    """
+    parts = _parts(source, signature, samples)
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
+    notes = [note for part in parts for note in part.notes]
+    for part in parts:
+        notes.extend(note for entry in signature for note in _check(part, entry))
+    if any(_is_ready(part, signature) for part in parts):
+        return _ready(parts, signature, samples, label, notes)
+    return _cut(parts, signature, samples, batch_size, seed, label, notes)
+
+
+def fixed_batch(signature: Signature) -> int | None:
+    """The batch size that the model prescribes, or None where it leaves it open (or its inputs name several)."""
+    sizes = {entry.shape[0] for entry in signature if entry.shape}
+    numbers = {size for size in sizes if isinstance(size, int)}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _parts(source: Source, signature: Signature, samples: int | None) -> tuple[Part, ...]:
+    if isinstance(source, str | os.PathLike):
+        return read_parts(os.fspath(source), signature, samples)
+    if isinstance(source, np.ndarray):
+        if len(signature) != 1:
+            raise DataError(f"got one array, the model takes {len(signature)} inputs", hint=describe(signature))
+        return (Part(source="array", arrays={signature[0].name: source}),)
+    if isinstance(source, Mapping):
+        return (from_mapping(source, signature, "arrays"),)
+    if isinstance(source, Iterable):
+        return from_feeds(source, signature, "feeds", samples)
+    raise DataError(f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name")
+
+
+def _check(part: Part, entry: Input) -> tuple[str, ...]:
+    return check_array(part.arrays[entry.name], entry, part.source, batch_axis=True)
+
+
+def _is_ready(part: Part, signature: Signature) -> bool:
+    """Whether a part must be passed as it is: there is no axis that counts samples in all its arrays."""
+    arrays = [part.arrays[entry.name] for entry in signature]
+    if part.ready or not arrays or any(array.ndim == 0 for array in arrays):
+        return True
+    prescribed = {entry.shape[0] for entry in signature if entry.shape and isinstance(entry.shape[0], int)}
+    return len({array.shape[0] for array in arrays}) > 1 or len(prescribed) > 1
+
+
+def _ready(
+    parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]
+) -> Batches:
+    feeds: list[Callable[[], Feed]] = []
+    total = 0
+    for part in parts:
+        if samples is not None and total >= samples:
+            break
+        for entry in signature:
+            array = part.arrays[entry.name]
+            check_array(array, entry, part.source, batch_axis=False)
+            bad = count_bad(array, entry)
+            if bad:
+                raise bad_values(bad, array.size, entry, part.source)
+        feeds.append(_Take(parts=(part,), signature=signature, rows=None))
+        feeds[-1]()  # values that do not fit a narrower dtype are found now, not in the middle of the run
+        total += _count(part, signature)
+    if samples is not None and total > samples:
+        notes.append(f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for")
+    return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes))
+
+
+def _count(part: Part, signature: Signature) -> int:
+    """Samples in a ready feed: the common first axis, or 1 where there is none."""
+    lengths = {a.shape[0] if a.ndim else -1 for a in (part.arrays[e.name] for e in signature)}
+    return max(1, lengths.pop()) if len(lengths) == 1 else 1
+
+
+def _cut(
+    parts: tuple[Part, ...],
+    signature: Signature,
+    samples: int | None,
+    batch_size: int,
+    seed: int,
+    label: str,
+    notes: list[str],
+) -> Batches:
+    fixed = fixed_batch(signature)
+    size = fixed or batch_size
+    groups = [parts] if _stackable(parts, signature) else [(part,) for part in parts]
+    lengths = [sum(_rows(part, signature) for part in group) for group in groups]
+    chosen = _choose(sum(lengths), samples, seed)
+    if samples is not None and samples > sum(lengths):
+        notes.append(f"{label}: {samples} samples asked for, {sum(lengths)} are there")
+    feeds: list[Callable[[], Feed]] = []
+    dropped = offset = 0
+    for group, length in zip(groups, lengths, strict=True):
+        rows = chosen[(chosen >= offset) & (chosen < offset + length)] - offset
+        offset += length
+        _scan(group, signature, rows)
+        for start in range(0, len(rows), size):
+            piece = rows[start : start + size]
+            if fixed and len(piece) < fixed:
+                dropped += len(piece)
+                continue
+            feeds.append(_Take(parts=group, signature=signature, rows=piece))
+    if not feeds:
+        raise DataError(f"{label}: got {len(chosen)} samples, the model takes batches of exactly {fixed}")
+    if dropped:
+        notes.append(f"{label}: the last {dropped} samples do not fill a batch of {fixed} and were dropped")
+    return Batches(feeds=tuple(feeds), samples=len(chosen) - dropped, source=label, notes=_unique(notes))
+
+
+def _rows(part: Part, signature: Signature) -> int:
+    return int(part.arrays[signature[0].name].shape[0])
+
+
+def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
+    """Whether samples of different files can stand in one batch: same shapes behind the first axis, same dtypes."""
+    kinds = {tuple((part.arrays[e.name].shape[1:], str(part.arrays[e.name].dtype)) for e in signature) for part in parts}
+    return len(kinds) == 1
+
+
+def _choose(total: int, samples: int | None, seed: int) -> Ints:
+    if samples is None or samples >= total:
+        return np.arange(total)
+    edges = np.arange(samples + 1) * total // samples
+    return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+
+
+def _scan(parts: tuple[Part, ...], signature: Signature, rows: Ints) -> None:
+    """Look at every value that will be used once.
+
+    Raises:
+        DataError: values that are NaN or infinite, counted over all samples, or that do not fit the input's dtype.
+    """
+    names = parts[0].source if len(parts) == 1 else f"{parts[0].source} and {len(parts) - 1} more"
+    for entry in signature:
+        bad = size = 0
+        for start in range(0, len(rows), BLOCK):
+            block = _gather(parts, entry, rows[start : start + BLOCK])
+            bad, size = bad + count_bad(block, entry), size + block.size
+            if not bad:
+                convert(block, entry, names)
+        if bad:
+            raise bad_values(bad, size, entry, names)
+
+
+def _gather(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
+    pieces, offset = [], 0
+    for part in parts:
+        array = part.arrays[entry.name]
+        here = rows[(rows >= offset) & (rows < offset + len(array))] - offset
+        if len(here):
+            pieces.append(array[here])
+        offset += len(array)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Take:
+    """Makes one feed: the given rows of the parts laid end to end, or a part as it is."""
+
+    parts: tuple[Part, ...]
+    signature: Signature
+    rows: Ints | None
+
+    def __call__(self) -> Feed:
+        feed = {}
+        for entry in self.signature:
+            array = self.parts[0].arrays[entry.name] if self.rows is None else _gather(self.parts, entry, self.rows)
+            feed[entry.name] = convert(np.asarray(array), entry, self.parts[0].source)
+        return feed
+
+
+def _unique(notes: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(notes))
+
+
+def with_notes(batches: Batches, *notes: str) -> Batches:
+    """The same batches with more notes."""
+    return replace(batches, notes=_unique([*batches.notes, *notes]))

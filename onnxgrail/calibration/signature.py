@@ -1,0 +1,178 @@
+"""What a model must be fed: its real inputs, and whether an array fits one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.errors import DataError, ModelError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """One graph input that a feed must hold.
+
+    Attributes:
+        name: its name in the graph.
+        dtype: numpy dtype (a dtype of `ml_dtypes` for bfloat16 and smaller floats, object for strings).
+        shape: per axis a number, the name of a symbolic dimension, or None; None as a whole when the rank is not declared.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        """`name dtype[batch, 3, 224, 224]`, as messages show it."""
+        dims = "..." if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name} {self.dtype}[{dims}]"
+
+
+Signature = tuple[Input, ...]
+
+
+def signature_of(model: ir.Model) -> Signature:
+    """The inputs a feed must hold, in graph order; inputs with a default value (also initializers) are left out.
+
+    Raises:
+        ModelError: an input is not a tensor.
+    """
+    found = []
+    for value in model.graph.inputs:
+        if value.name is None or value.name in model.graph.initializers:
+            continue
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            raise ModelError(f"input {value.name!r} is a {type(value.type).__name__}, expected a tensor")
+        if value.dtype is None:
+            raise ModelError(f"input {value.name!r} declares no element type")
+        dtype = np.dtype(object) if value.dtype == ir.DataType.STRING else value.dtype.numpy()
+        found.append(Input(name=value.name, dtype=dtype, shape=None if value.shape is None else _dims(value.shape)))
+    return tuple(found)
+
+
+def _dims(shape: ir.Shape) -> tuple[int | str | None, ...]:
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
+
+
+def describe(signature: Signature) -> str:
+    """The whole signature on one line."""
+    return "; ".join(str(entry) for entry in signature) or "no inputs"
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a float, those of `ml_dtypes` (kind V) included."""
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def check_names(names: set[str], signature: Signature, source: str) -> None:
+    """Whether exactly the model's inputs are there.
+
+    Raises:
+        DataError: an input is missing, or a name is not an input.
+    """
+    wanted = [entry.name for entry in signature]
+    missing, extra = [n for n in wanted if n not in names], sorted(names - set(wanted))
+    hint = f"The model takes: {describe(signature)}"
+    if missing:
+        also = f", has {', '.join(map(repr, extra))}" if extra else ""
+        raise DataError(f"{source}: no array for input {', '.join(map(repr, missing))}{also}", hint=hint)
+    if extra:
+        raise DataError(f"{source}: the model has no input named {', '.join(map(repr, extra))}", hint=hint)
+
+
+def check_array(array: Array, entry: Input, source: str, *, batch_axis: bool) -> tuple[str, ...]:
+    """Whether an array fits an input; returns notes about a dtype that will be converted.
+
+    Args:
+        array: (n, ...) samples, or exactly what the model takes.
+        entry: the input.
+        source: what messages call the data.
+        batch_axis: the first axis counts samples, so its length is not compared with the declared one.
+
+    Raises:
+        DataError: dtype, rank or a fixed dimension differs, or the array is empty.
+    """
+    where = f"{source}, input {entry.name!r}"
+    note = _convertible(array.dtype, entry, where)
+    if entry.shape is not None:
+        if array.ndim != len(entry.shape):
+            raise DataError(
+                f"{where}: got rank {array.ndim} (shape {list(array.shape)}), expected rank {len(entry.shape)}",
+                hint=f"The model takes: {entry}",
+            )
+        for axis, (got, declared) in enumerate(zip(array.shape, entry.shape, strict=True)):
+            if isinstance(declared, int) and got != declared and not (axis == 0 and batch_axis):
+                raise DataError(
+                    f"{where}: got {got} at axis {axis} (shape {list(array.shape)}), expected {declared}",
+                    hint=f"The model takes: {entry}",
+                )
+    declared_empty = entry.shape is not None and 0 in entry.shape
+    if array.size == 0 and (array.ndim == 0 or array.shape[0] == 0) and not declared_empty:
+        raise DataError(f"{where}: no samples (shape {list(array.shape)})", hint="Give at least one sample")
+    return note
+
+
+def _convertible(got: np.dtype[Any], entry: Input, where: str) -> tuple[str, ...]:
+    want = entry.dtype
+    if got == want or (want.kind == "O" and got.kind in "OUS"):
+        return ()
+    floats = is_float(got) and is_float(want)
+    integers = got.kind in "iu" and want.kind in "iu"
+    if floats or integers:
+        return (f"input {entry.name!r}: converted from {got} to {want}",)
+    raise DataError(f"{where}: got {got}, expected {want}", hint=f"Convert it with .astype({str(want)!r})")
+
+
+def convert(array: Array, entry: Input, source: str) -> Array:
+    """The array in the input's dtype, contiguous.
+
+    Raises:
+        DataError: a value does not fit the input's dtype.
+    """
+    if array.dtype == entry.dtype or entry.dtype.kind == "O":
+        return np.ascontiguousarray(array, dtype=entry.dtype).reshape(array.shape)
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(array).astype(entry.dtype).reshape(array.shape)
+    if is_float(entry.dtype):
+        fits = bool((np.isfinite(out) == np.isfinite(array)).all())
+    else:
+        fits = bool((out == array).all())
+    if not fits:
+        raise DataError(f"{source}, input {entry.name!r}: values of {array.dtype} outside the range of {entry.dtype}")
+    return out
+
+
+def count_bad(array: Array, entry: Input) -> int:
+    """How many values are NaN or infinite; minus infinity is what an additive attention mask consists of."""
+    if not is_float(array.dtype):
+        return 0
+    good = np.isfinite(array)
+    if "mask" in entry.name.lower():
+        good |= np.isneginf(array)
+    return int(good.size - np.count_nonzero(good))
+
+
+def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:
+    """The error for data that hold NaN or infinity."""
+    return DataError(
+        f"{source}, input {entry.name!r}: {bad} of {size} values are NaN or infinite", hint="Remove those samples"
+    )
+
+
+def padding_mask(feed: Mapping[str, Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Which (sample, token) positions are real, from a (B, S) integer or boolean attention-mask input of the feed.
+
+    Returns:
+        (B, S) booleans, or None when no input is such a mask or nothing is padded.
+    """
+    for name in ("attention_mask", "input_mask", "mask"):
+        array = feed.get(name)
+        if array is not None and array.ndim == 2 and array.dtype.kind in "iub":
+            mask = array != 0
+            return None if mask.all() else mask
+    return None

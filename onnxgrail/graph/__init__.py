@@ -1,0 +1,1 @@
+"""Graph rooms: everything that knows ONNX and no algebra."""

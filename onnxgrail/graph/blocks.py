@@ -1,0 +1,240 @@
+"""From labels to blocks: classes with the same members are interchangeable units; names and kinds are put on afterwards."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Block, Ints, Kind, Probe, Refusal, Role, Slot
+from onnxgrail.graph.facts import key
+from onnxgrail.graph.flow import Flow, Use
+from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.naming import common_scope, scope
+from onnxgrail.graph.survey import Operand, Survey
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """One axis of one constant with the class of every position, and all its uses."""
+
+    param: str
+    value: str
+    axis: int
+    role: Role
+    roots: Ints
+    uses: tuple[Use, ...]
+
+
+def group(flow: Flow, model: ir.Model) -> Survey:
+    """Cut the traced labels into blocks and refusals."""
+    frozen = flow.labels.frozen()
+    params = _params(flow, frozen)
+    entries = _entries(flow, frozen, params)
+    order = {key(node): position for position, node in enumerate(model.graph)}
+    nodes = {key(node): node for node in model.graph}
+    kinds = _kinds(flow)
+    families: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for root, signature in _signatures(entries).items():
+        families[signature].append(root)
+    blocks: list[Block] = []
+    refusals: list[Refusal] = []
+    numbers = np.zeros(int(flow.labels.fresh(1)[0]) + 1, dtype=np.int64)
+    count = 1
+    for signature, roots in families.items():
+        members = [entries[e] for e, _ in signature]
+        roles = {m.role for m in members}
+        if not {"producer", "consumer"} <= roles:
+            continue
+        stuck = next((frozen[r] for r in roots if r in frozen), None)
+        if stuck is None and len(roots) < 2:
+            stuck = Refusal(value=members[0].value, node="", op="", reason="there is only one unit, and one must stay")
+        if stuck is not None:
+            refusals.append(_located(stuck, members))
+            continue
+        ids = np.arange(count, count + len(roots))
+        numbers[roots] = ids
+        count += len(roots)
+        blocks.append(_block(np.array(roots), ids, members, order, nodes, kinds))
+    blocks.sort(key=lambda b: (b.span[1], b.span[0]))
+    return Survey(
+        blocks=_unique(blocks),
+        refusals=tuple(refusals),
+        facts=flow.facts,
+        marks=_final_marks(flow, numbers),
+        operands=_operands(flow, params, numbers),
+        ids=count,
+    )
+
+
+def _params(flow: Flow, frozen: dict[int, Refusal]) -> dict[tuple[str, int], str]:
+    """(node, operand) -> key of its working array: weights are tied by name, other constants only where they are cut alike."""
+    weights = {name for name, _ in flow.weight_labels}
+    cuts: dict[tuple[str, int], list[tuple[int, bytes]]] = defaultdict(list)
+    values: dict[tuple[str, int], str] = {}
+    for use in flow.uses:
+        where = (use.node, use.operand)
+        values[where] = use.value
+        roots = _roots(flow, use.mark, frozen)
+        cuts[where].append((use.mark.axes[0], roots.tobytes()))
+    names: dict[tuple[str, tuple[tuple[int, bytes], ...]], str] = {}
+    clones: dict[str, int] = defaultdict(int)
+    found = {}
+    for where, cut in cuts.items():
+        value = values[where]
+        if value in weights:
+            found[where] = value
+            continue
+        signature = (value, tuple(sorted(cut)))
+        if signature not in names:
+            names[signature] = value if not clones[value] else f"{value}#{clones[value]}"
+            clones[value] += 1
+        found[where] = names[signature]
+    return found
+
+
+def _roots(flow: Flow, mark: Mark, frozen: dict[int, Refusal]) -> Ints:
+    """Class of every position along the mark's one axis."""
+    normal = mark if len(mark.axes) == 1 else None
+    if normal is None:  # what varied over several axes was tied along all but one
+        return np.zeros(0, dtype=np.int64)
+    return flow.labels.find(normal.labels)
+
+
+def _entries(flow: Flow, frozen: dict[int, Refusal], params: dict[tuple[str, int], str]) -> list[_Entry]:
+    gathered: dict[tuple[str, int, Role], list[Use]] = defaultdict(list)
+    for use in flow.uses:
+        if len(use.mark.axes) == 1:
+            gathered[params[use.node, use.operand], use.mark.axes[0], use.role].append(use)
+    return [
+        _Entry(param, uses[0].value, axis, role, _roots(flow, uses[0].mark, frozen), tuple(uses))
+        for (param, axis, role), uses in gathered.items()
+    ]
+
+
+def _signatures(entries: list[_Entry]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Root -> its members as (entry, how many positions): equal signatures are interchangeable."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, entry in enumerate(entries):
+        roots, counts = np.unique(entry.roots, return_counts=True)
+        for root, positions in zip(roots.tolist(), counts.tolist(), strict=True):
+            if root:
+                found[root].append((number, positions))
+    return {root: tuple(members) for root, members in sorted(found.items())}
+
+
+def _kinds(flow: Flow) -> dict[int, set[Kind]]:
+    found: dict[int, set[Kind]] = defaultdict(set)
+    for labels, kind in flow.kinds:
+        for root in np.unique(flow.labels.find(labels)).tolist():
+            found[root].add(kind)
+    return found
+
+
+def _kind(roots: Ints, kinds: dict[int, set[Kind]]) -> Kind:
+    found = set().union(*(kinds.get(r, set()) for r in roots.tolist()))
+    return next((k for k in ("heads", "stream", "conv") if k in found), "mlp")  # type: ignore[return-value]
+
+
+def _block(
+    roots: Ints,
+    ids: Ints,
+    members: list[_Entry],
+    order: dict[str, int],
+    nodes: dict[str, ir.Node],
+    kinds: dict[int, set[Kind]],
+) -> Block:
+    kind = _kind(roots, kinds)
+    probes: list[Probe] = []
+    slots = []
+    for entry in members:
+        index = _index(entry.roots, roots)
+        probe = _probe(entry, index, kind, probes) if entry.role == "consumer" else None
+        slots.append(
+            Slot(param=entry.param, initializer=entry.value, axis=entry.axis, index=index, role=entry.role, probe=probe)
+        )
+    places = sorted({order[u.node] for e in members for u in e.uses})
+    acting = [u.node for e in members if e.role != "passenger" for u in e.uses]
+    acting = sorted(set(acting), key=order.__getitem__)
+    first = probes[0]
+    return Block(
+        name=f"{common_scope([nodes[n] for n in acting])}.{kind}".lstrip("."),
+        kind=kind,
+        units=len(roots),
+        unit_size=1 if first.pooled else int(first.index.shape[1]),
+        slots=tuple(slots),
+        probes=tuple(probes),
+        ids=ids,
+        span=(places[0], places[-1]),
+        nodes=tuple(scope(nodes[n]) for n in acting),
+    )
+
+
+def _index(found: Ints, roots: Ints) -> Ints:
+    """(u, m) positions of the units, in the order of `roots`."""
+    positions = np.flatnonzero(np.isin(found, roots))
+    by_unit = positions[np.argsort(found[positions], kind="stable")]
+    return by_unit.reshape(len(roots), -1).astype(np.int64)
+
+
+def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:
+    """Number of the probe that feeds a consumer; consumers of one tensor share it."""
+    sources = sorted({u.source for u in entry.uses if u.source is not None})
+    value, axis = sources[0]
+    also = tuple(v for v, _ in sources[1:])
+    for number, probe in enumerate(probes):
+        if (probe.value, probe.axis, probe.also) == (value, axis, also) and np.array_equal(probe.index, index):
+            return number
+    probes.append(Probe(value=value, axis=axis, index=index, pooled=index.shape[1] > 1 and kind != "heads", also=also))
+    return len(probes) - 1
+
+
+def _located(stuck: Refusal, members: list[_Entry]) -> Refusal:
+    first = next(m for m in members if m.role == "producer")
+    return Refusal(value=first.value, node=stuck.node, op=stuck.op, reason=stuck.reason)
+
+
+def _unique(blocks: list[Block]) -> tuple[Block, ...]:
+    """The same blocks with names that differ."""
+    import dataclasses
+
+    seen: dict[str, int] = defaultdict(int)
+    total: dict[str, int] = defaultdict(int)
+    for block in blocks:
+        total[block.name] += 1
+    named = []
+    for block in blocks:
+        seen[block.name] += 1
+        name = block.name if total[block.name] == 1 else f"{block.name}.{seen[block.name]}"
+        named.append(dataclasses.replace(block, name=name))
+    return tuple(named)
+
+
+def _numbered(flow: Flow, mark: Mark, numbers: Ints) -> Ints:
+    return numbers[flow.labels.find(mark.labels)]
+
+
+def _final_marks(flow: Flow, numbers: Ints) -> dict[str, tuple[Mark, ...]]:
+    found = {}
+    for name, marks in flow.marks.items():
+        final = [Mark(m.axes, _numbered(flow, m, numbers)) for m in marks if len(m.axes) == 1]
+        final = [m for m in final if m.labels.any()]
+        if final:
+            found[name] = tuple(final)
+    return found
+
+
+def _operands(
+    flow: Flow, params: dict[tuple[str, int], str], numbers: Ints
+) -> dict[tuple[str, int], Operand]:
+    units: dict[tuple[str, int], dict[int, Ints]] = defaultdict(dict)
+    values: dict[tuple[str, int], str] = {}
+    for use in flow.uses:
+        if len(use.mark.axes) == 1:
+            found = _numbered(flow, use.mark, numbers)
+            if found.any():
+                units[use.node, use.operand][use.mark.axes[0]] = found
+                values[use.node, use.operand] = use.value
+    return {w: Operand(params[w], values[w], u) for w, u in units.items()}

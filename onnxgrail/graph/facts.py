@@ -1,0 +1,75 @@
+"""What one run of the model told: concrete shapes, and values that follow from constants or are small integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+
+RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """Shapes, dtypes and known values of tensors, by name.
+
+    Attributes:
+        shapes: concrete shape of every tensor under the probe feed.
+        dtypes: numpy dtype of every tensor.
+        values: arrays of values computed from constants alone, and of small integer tensors under the probe feed.
+        constants: names of the values that depend on no graph input.
+        varying: per tensor, the axes whose size follows the batch.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, np.dtype]
+    values: Mapping[str, Array]
+    constants: frozenset[str]
+    varying: Mapping[str, frozenset[int]]
+
+
+def constants(model: ir.Model) -> frozenset[str]:
+    """Names of values that depend on no graph input: initializers and everything computed from them alone.
+
+    Dequantised weights are left out (they stay quantised), and so are random nodes and nodes with bodies.
+    """
+    known = set(model.graph.initializers)
+    for node in model.graph:
+        if node.op_type in RANDOM or node.op_type in ("DequantizeLinear", "QuantizeLinear") or bodies(node):
+            continue
+        if all(value is None or value.name in known for value in node.inputs):
+            known.update(value.name for value in node.outputs if value.name)
+    return frozenset(known)
+
+
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """Graphs held in a node's attributes (If branches, Loop bodies)."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def captures(node: ir.Node) -> set[str]:
+    """Names of outer values that the bodies of a node read."""
+    names: set[str] = set()
+    for body in bodies(node):
+        local = set(body.initializers) | {v.name for v in body.inputs if v.name}
+        for inner in body:
+            names |= {v.name for v in inner.inputs if v is not None and v.name} | captures(inner)
+            local |= {v.name for v in inner.outputs if v.name}
+        names |= {v.name for v in body.outputs if v.name}
+        names -= local
+    return names
+
+
+def key(node: ir.Node) -> str:
+    """A name for a node that is unique in its graph: its first named output."""
+    return next((v.name for v in node.outputs if v.name), "")

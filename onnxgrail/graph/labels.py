@@ -1,0 +1,114 @@
+"""Channel labels: which positions of which tensors must live and die together.
+
+A `Mark` puts one label on every position of one axis of a tensor, or on every cell of several axes taken together (the two
+axes a Reshape made of one).  An element is removed when the label of any mark at its coordinates is removed.  `Labels` keeps
+the equivalence classes.  Label 0 is permanent: it is never removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.core import Ints, Refusal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """Labels on the cells of `axes` (ascending, not negative); `labels.shape` are the sizes of these axes."""
+
+    axes: tuple[int, ...]
+    labels: Ints
+
+    def on(self, axes: Sequence[int], sizes: Sequence[int]) -> Ints:
+        """Labels broadcast to a superset of the axes, given the sizes of that superset."""
+        shape = [size if axis in self.axes else 1 for axis, size in zip(axes, sizes, strict=True)]
+        return np.broadcast_to(self.labels.reshape(shape), tuple(sizes))
+
+    def along(self, axis: int) -> int:
+        """Position of a tensor axis among the mark's own axes."""
+        return self.axes.index(axis)
+
+
+class Labels:
+    """Union-find over integer labels, vectorised; lives as long as one trace."""
+
+    def __init__(self) -> None:
+        self._parent = np.zeros(1024, dtype=np.int64)
+        self._count = 1
+        self._frozen: list[tuple[Ints, Refusal]] = []
+
+    def fresh(self, count: int) -> Ints:
+        """New labels, each its own class."""
+        start, stop = self._count, self._count + count
+        if stop > len(self._parent):
+            grown = np.zeros(max(stop, 2 * len(self._parent)), dtype=np.int64)
+            grown[:start] = self._parent[:start]
+            self._parent = grown
+        self._parent[start:stop] = np.arange(start, stop)
+        self._count = stop
+        return np.arange(start, stop, dtype=np.int64)
+
+    def find(self, labels: Ints) -> Ints:
+        """Representative of every label's class: the smallest member."""
+        root = self._parent[labels]
+        while True:
+            above = self._parent[root]
+            if np.array_equal(above, root):
+                break
+            root = above
+        self._parent[labels] = root
+        return root
+
+    def union(self, a: Ints, b: Ints, why: Refusal) -> None:
+        """Merge classes elementwise (broadcasting).  What meets the permanent label is frozen for the reason given."""
+        a, b = np.broadcast_arrays(a, b)
+        pairs = np.unique(np.stack([a.ravel(), b.ravel()], axis=1), axis=0)
+        permanent = (pairs == 0).any(axis=1)
+        if permanent.any():
+            self.freeze(pairs[permanent].ravel(), why)
+        pairs = pairs[~permanent]
+        while True:
+            roots = self.find(pairs)
+            pairs = roots[roots[:, 0] != roots[:, 1]]
+            if not len(pairs):
+                return
+            self._parent[pairs.max(axis=1)] = pairs.min(axis=1)
+
+    def freeze(self, labels: Ints, why: Refusal) -> None:
+        """Make classes permanent, remembering why."""
+        found = np.unique(labels)
+        found = found[found > 0]
+        if len(found):
+            self._frozen.append((found, why))
+
+    def frozen(self) -> dict[int, Refusal]:
+        """Root of every permanent class, with the first reason it was given."""
+        reasons: dict[int, Refusal] = {}
+        for labels, why in self._frozen:
+            for root in np.unique(self.find(labels)).tolist():
+                reasons.setdefault(root, why)
+        return reasons
+
+    def normal(self, mark: Mark, why: Refusal) -> Mark | None:
+        """The mark with representatives, on the axes along which it varies.
+
+        None when it varies nowhere: removing that one class would empty the tensor, so it is frozen.
+        """
+        labels, axes = self.find(mark.labels), list(mark.axes)
+        for position in reversed(range(len(axes))):
+            if (labels == np.take(labels, [0], axis=position)).all():
+                labels = np.take(labels, 0, axis=position)
+                del axes[position]
+        if axes:
+            return Mark(tuple(axes), labels)
+        self.freeze(labels.reshape(1), why)
+        return None
+
+    def tie(self, mark: Mark, axes: Sequence[int], why: Refusal) -> Mark | None:
+        """Merge all labels along tensor axes: none of their positions can go alone.  None when nothing varies any more."""
+        for position in [mark.along(a) for a in axes if a in mark.axes]:
+            self.union(np.take(mark.labels, [0], axis=position), mark.labels, why)
+        return self.normal(mark, why)

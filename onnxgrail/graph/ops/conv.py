@@ -1,0 +1,157 @@
+"""Convolutions and spatial ops on NCHW tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.flow import Site
+from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.linear import FIXED
+from onnxgrail.graph.ops.rule import narrow, rule
+
+
+@rule("Conv", "ConvTranspose")
+def conv(site: Site) -> None:
+    """Consumes axis 1 and produces axis 1; depthwise passes, grouped goes by whole groups."""
+    if not site.is_constant(1):
+        site.freeze([m for k in site.operands for m in site.marks(k)], "its weight is computed at run time")
+        return
+    groups = int(site.attribute("group", 1))
+    channels = site.shape(0)[1]
+    fed = _channels(site, 0)
+    if groups == 1:
+        labels = _dense(site, fed)
+    elif groups == channels and site.node.op_type == "Conv":
+        labels = _depthwise(site, fed, channels)
+    else:
+        labels = _grouped(site, fed, groups)
+    if labels is None:
+        return
+    if site.name(2) and site.is_constant(2):
+        site.carry(2, Mark((0,), labels))
+    elif site.name(2):
+        site.freeze([Mark((0,), labels)], "its bias is computed at run time")
+    site.emit([Mark((1,), labels), *(m for m in site.marks(0) if m.axes == (0,))])
+
+
+def _channels(site: Site, operand: int) -> Ints | None:
+    """Labels of axis 1, constant over space; marks on other axes stop at a convolution."""
+    found = None
+    for mark in site.marks(operand):
+        if 1 in mark.axes:
+            found = site.collapse(mark, 1)
+        elif mark.axes != (0,):
+            site.freeze([mark], "a convolution mixes neighbouring positions")
+    return found
+
+
+def _dense(site: Site, fed: Ints | None) -> Ints:
+    transposed = site.node.op_type == "ConvTranspose"
+    inward, outward = (0, 1) if transposed else (1, 0)
+    consumed, produced = site.weight(1, inward), site.weight(1, outward)
+    if fed is None:
+        site.freeze([Mark((inward,), consumed)], FIXED)
+    else:
+        site.union(fed, consumed)
+    site.carry(1, Mark((inward,), consumed), "consumer", (site.name(0), 1))
+    site.carry(1, Mark((outward,), produced), "producer")
+    site.kind(np.concatenate([consumed, produced]), "conv")
+    return produced
+
+
+def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
+    """Each channel is filtered alone: it rides along, repeated by the multiplier."""
+    if fed is None:
+        return None
+    labels = np.repeat(fed, site.shape(1)[0] // channels)
+    site.carry(1, Mark((0,), labels))
+    site.kind(labels, "conv")
+    return labels
+
+
+def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
+    """A whole group goes: its inputs, its filters and its outputs."""
+    if fed is None:
+        return None
+    if site.node.op_type == "ConvTranspose":
+        site.freeze([Mark((0,), fed)], "grouped ConvTranspose is left alone")
+        return None
+    inputs = fed.reshape(groups, -1)
+    outputs = site.weight(1, 0).reshape(groups, -1)
+    site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs)
+    site.union(np.broadcast_to(inputs[:, :1], outputs.shape), outputs)
+    site.carry(1, Mark((0,), outputs.ravel()))
+    site.kind(outputs.ravel(), "conv")
+    return outputs.ravel()
+
+
+@narrow("Conv")
+def narrow_conv(cut: Cut) -> None:
+    """`group` follows the input channels of a depthwise or grouped convolution."""
+    attribute = cut.node.attributes.get("group")
+    groups = 1 if attribute is None else attribute.as_int()
+    labels = cut.labels(cut.input_name(0), 1)
+    if groups > 1 and labels is not None:
+        cut.set_int("group", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))
+
+
+@rule(
+    "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "Resize", "Upsample",
+)  # fmt: skip
+def spatial(site: Site) -> None:
+    """Axis 1 passes, space changes."""
+    labels = _channels(site, 0)
+    if labels is None:
+        return
+    if site.out_shape()[1] != len(labels):
+        site.freeze([Mark((1,), labels)], "it resizes the channel axis")
+        return
+    if site.node.op_type == "MaxPool" and site.out_name(1):
+        site.freeze([Mark((1,), labels)], "its indices number the channels")
+    site.emit([Mark((1,), labels)])
+
+
+@narrow("Resize")
+def narrow_resize(cut: Cut) -> None:
+    """A `sizes` operand that names the channel count follows it."""
+    stays = cut.alive(cut.output_name()).get(1)
+    name = cut.input_name(3)
+    if stays is None or not name or name not in cut.facts.values:
+        return
+    sizes = np.array(cut.facts.values[name])
+    if sizes.size == len(cut.shape(cut.output_name())):
+        if name in cut.narrowing:
+            return
+        sizes[1] = int(stays.sum())
+        cut.set_operand(3, sizes, "sizes")
+
+
+@rule("DepthToSpace")
+def depth_to_space(site: Site) -> None:
+    """A block of r*r channels becomes one."""
+    _shuffle(site, lambda labels: _to_space(labels, int(site.attribute("blocksize")), site.attribute("mode", "DCR")))
+
+
+@rule("SpaceToDepth")
+def space_to_depth(site: Site) -> None:
+    """One channel becomes a block of r*r."""
+    size = int(site.attribute("blocksize"))
+    _shuffle(site, lambda labels: np.tile(labels, size * size))
+
+
+def _shuffle(site: Site, move: object) -> None:
+    labels = _channels(site, 0)
+    if labels is not None:
+        moved = move(labels)  # type: ignore[operator]
+        if moved.ndim > 1:
+            site.union(np.broadcast_to(moved[:, :1], moved.shape), moved)
+            moved = moved[:, 0]
+        site.emit([Mark((1,), moved)])
+
+
+def _to_space(labels: Ints, size: int, mode: str) -> Ints:
+    """(channels out, r*r) labels that meet in one output channel."""
+    block = size * size
+    return labels.reshape(-1, block) if mode == "CRD" else labels.reshape(block, -1).T

@@ -1,0 +1,97 @@
+"""What the rewrite of one node sees: the node in the model being narrowed, and which positions stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Bools, Ints
+from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.labels import Mark
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """One node during narrowing.
+
+    Attributes:
+        node: the node, edited in place.
+        facts: shapes and values of the *original* model.
+        marks: marks of the original model's tensors, labels being unit numbers.
+        dead: (ids,) which units go; entry 0 is False.
+        narrowing: names of values whose shape depends on a narrowed tensor's shape.
+    """
+
+    node: ir.Node
+    facts: Facts
+    marks: Mapping[str, tuple[Mark, ...]]
+    dead: Bools
+    narrowing: frozenset[str]
+
+    def input_name(self, operand: int) -> str:
+        """Name of an input in the original model, '' when absent."""
+        value = self.node.inputs[operand] if operand < len(self.node.inputs) else None
+        return (value.name or "") if value is not None else ""
+
+    def output_name(self, output: int = 0) -> str:
+        """Name of an output, '' when absent."""
+        return (self.node.outputs[output].name or "") if output < len(self.node.outputs) else ""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Original shape of a tensor."""
+        return self.facts.shapes[name]
+
+    def alive(self, name: str) -> dict[int, Bools]:
+        """For each axis of a tensor that loses positions: which stay."""
+        found: dict[int, Bools] = {}
+        for mark in self.marks.get(name, ()):
+            (axis,) = mark.axes
+            stays = ~self.dead[mark.labels]
+            if not stays.all():
+                found[axis] = stays
+        return found
+
+    def labels(self, name: str, axis: int) -> Ints | None:
+        """Unit numbers along an axis, None when nothing there can go."""
+        return next((m.labels for m in self.marks.get(name, ()) if m.axes == (axis,)), None)
+
+    def set_operand(self, operand: int, array: Array, hint: str) -> None:
+        """Give the node a constant of its own as input."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        while operand >= len(self.node.inputs):
+            self.node.resize_inputs(operand + 1)
+        self.node.replace_input_with(operand, constant(graph, array, f"{self.output_name()}/{hint}"))
+
+    def compute_operand(self, operand: int, op: str, inputs: Sequence[ir.Value | Array], hint: str) -> None:
+        """Give the node an input computed by one new node in front of it."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        name = f"{self.output_name()}/{hint}"
+        values = [
+            v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)
+        ]
+        node = ir.Node("", op, values, num_outputs=1, name=name)
+        node.outputs[0].name = name
+        graph.insert_before(self.node, node)
+        self.node.replace_input_with(operand, node.outputs[0])
+
+    def set_int(self, name: str, value: int) -> None:
+        """Set an integer attribute."""
+        self.node.attributes[name] = ir.AttrInt64(name, value)
+
+
+def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
+    """Register a new initializer under a name that is free in the graph."""
+    free, count = name, 0
+    taken = graph.initializers
+    while free in taken:
+        count += 1
+        free = f"{name}_{count}"
+    tensor = ir.tensor(np.array(array, order="C"), name=free)
+    value = ir.Value(name=free, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value

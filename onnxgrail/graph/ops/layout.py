@@ -1,0 +1,208 @@
+"""Ops that move positions: the op is run on the labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.flow import Site
+from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.rule import rule
+
+RUNTIME = "its positions are computed at run time"
+
+
+def factor(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Smallest groups of axes that a reshape maps onto each other."""
+    i = j = 0
+    while i < len(before) or j < len(after):
+        start, stop = i, j
+        left = right = 1
+        while True:
+            if left == right and (i > start or j > stop):
+                break
+            if (left < right or j >= len(after)) and i < len(before):
+                left *= before[i]
+                i += 1
+            elif j < len(after):
+                right *= after[j]
+                j += 1
+            else:
+                break
+        yield tuple(range(start, i)), tuple(range(stop, j))
+
+
+def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | None:
+    """A mark after a reshape, on the output axes of every group it touches."""
+    inner: list[int] = []
+    outer: list[int] = []
+    for left, right in factor(before, after):
+        if set(left) & set(mark.axes):
+            inner += left
+            outer += right
+    labels = mark.on(inner, [before[a] for a in inner]).reshape([after[a] for a in outer])
+    return Mark(tuple(outer), labels)
+
+
+@rule("Reshape", since=1)
+def reshape_by_attribute(site: Site) -> None:
+    """Nothing passes: the shape is an attribute."""
+    site.freeze(site.marks(0), "its shape is an attribute (opset below 5)")
+
+
+@rule("Reshape", since=5)
+@rule("Flatten", "Squeeze", "Unsqueeze")
+def reshape(site: Site) -> None:
+    """Labels are re-indexed exactly; the shape operand is rewritten."""
+    before, after = site.shape(0), site.out_shape()
+    if math.prod(before) == 0:
+        site.freeze(site.marks(0), "it handles an empty tensor")
+        return
+    site.emit(reshaped(m, before, after) for m in site.marks(0))
+
+
+@rule("Transpose")
+def transpose(site: Site) -> None:
+    """Axes are permuted."""
+    rank = len(site.shape(0))
+    order = list(site.attribute("perm", range(rank)[::-1]))
+    site.emit(_permuted(m, order) for m in site.marks(0))
+
+
+def _permuted(mark: Mark, order: list[int]) -> Mark:
+    where = [order.index(a) for a in mark.axes]
+    ranking = np.argsort(where)
+    return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
+
+
+@rule("Expand")
+def expand(site: Site) -> None:
+    """Broadcast axes repeat; an axis that exists only by expansion brings channels of its own."""
+    before, after = site.shape(0), site.out_shape()
+    repeated(site, before, after)
+
+
+@rule("Tile")
+def tile(site: Site) -> None:
+    """Axes repeat."""
+    before, after = site.shape(0), site.out_shape()
+    moved = []
+    for mark in site.marks(0):
+        repeats = [after[a] // before[a] for a in mark.axes]
+        moved.append(Mark(mark.axes, np.tile(mark.labels, repeats)))
+    site.emit(moved)
+
+
+def repeated(site: Site, before: Sequence[int], after: Sequence[int]) -> None:
+    """Broadcasting of one tensor to a larger shape."""
+    offset = len(after) - len(before)
+    sizes = [1] * offset + list(before)
+    marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
+    if site.is_constant(0) or not marks:
+        # a count baked into the target shape: any of the copies can go
+        grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1]
+        if site.dtype(0).kind in "fb" and _static(site, grown):
+            marks += [Mark((a,), site.flow.labels.fresh(after[a])) for a in grown]
+    site.emit(marks)
+
+
+def _static(site: Site, axes: list[int]) -> bool:
+    return bool(axes) and len(site.out_shape()) == 4 and axes == [1]
+
+
+def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
+    """A mark after positions were picked along one axis."""
+    if axis not in mark.axes:
+        return mark
+    return Mark(mark.axes, np.take(mark.labels, positions, axis=mark.along(axis)))
+
+
+def each(site: Site, axis: int, pick: Callable[[int], Ints]) -> list[Mark]:
+    """All marks of input 0 after picking positions along an axis."""
+    return [taken(m, axis, pick(site.shape(0)[axis])) for m in site.marks(0)]
+
+
+@rule("Slice", since=10)
+def slicing(site: Site) -> None:
+    """A range of positions is kept; the bounds are rewritten."""
+    ranges = slices(site)
+    if ranges is None:
+        site.freeze(site.marks(0), RUNTIME)
+        return
+    marks = list(site.marks(0))
+    for axis, bounds in ranges.items():
+        if bounds.step != 1 and any(axis in m.axes for m in marks):
+            site.freeze([m for m in marks if axis in m.axes], "it takes every n-th channel")
+            marks = [m for m in marks if axis not in m.axes]
+        positions = np.arange(site.shape(0)[axis])[bounds]
+        marks = [taken(m, axis, positions) for m in marks]
+    site.emit(marks if 0 not in site.out_shape() else [])
+
+
+@rule("Slice", since=1)
+def slicing_by_attribute(site: Site) -> None:
+    """A range of positions is kept."""
+    shape = site.shape(0)
+    starts, ends = site.attribute("starts"), site.attribute("ends")
+    axes = site.attribute("axes", range(len(starts)))
+    marks = list(site.marks(0))
+    for axis, start, end in zip(axes, starts, ends, strict=True):
+        if any(axis % len(shape) in m.axes for m in marks):
+            site.freeze([m for m in marks if axis % len(shape) in m.axes], "bounds in attributes (opset below 10) are left alone")
+        marks = [taken(m, axis % len(shape), np.arange(shape[axis])[start:end]) for m in marks]
+    site.emit(marks)
+
+
+def slices(site: Site) -> dict[int, slice] | None:
+    """Axis -> slice of a Slice node, None when it is not known."""
+    values = [site.value(k) if site.name(k) else None for k in range(1, 5)]
+    if values[0] is None or values[1] is None or (site.name(3) and values[2] is None):
+        return None
+    return bounds_of(len(site.shape(0)), values)
+
+
+def bounds_of(rank: int, values: Sequence[Ints | None]) -> dict[int, slice]:
+    """Axis -> slice from the operands starts, ends, axes, steps of a Slice node."""
+    assert values[0] is not None
+    assert values[1] is not None
+    starts, ends = values[0].ravel().tolist(), values[1].ravel().tolist()
+    axes = list(range(len(starts))) if values[2] is None else [int(a) % rank for a in values[2].ravel()]
+    steps = [1] * len(starts) if values[3] is None else values[3].ravel().tolist()
+    found = {}
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        stop = None if step < 0 and end < -(2**31) else end
+        found[axis] = slice(start, stop, step)
+    return found
+
+
+@rule("Pad")
+def pad(site: Site) -> None:
+    """Passes where only other axes are padded."""
+    padded = _padded(site)
+    marks = site.marks(0)
+    if padded is None:
+        site.freeze(marks, RUNTIME)
+        return
+    stuck = [m for m in marks if padded & set(m.axes)]
+    site.freeze(stuck, "it pads the channel axis")
+    site.emit(m for m in marks if not padded & set(m.axes))
+
+
+def _padded(site: Site) -> set[int] | None:
+    rank = len(site.shape(0))
+    pads = site.attribute("pads", site.attribute("paddings"))
+    if pads is None:
+        value = site.value(1)
+        if value is None:
+            return None
+        pads = value.ravel().tolist()
+    axes = list(range(rank))
+    if site.name(3):
+        value = site.value(3)
+        if value is None:
+            return None
+        axes = [int(a) % rank for a in value.ravel()]
+    return {a for k, a in enumerate(axes) if pads[k] or pads[k + len(axes)]}

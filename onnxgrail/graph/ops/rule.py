@@ -1,0 +1,69 @@
+"""The registry: how channels pass through an op, and how a node of it is rewritten when they go.
+
+`@rule("Reshape", since=5)` registers a function `(site) -> None` that states how marks flow.  `@narrow("Reshape")` registers a
+function `(cut) -> None` that repairs what weights alone do not say: attributes, shape operands, sizes.  Both live in the same
+file, so adding an op is one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxgrail.graph.flow import Site
+from onnxgrail.graph.ops.cut import Cut
+
+Rule = Callable[[Site], None]
+Narrow = Callable[[Cut], None]
+
+_RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
+_NARROWS: dict[tuple[str, str], Narrow] = {}
+_STANDARD = ("", "ai.onnx")
+
+
+def rule(*ops: str, since: int = 1, domain: str = "") -> Callable[[Rule], Rule]:
+    """Register a rule for ops from an opset on.  A second rule for the same op and opset is a mistake and raises."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            known = _RULES.setdefault((domain, op), [])
+            if any(version == since for version, _ in known):
+                raise ValueError(f"two rules for {op}-{since}")
+            known.append((since, function))
+            known.sort(key=lambda entry: entry[0])
+        return function
+
+    return register
+
+
+def narrow(*ops: str, domain: str = "") -> Callable[[Narrow], Narrow]:
+    """Register the rewriting of an op's nodes."""
+
+    def register(function: Narrow) -> Narrow:
+        for op in ops:
+            if (domain, op) in _NARROWS:
+                raise ValueError(f"two rewrites for {op}")
+            _NARROWS[domain, op] = function
+        return function
+
+    return register
+
+
+def find_rule(domain: str, op: str, version: int) -> Rule | None:
+    """The newest rule that is not newer than the model's opset."""
+    known = _RULES.get(("" if domain in _STANDARD else domain, op), [])
+    found = [function for since, function in known if since <= version]
+    return found[-1] if found else None
+
+
+def find_narrow(domain: str, op: str) -> Narrow | None:
+    """The op's rewrite, if weights alone do not do."""
+    return _NARROWS.get(("" if domain in _STANDARD else domain, op))
+
+
+def table() -> list[tuple[str, str, int, bool, str]]:
+    """Every rule as (domain, op, since, whether it is rewritten, how channels pass), sorted."""
+    return sorted(
+        (domain, op, since, (domain, op) in _NARROWS, (function.__doc__ or "").strip().splitlines()[0])
+        for (domain, op), entries in _RULES.items()
+        for since, function in entries
+    )

@@ -1,0 +1,124 @@
+"""Shape operands: targets of Reshape and Expand, bounds of Slice, rewritten by label when positions go.
+
+A constant operand is replaced by the node's own copy.  A computed one stays computed: the sizes that changed are laid over it,
+so dimensions that follow the input keep following it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Bools, Ints
+from onnxgrail.errors import RewriteError
+from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.layout import bounds_of
+from onnxgrail.graph.ops.rule import narrow
+
+
+@narrow("Reshape")
+def narrow_reshape(cut: Cut) -> None:
+    """The target shape follows; -1 and copied dimensions stay where they still say the right thing."""
+    known = cut.facts.values.get(cut.input_name(1))
+    stays = cut.alive(cut.output_name())
+    if known is None or not stays:
+        return
+    target = known.ravel().astype(np.int64)
+    attribute = cut.node.attributes.get("allowzero")
+    copies = attribute is None or attribute.as_int() == 0
+    inner = cut.alive(cut.input_name(0))
+    before = cut.shape(cut.input_name(0))
+    change = np.zeros(len(target), dtype=bool)
+    sizes = target.copy()
+    for axis, kept in stays.items():
+        count = int(kept.sum())
+        if target[axis] == -1:
+            continue
+        if target[axis] == 0 and copies and axis < len(before):
+            copied = int(inner[axis].sum()) if axis in inner else before[axis]
+            if copied == count:
+                continue
+        change[axis], sizes[axis] = True, count
+    for axis in np.flatnonzero((target == 0) & ~change) if copies else ():
+        if axis in inner and axis not in stays:
+            change[axis], sizes[axis] = True, cut.shape(cut.output_name())[axis]
+    _lay_over(cut, target, change, sizes)
+
+
+@narrow("Expand")
+def narrow_expand(cut: Cut) -> None:
+    """The target shape follows."""
+    known = cut.facts.values.get(cut.input_name(1))
+    if known is None:
+        return
+    target = known.ravel().astype(np.int64)
+    offset = len(cut.shape(cut.output_name())) - len(target)
+    change = np.zeros(len(target), dtype=bool)
+    sizes = target.copy()
+    for axis, kept in cut.alive(cut.output_name()).items():
+        if axis >= offset and target[axis - offset] > 1:
+            change[axis - offset], sizes[axis - offset] = True, int(kept.sum())
+    _lay_over(cut, target, change, sizes)
+
+
+def _lay_over(cut: Cut, target: Ints, change: Bools, sizes: Ints) -> None:
+    """Put the changed sizes into operand 1."""
+    if not change.any():
+        return
+    name = cut.input_name(1)
+    if name in cut.facts.constants:
+        cut.set_operand(1, sizes, "shape")
+        return
+    operand = cut.node.inputs[1]
+    assert operand is not None
+    varying = cut.facts.varying.get(cut.output_name(), frozenset())
+    merged = [a for a in np.flatnonzero(change).tolist() if a in varying]
+    if merged and name not in cut.narrowing:
+        # a head axis merged with the batch: its size is computed and keeps its proportion
+        scale, whole = np.ones_like(sizes), np.ones_like(sizes)
+        scale[merged], whole[merged] = sizes[merged], np.array(cut.shape(cut.output_name()))[merged]
+        cut.compute_operand(1, "Mul", [operand, scale], "scaled")
+        scaled = cut.node.inputs[1]
+        assert scaled is not None
+        cut.compute_operand(1, "Div", [scaled, whole], "merged")
+        operand = cut.node.inputs[1]
+        assert operand is not None
+    change = change.copy()
+    change[merged] = False
+    if change.any():
+        cut.compute_operand(1, "Where", [change, sizes, operand], "shape")
+
+
+@narrow("Slice")
+def narrow_slice(cut: Cut) -> None:
+    """Bounds on narrowed axes are counted anew."""
+    stays = cut.alive(cut.input_name(0))
+    names = [cut.input_name(k) for k in range(1, 5)]
+    if not stays or not names[0]:
+        return
+    values = [cut.facts.values.get(n) if n else None for n in names]
+    if values[0] is None or values[1] is None:
+        raise RewriteError(f"Slice {cut.output_name()} has bounds that are not known")
+    rank = len(cut.shape(cut.input_name(0)))
+    ranges = bounds_of(rank, values)
+    change = np.zeros(len(ranges), dtype=bool)
+    starts = values[0].ravel().astype(np.int64).copy()
+    ends = values[1].ravel().astype(np.int64).copy()
+    for position, (axis, bounds) in enumerate(ranges.items()):
+        if axis in stays:
+            first, last, _ = bounds.indices(len(stays[axis]))
+            starts[position], ends[position] = stays[axis][:first].sum(), stays[axis][:last].sum()
+            change[position] = True
+    for operand, sizes, hint in ((1, starts, "starts"), (2, ends, "ends")):
+        _replace_bounds(cut, operand, sizes.astype(values[operand - 1].dtype), change, hint)  # type: ignore[union-attr]
+
+
+def _replace_bounds(cut: Cut, operand: int, sizes: Ints, change: Bools, hint: str) -> None:
+    if not change.any():
+        return
+    if change.all() or cut.input_name(operand) in cut.facts.constants:
+        cut.set_operand(operand, sizes, hint)
+        return
+    old = cut.node.inputs[operand]
+    assert isinstance(old, ir.Value)
+    cut.compute_operand(operand, "Where", [change, sizes, old], hint)

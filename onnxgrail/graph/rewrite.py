@@ -1,0 +1,164 @@
+"""Write decisions into a graph: the only code that changes nodes and weights.
+
+It works on any graph that holds nodes of the traced model (the whole of it, or a segment), so the streaming calibration and the
+final file are made by the same few lines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Bools, Ints
+from onnxgrail.errors import RewriteError
+from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
+from onnxgrail.graph.facts import captures, key
+from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.rule import find_narrow
+from onnxgrail.graph.survey import Ledger, Operand, Survey
+
+
+def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
+    """Narrow a graph in place: shapes, attributes, weights; what nothing reads any more is removed.
+
+    Raises:
+        RewriteError: a node cannot follow; the caller names the block.
+    """
+    narrowed = {
+        name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)
+    }
+    following = frozenset(_following(graph, narrowed))
+    replaced: set[ir.Value] = set()
+    nodes = list(graph)
+    for node in nodes:
+        touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
+        function = find_narrow(node.domain, node.op_type) if touched else None
+        if function is not None:
+            before = [v for v in node.inputs if v is not None]
+            function(Cut(node, survey.facts, survey.marks, ledger.dead, following))
+            replaced |= {v for v in before if v not in node.inputs}
+    replaced |= _weights(graph, nodes, survey, ledger)
+    for name, value in _values(graph):
+        if name in narrowed:
+            _resize(value, survey, ledger.dead)
+    _sweep(graph, replaced)
+
+
+def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
+    found = [(v.name or "", v) for v in graph.inputs]
+    return found + [(v.name or "", v) for node in graph for v in node.outputs]
+
+
+def _following(graph: ir.Graph, narrowed: set[str]) -> set[str]:
+    """Names of integer values computed from the shape of a narrowed tensor."""
+    found: set[str] = set()
+    for node in graph:
+        names = [v.name or "" for v in node.inputs if v is not None]
+        if node.op_type in ("Shape", "Size"):
+            hit = bool(narrowed.intersection(names))
+        else:
+            hit = bool(found.intersection(names)) and not narrowed.intersection(v.name or "" for v in node.outputs)
+        if hit:
+            found |= {v.name for v in node.outputs if v.name}
+    return found
+
+
+def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> set[ir.Value]:
+    """Cut every constant operand that loses positions or got new values; shared constants are cloned on write."""
+    claims: dict[str, list[tuple[ir.Node, int, Operand]]] = {}
+    for node in nodes:
+        for position in range(len(node.inputs)):
+            operand = survey.operands.get((key(node), position))
+            if operand is not None and node.inputs[position] is not None and _changes(operand, ledger):
+                claims.setdefault(operand.param, []).append((node, position, operand))
+    replaced: set[ir.Value] = set()
+    captured = {name for node in nodes for name in captures(node)}
+    for param, users in claims.items():
+        value = users[0][0].inputs[users[0][1]]
+        assert value is not None
+        array = narrow_array(_original(value, users[0][2], survey, ledger), users[0][2].units, ledger.dead)
+        if _sole(graph, value, users, captured):
+            _set(value, array)
+            continue
+        fresh = _initializer(graph, array, f"{param}/narrowed")
+        for node, position, _ in users:
+            old = node.inputs[position]
+            assert old is not None
+            replaced.add(old)
+            node.replace_input_with(position, fresh)
+    return replaced
+
+
+def _changes(operand: Operand, ledger: Ledger) -> bool:
+    return operand.param in ledger.arrays or any(ledger.dead[u].any() for u in operand.units.values())
+
+
+def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger) -> Array:
+    found = ledger.arrays.get(operand.param)
+    if found is None:
+        found = survey.facts.values.get(operand.value)
+    if found is None and value.const_value is not None:
+        found = value.const_value.numpy()
+    if found is None:
+        raise RewriteError(f"the constant {operand.value} has no value")
+    return found
+
+
+def narrow_array(array: Array, units: dict[int, Ints] | object, dead: Bools) -> Array:
+    """Keep the positions whose units live."""
+    for axis, numbers in units.items():  # type: ignore[attr-defined]
+        array = np.compress(~dead[numbers], array, axis=axis)
+    return np.array(array, order="C")
+
+
+def _sole(graph: ir.Graph, value: ir.Value, users: list[tuple[ir.Node, int, Operand]], captured: set[str]) -> bool:
+    """Whether these users are the only readers of an initializer, so that it can be changed where it is."""
+    if value.name not in graph.initializers or value.is_graph_output() or value.name in captured:
+        return False
+    mine = {(node, position) for node, position, _ in users}
+    return all((use.node, use.idx) in mine for use in value.uses()) and all(
+        node.inputs[position] is value for node, position in mine
+    )
+
+
+def _set(value: ir.Value, array: Array) -> None:
+    tensor = ir.tensor(array, name=value.name)
+    value.const_value = tensor
+    value.shape = ir.Shape(tensor.shape)
+
+
+def _initializer(graph: ir.Graph, array: Array, name: str) -> ir.Value:
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
+    """Recorded shapes follow, so that no stale value_info is left; symbolic dimensions stay as they are."""
+    if value.shape is None:
+        return
+    dims = list(value.shape.dims)
+    for mark in survey.marks[value.name or ""]:
+        (axis,) = mark.axes
+        if axis < len(dims) and isinstance(dims[axis], int):
+            dims[axis] = int((~dead[mark.labels]).sum())
+    value.shape = ir.Shape(dims)
+
+
+def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
+    """Remove what only the replaced operands needed; everything that was unused before stays as it was."""
+    queue = list(replaced)
+    while queue:
+        value = queue.pop()
+        if value.uses() or value.is_graph_output():
+            continue
+        node = value.producer()
+        if node is None:
+            if value.name in graph.initializers and not value.is_graph_input():
+                del graph.initializers[value.name]
+            continue
+        if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
+            continue
+        queue += [v for v in node.inputs if v is not None]
+        graph.remove(node, safe=True)

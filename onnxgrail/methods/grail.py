@@ -1,0 +1,46 @@
+"""The method of the seed paper: score, reduce, compensate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.algebra.compensate import Compensator
+from onnxgrail.algebra.reducers import ReducerFactory
+from onnxgrail.core import Change, Reducer, Selector, View
+from onnxgrail.errors import UsageError
+
+
+def reduce_and_compensate(
+    view: View,
+    kept: int,
+    *,
+    selector: Selector,
+    reducer: ReducerFactory,
+    compensator: Compensator,
+    rng: np.random.Generator,
+) -> Change:
+    """Narrow a block from u to `kept` units: scores by `selector`, R by `reducer`, weights by `compensator`.
+
+    Keeping all u units changes nothing, bit for bit, and asks none of the three.
+
+    Args:
+        view: the block as it is now.
+        kept: k, from 1 to u.
+        selector: scores (u,), called only where the reducer reads scores.
+        reducer: how u units become k.
+        compensator: what the consumers become.
+        rng: the only source of chance.
+
+    Raises:
+        UsageError: if `kept` is not from 1 to u, or statistics are missing that one of the three needs.
+
+    References:
+        Tang et al. 2026 (GRAIL), arXiv:2602.23795.
+    """
+    units = view.block.units
+    if not 1 <= kept <= units:
+        raise UsageError(f"block {view.block.name!r} has {units} units, of which {kept} cannot be kept")
+    if kept == units:
+        return Change(block=view.block, reducer=Reducer(kept=np.arange(units)))
+    scores = selector(view, rng) if reducer.needs_scores else None
+    return compensator(view, reducer(view, kept, scores, rng))

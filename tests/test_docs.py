@@ -1,0 +1,110 @@
+"""The README is run: its marked commands and examples work on an embedded model, and its lists match the program.
+
+A block is marked by the line before its fence: `<!-- run -->`, or `<!-- not run: why -->`.  A block that mentions
+onnxgrail and has neither mark fails, so nothing is left out by accident.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCE = re.compile(
+    r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+COPIES = {"model.onnx": "models/digits_resnet.onnx", "calib.npz": "models/digits_resnet.calib.npz"}
+LIMIT = 120  # seconds a command may take
+
+
+class Example(NamedTuple):
+    language: str
+    code: str
+    mark: str
+    line: int
+
+
+def examples() -> list[Example]:
+    return [
+        Example(
+            match["language"], match["code"], match["mark"] or "", README.count("\n", 0, match.start("language")) + 1
+        )
+        for match in FENCE.finditer(README)
+    ]
+
+
+def runnable(language: str) -> list[object]:
+    chosen = [e for e in examples() if e.language == language and e.mark == "<!-- run -->"]
+    return [pytest.param(e.code, id=f"README-line-{e.line}") for e in chosen]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files the README speaks of."""
+    for name, source in COPIES.items():
+        shutil.copy(ROOT / source, tmp_path / name)
+    return tmp_path
+
+
+def commands(code: str) -> list[list[str]]:
+    """The lines of a shell block, comments and continuation lines resolved."""
+    lines = code.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def test_every_example_is_marked() -> None:
+    fences = README.count("\n```")
+    assert fences == 2 * len(examples()), "a code block has no language or an unreadable fence"
+    for example in examples():
+        if "onnxgrail" in example.code and example.language in {"bash", "python"}:
+            known = re.fullmatch(r"<!-- (run|not run: .+) -->", example.mark)
+            assert known, f"README line {example.line}: mark this block `run` or `not run: why`"
+
+
+def test_readme_shows_commands_and_the_library() -> None:
+    assert runnable("bash")
+    assert runnable("python")
+
+
+@pytest.mark.parametrize("code", runnable("bash"))
+def test_commands(code: str, folder: Path) -> None:
+    for words in commands(code):
+        assert words[0] == "onnxgrail", f"only onnxgrail commands can be run here: {shlex.join(words)}"
+        call = [sys.executable, "-m", *words]
+        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT)
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("code", runnable("python"))
+def test_library(code: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_readme_lists_exactly_the_commands() -> None:
+    import click
+
+    from onnxgrail.cli import main
+
+    listed = re.findall(r"^\| `onnxgrail (\w+)", README, re.MULTILINE)
+    assert sorted(listed) == sorted(main.list_commands(click.Context(main)))
+
+
+def test_named_files_exist() -> None:
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = document.read_text(encoding="utf-8")
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+        paths = re.findall(r"`((?:onnxgrail|cli|models|bench|tests|docs)/[\w./]*)`", text)
+        missing = [p for p in links if not (document.parent / p).exists()]
+        missing += [p for p in paths if not (ROOT / p).exists()]
+        assert not missing, f"{document.name}: {missing}"

@@ -1,0 +1,106 @@
+"""Import rules that import-linter cannot see, because `cli/` stands beside the package, and the cost of `--help`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRINTING = {"click", "rich"}
+HEAVY = {"onnx_ir", "onnxruntime", "torch", "transformers"}
+HELP_LIMIT = 1.5  # seconds; what matters is HEAVY, this only catches a start that became slow by other means
+
+HELP = """
+import json, sys
+from onnxgrail.cli import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    code = end.code
+print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def imports(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names) of every import in a file, at whatever depth; a relative module starts with dots."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), tuple(alias.name for alias in node.names)
+
+
+def sources(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, f"{folder}/ holds no Python files"
+    return found
+
+
+def test_cli_uses_only_public_names() -> None:
+    import onnxgrail
+
+    wrong = []
+    for path in sources("cli"):
+        for module, names in imports(path):
+            top = module.split(".")[0]
+            if module.startswith("..") or (module.startswith(".") and path.parent != ROOT / "cli"):
+                wrong.append(f"{path.name}: relative import {module} leaves the folder")
+            elif module == "onnxgrail":
+                private = sorted(set(names) - set(onnxgrail.__all__))
+                wrong += [f"{path.name}: onnxgrail.{name} is not in onnxgrail.__all__" for name in private]
+            elif top not in {"", "__future__", *PRINTING, *sys.stdlib_module_names}:
+                wrong.append(f"{path.name}: imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_cli() -> None:
+    wrong = []
+    for path in [*sources("onnxgrail"), *sources("models")]:
+        if path == ROOT / "onnxgrail" / "__main__.py":  # `python -m onnxgrail` is the command line
+            continue
+        for module, names in imports(path):
+            if module.split(".")[:2] == ["onnxgrail", "cli"] or (module == "onnxgrail" and "cli" in names):
+                wrong.append(f"{path.relative_to(ROOT)}: imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_public_names_exist_and_are_few() -> None:
+    import onnxgrail
+
+    assert len(onnxgrail.__all__) == len(set(onnxgrail.__all__)) <= 25
+    missing = [name for name in onnxgrail.__all__ if not hasattr(onnxgrail, name)]
+    assert not missing
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert "Usage" in done.stdout
+    assert not HEAVY & set(modules)
+
+
+def test_help_starts_quickly() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "onnxgrail", "--help"], capture_output=True, check=True, timeout=60)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < HELP_LIMIT
+
+
+@pytest.mark.parametrize("launch", [["-m", "onnxgrail"], ["-c", "from onnxgrail.cli import main; main()"]])
+def test_both_ways_to_start_are_one_program(launch: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *launch, "--version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0." in done.stdout

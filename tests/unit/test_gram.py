@@ -1,0 +1,148 @@
+"""Second moments against one-shot products, for every layout a probe can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.core import Array, Probe, Stats
+from onnxgrail.errors import DataError
+from tests.unit.algebra_builders import probe_of
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh for every test, so that none depends on another."""
+    return np.random.default_rng(20260223)
+
+
+TOLERANCE: dict[Any, float] = {np.float64: 1e-12, np.float32: 1e-5, np.float16: 1e-5}
+
+
+def naive(x: Array, probe: Probe, rows: Array | None = None) -> Stats:
+    """Gather, flatten, multiply: float64 throughout, one row at a time."""
+    last = np.moveaxis(x.astype(np.float64), probe.axis, -1)
+    last = last.reshape(-1, last.shape[-1])
+    if rows is not None:
+        last = last[rows.ravel()]
+    if probe.pooled:
+        flat = np.array([row[probe.index[:, j]] for row in last for j in range(probe.index.shape[1])])
+    else:
+        flat = last[:, probe.index.ravel()]
+    flat = flat.reshape(-1, probe.width)
+    return Stats(gram=flat.T @ flat, total=flat.sum(axis=0), count=len(flat))
+
+
+def check(got: Stats, want: Stats, tolerance: float = 1e-12) -> None:
+    scale = max(np.abs(want.gram).max(initial=0.0), 1e-300)
+    assert got.count == want.count
+    assert got.gram.dtype == np.float64
+    assert got.total.dtype == np.float64
+    assert np.array_equal(got.gram, got.gram.T)
+    assert np.abs(got.gram - want.gram).max() <= tolerance * scale
+    np.testing.assert_allclose(got.total, want.total, rtol=0, atol=tolerance * max(want.count, 1) * np.sqrt(scale))
+
+
+LAYOUTS = {
+    "rows": ((7, 6), probe_of(6)),
+    "tokens": ((2, 5, 6), probe_of(6, axis=2)),
+    "heads": ((2, 5, 6), probe_of(3, 2, axis=2)),
+    "wide image": ((3, 4, 3, 2), probe_of(4, axis=1)),  # HW >= C: sample by sample
+    "deep image": ((3, 8, 2, 2), probe_of(8, axis=1)),  # HW < C: one transposed copy
+    "channels in front": ((6, 2, 3), probe_of(6, axis=0)),
+    "flattened map, many positions": ((4, 12), probe_of(3, 4, pooled=True)),
+    "flattened map, few positions": ((4, 12), probe_of(6, 2, pooled=True)),
+    "heads over an image": ((2, 6, 2, 2), probe_of(3, 2, axis=1)),
+    "pooled with trailing axes": ((2, 6, 2, 2), probe_of(3, 2, axis=1, pooled=True)),
+    "some channels": ((2, 5, 9), Probe(value="x", axis=2, index=np.array([[7, 1], [4, 0], [2, 8]]), pooled=False)),
+    "some channels pooled": ((4, 9), Probe(value="x", axis=1, index=np.array([[7, 1], [4, 0], [2, 8]]), pooled=True)),
+    "some channels of an image": ((2, 9, 2, 2), Probe(value="x", axis=1, index=np.array([[8], [0]]), pooled=False)),
+    "first channels only": ((4, 9), probe_of(5)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_equals_the_naive_product(layout: str, dtype: Any, rng: np.random.Generator) -> None:
+    shape, probe = LAYOUTS[layout]
+    x = (rng.standard_normal(shape) + 0.5).astype(dtype)
+    check(gram_of(x, probe), naive(x, probe), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_mask_leaves_rows_out(layout: str, rng: np.random.Generator) -> None:
+    shape, probe = LAYOUTS[layout]
+    x = rng.standard_normal(shape)
+    others = tuple(n for i, n in enumerate(shape) if i != probe.axis)
+    rows = rng.random(others) < 0.5
+    rows.flat[0] = True
+    check(gram_of(x, probe, rows), naive(x, probe, rows))
+
+
+def test_masked_rows_may_hold_anything() -> None:
+    x = np.ones((1, 3, 2), np.float32)
+    x[0, 2] = np.nan
+    got = gram_of(x, probe_of(2, axis=2), np.array([[True, True, False]]))
+    assert np.array_equal(got.gram, np.full((2, 2), 2.0))
+    assert got.count == 2
+
+
+def test_all_rows_masked_is_no_rows() -> None:
+    probe = probe_of(3)
+    got = gram_of(np.ones((4, 3), np.float32), probe, np.zeros(4, np.bool_))
+    assert got.count == 0
+    assert not got.gram.any()
+
+
+def test_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(DataError, match=r"'hidden'.*8 rows"):
+        gram_of(np.ones((2, 4, 3)), probe_of(3, axis=2), np.ones(4, np.bool_))
+
+
+def test_zero_stats_is_neutral(rng: np.random.Generator) -> None:
+    probe = probe_of(3, 2, pooled=True)
+    stats = gram_of(rng.standard_normal((5, 6)), probe)
+    merged = zero_stats(probe).merge(stats)
+    assert np.array_equal(merged.gram, stats.gram)
+    assert merged.count == stats.count == 10
+
+
+def test_batches_add_up(rng: np.random.Generator) -> None:
+    x, probe = rng.standard_normal((9, 4, 3, 2)), probe_of(4)
+    parts = [gram_of(part, probe) for part in np.split(x, [2, 3])]
+    check(parts[0].merge(parts[1]).merge(parts[2]), gram_of(x, probe))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_bad_activations_are_named(bad: float) -> None:
+    x = np.ones((4, 3), np.float32)
+    x[1, 2] = bad
+    with pytest.raises(DataError, match="1 of 12 values of activation 'hidden'"):
+        gram_of(x, probe_of(3))
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_float32_sums_out_of_range_use_float64(scale: float, rng: np.random.Generator) -> None:
+    x = (rng.standard_normal((5, 3)) * scale).astype(np.float32)
+    check(gram_of(x, probe_of(3)), naive(x, probe_of(3)))
+
+
+def test_float64_overflow_is_refused() -> None:
+    with pytest.raises(DataError, match="'hidden' overflow"):
+        gram_of(np.full((4, 3), 1e200), probe_of(3))
+
+
+def test_input_is_left_alone(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 5, 3)).astype(np.float32)
+    before = x.copy()
+    x.setflags(write=False)
+    gram_of(x, probe_of(3, axis=2))
+    assert np.array_equal(x, before)
+
+
+def test_views_that_are_not_contiguous(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((6, 5, 4)).transpose(2, 0, 1)[:, ::2]
+    check(gram_of(x, probe_of(3)), naive(x, probe_of(3)))

@@ -1,0 +1,106 @@
+"""The ridge solve against dense formulas, and at every way out it has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxgrail.algebra import solve
+from onnxgrail.algebra.solve import ridge_solve
+from onnxgrail.core import Floats
+from onnxgrail.errors import DataError
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh for every test, so that none depends on another."""
+    return np.random.default_rng(20260223)
+
+
+def spd(rng: np.random.Generator, k: int, rank: int | None = None) -> Floats:
+    factor = rng.standard_normal((k, k if rank is None else rank))
+    return factor @ factor.T
+
+
+@pytest.mark.parametrize("lam", [0.0, 1e-3, 10.0])
+def test_equals_the_dense_formula(lam: float, rng: np.random.Generator) -> None:
+    gram, rhs = spd(rng, 6), rng.standard_normal((6, 3))
+    got, used = ridge_solve(gram, rhs, lam)
+    assert used == lam
+    np.testing.assert_allclose((gram + lam * np.eye(6)) @ got, rhs, atol=1e-9)
+
+
+def test_arguments_are_left_alone(rng: np.random.Generator) -> None:
+    gram, rhs = spd(rng, 4), rng.standard_normal((4, 2))
+    before = gram.copy(), rhs.copy()
+    ridge_solve(gram, rhs, 0.1)
+    assert np.array_equal(gram, before[0])
+    assert np.array_equal(rhs, before[1])
+
+
+def test_singular_without_ridge_is_least_squares(rng: np.random.Generator) -> None:
+    gram = spd(rng, 6, rank=3)
+    wanted = gram @ rng.standard_normal((6, 2))  # in the range, so that an exact solution exists
+    got, used = ridge_solve(gram, wanted, 0.0)
+    assert used > 0.0
+    np.testing.assert_allclose(gram @ got, wanted, atol=1e-6)
+    assert np.abs(got).max() < 1e3
+
+
+def test_equal_columns_do_not_explode() -> None:
+    x = np.random.default_rng(1).standard_normal((50, 1)) @ np.ones((1, 4))
+    got, _ = ridge_solve(x.T @ x, (x.T @ x)[:, :1], 0.0)
+    np.testing.assert_allclose(got.sum(), 1.0, rtol=1e-6)
+    assert np.abs(got).max() < 1.0
+
+
+def test_small_but_independent_channels_are_not_singular(rng: np.random.Generator) -> None:
+    scale = np.array([1.0, 1e-9, 1e3])
+    gram = np.diag(scale**2)
+    rhs = rng.standard_normal((3, 2))
+    got, used = ridge_solve(gram, rhs, 0.0)
+    assert used == 0.0
+    np.testing.assert_allclose(got, rhs / scale[:, None] ** 2, rtol=1e-12)
+
+
+def test_ridge_grows_until_definite(rng: np.random.Generator) -> None:
+    gram = np.diag([1.0, 2.0, -5e-3])  # indefinite by more than the first ridges
+    rhs = rng.standard_normal((3, 1))
+    got, used = ridge_solve(gram, rhs, 1e-4)
+    assert used == pytest.approx(1e-2)
+    np.testing.assert_allclose((gram + used * np.eye(3)) @ got, rhs, rtol=1e-10)
+
+
+def test_ridge_stops_growing(rng: np.random.Generator) -> None:
+    gram = np.diag([1.0, 2.0, -5.0])  # indefinite beyond six growths
+    got, used = ridge_solve(gram, np.ones((3, 1)), 1e-7)
+    assert used == pytest.approx(solve.FLOOR * 2.0, rel=1e-3) or used >= 1e-7
+    np.testing.assert_allclose(got[:2, 0], [1.0, 0.5], rtol=1e-5)
+    assert np.isfinite(got).all()
+
+
+def test_nothing_at_all_is_zero() -> None:
+    got, _ = ridge_solve(np.zeros((3, 3)), np.zeros((3, 2)), 0.0)
+    assert np.array_equal(got, np.zeros((3, 2)))
+
+
+def test_failing_eigenvalues_end_in_least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Floats) -> None:
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(np.linalg, "eigh", fail)
+    got, _ = ridge_solve(np.diag([2.0, 0.0]), np.array([[4.0], [0.0]]), 0.0)
+    np.testing.assert_allclose(got, [[2.0], [0.0]], atol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["gram", "rhs", "lam", "negative"])
+def test_bad_numbers_are_refused(where: str) -> None:
+    gram, rhs, lam = np.eye(2), np.ones((2, 1)), 0.0
+    if where == "gram":
+        gram[0, 1] = np.nan
+    elif where == "rhs":
+        rhs[0] = np.inf
+    else:
+        lam = np.nan if where == "lam" else -1.0
+    with pytest.raises(DataError, match="ridge solve"):
+        ridge_solve(gram, rhs, lam)
