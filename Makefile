@@ -29,7 +29,7 @@ lint: .venv/test.stamp
 	@$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/lint-imports --quiet
+	$(BIN)/lint-imports --no-logo
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

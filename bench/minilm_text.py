@@ -20,8 +20,6 @@ import minilm_export
 import numpy as np
 import numpy.typing as npt
 
-from onnxgrail.models._stdlib_text import TOPICS, documents
-
 LENGTH = 128
 SEQUENCES = 128
 FULL_SHARE = 0.5
@@ -45,6 +43,8 @@ def _is_prose(paragraph: str) -> bool:
 
 def paragraphs(split: str) -> list[str]:
     """Distinct prose paragraphs of one split, in a fixed random order."""
+    from onnxgrail.models._stdlib_text import TOPICS, documents
+
     seen: dict[str, None] = {}
     other: set[str] = set()  # sentences such as "Return the name." occur in many modules and must not be in both sets
     for document, text in documents():

@@ -55,7 +55,7 @@ def load(name: str) -> Embedded:
         UsageError: if there is no model of that name.
     """
     if name not in _METRICS:
-        raise UsageError(f"no embedded model is called {name!r}", hint=f"Choose one of: {', '.join(names())}.")
+        raise UsageError(f"no embedded model is called {name!r}", hint=f"There are {', '.join(names())}")
     return Embedded(
         name=name,
         model=_HERE / f"{name}.onnx",

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     import onnx
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 MANIFEST = HERE / "manifest.toml"
 OPSET = 20
-THREADS = 2
 
 # The exporter notes where every node came from.  The scopes are what reports print; the stack traces and the
 # traced program hold absolute paths of the machine that exported, so they stay behind.
@@ -37,11 +34,14 @@ _HEADER = """\
 
 
 def seed_everything(seed: int) -> None:
-    """Fix torch's random stream, thread count and choice of kernels, so that one machine repeats itself."""
+    """Fix torch's random stream, thread count and choice of kernels.
+
+    One thread, because the order of a sum, and so the trained weights, would hang on the number of cores.
+    """
     import torch
 
     torch.manual_seed(seed)
-    torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
 
 
@@ -74,7 +74,7 @@ def export(
         external_data=False,
         input_names=[input_name],
         output_names=["logits"],
-        dynamic_shapes=({axis: torch.export.Dim.DYNAMIC for axis in dynamic},),
+        dynamic_shapes=(dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC),),
         verbose=False,
     )
     assert program is not None  # only the TorchScript exporter returns None
@@ -109,7 +109,7 @@ def strip_metadata(model: onnx.ModelProto) -> None:
     graph.doc_string = model.doc_string = ""
 
 
-def write_npz(path: Path, **arrays: npt.NDArray[Any]) -> None:
+def write_npz(path: Path, **arrays: Any) -> None:
     """Save compressed arrays; numpy dates the members 1980, so equal arrays give equal files."""
     np.savez_compressed(path, **arrays)
 

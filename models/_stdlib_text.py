@@ -22,7 +22,9 @@ HELD_OUT_SHARE = 1 / 16
 TOPICS = "topics/"
 
 # Packages that are tests, belong to other projects, or are not installed with every Python.
-_SKIPPED = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "ensurepip", "turtledemo"})
+_SKIPPED = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "ensurepip", "turtledemo"}
+)
 
 
 def encode(text: str) -> npt.NDArray[np.int64]:

@@ -2,13 +2,14 @@
 
     python -m onnxgrail.models.digits_resnet
 
-takes about a minute on two CPU cores and writes `digits_resnet.onnx`, its data files and its manifest entry.
+takes about a minute on one CPU core and writes `digits_resnet.onnx`, its data files and its manifest entry.
 The digits (Alpaydin and Kaynak, UCI Machine Learning Repository, CC BY 4.0) come with scikit-learn.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from onnxgrail.models import _artifacts, load, score
 NAME = "digits_resnet"
 SEED = 0
 WIDTHS = (32, 64, 96)
-BLOCKS_PER_STAGE = 2
-EPOCHS = 24
+BLOCKS_PER_STAGE = 1
+EPOCHS = 16
 BATCH = 64
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 5e-2
@@ -128,7 +129,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int = EPO
             logits = model(shift(images[rows], generator))
             loss = functional.cross_entropy(logits, labels[rows])
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
@@ -142,7 +143,7 @@ def halve_inner_channels(model: DigitsResNet) -> None:
     """Zero, in every block, the half of the inner channels with the smallest weights (l1): pruning without repair."""
     for block in model.blocks:
         assert isinstance(block, BasicBlock)
-        scale = block.bn1.weight / torch.sqrt(block.bn1.running_var + block.bn1.eps)  # type: ignore[operator]
+        scale = block.bn1.weight / torch.sqrt(block.bn1.running_var + block.bn1.eps)
         norms = block.conv1.weight.abs().sum(dim=(1, 2, 3)) * scale.abs()
         block.conv2.weight[:, norms.argsort()[: len(norms) // 2]] = 0.0
 
@@ -151,7 +152,8 @@ def metric(model: nn.Module) -> float:
     """Judge a torch module exactly as an ONNX file is judged."""
     model.eval()
     with torch.no_grad():
-        return score(load(NAME), lambda feed: [model(torch.from_numpy(feed["images"])).numpy()])
+        accuracy: float = score(load(NAME), lambda feed: [model(torch.from_numpy(feed["images"])).numpy()])
+    return accuracy
 
 
 def main() -> None:
@@ -159,7 +161,9 @@ def main() -> None:
     _artifacts.seed_everything(SEED)
     data = digits()
     model = DigitsResNet()
+    started = time.perf_counter()
     train(model, torch.from_numpy(data.train), torch.from_numpy(data.train_labels))
+    seconds = round(time.perf_counter() - started)
     files = load(NAME)
     _artifacts.write_npz(files.calibration, images=data.calibration)
     _artifacts.write_npz(files.heldout, images=data.heldout, labels=data.heldout_labels)
@@ -176,6 +180,7 @@ def main() -> None:
         "metric": files.metric,
         "dense": round(dense, 4),
         "half_inner_channels_zeroed": round(metric(model), 4),
+        "train_seconds": seconds,
         "blocks": {"conv": len(model.blocks), "stream": len(WIDTHS)},
     }
     _artifacts.record(NAME, entry, [Path(files.model), files.calibration, files.heldout])

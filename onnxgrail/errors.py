@@ -38,3 +38,11 @@ class RewriteError(OnnxGrailError):
 
 class MissingExtraError(OnnxGrailError, ImportError):
     """An optional dependency is not installed; the hint names the pip extra."""
+
+
+class NothingToCompressError(OnnxGrailError):
+    """No block of the model can be narrowed as asked (exit code 4); `report` says what stood in the way."""
+
+    def __init__(self, message: str, *, hint: str = "", report: object | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report

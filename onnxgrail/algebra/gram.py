@@ -51,8 +51,9 @@ def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
     total = stack.sum(axis=(0, 2), dtype=np.float64)
     if not (np.isfinite(gram).all() and np.isfinite(total).all()):
         raise _not_finite(stack, probe)
-    upper = np.triu(gram).astype(np.float64)
-    return Stats(gram=upper + np.triu(upper, 1).T, total=total, count=count)
+    full = gram.astype(np.float64)
+    full += np.triu(full, 1).T  # BLAS filled the upper triangle only
+    return Stats(gram=full, total=total, count=count)
 
 
 def _stack(x: Array, probe: Probe) -> Array:

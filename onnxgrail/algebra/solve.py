@@ -70,6 +70,6 @@ def _by_eigenvalues(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, floa
     if floor > 0.0:
         solution = vectors @ ((vectors.T @ rhs) / np.maximum(values, floor)[:, None])
         if np.isfinite(solution).all():
-            return solution, max(floor, lam)
+            return solution, lam + floor
     solution = np.asarray(np.linalg.lstsq(shifted, rhs, rcond=FLOOR)[0], np.float64)
-    return np.nan_to_num(solution, nan=0.0, posinf=0.0, neginf=0.0), lam
+    return np.nan_to_num(solution, nan=0.0, posinf=0.0, neginf=0.0), lam + FLOOR

@@ -50,16 +50,16 @@ def read(
 ) -> Batches:
     """Batches from a path (.npz, .npy, folder, test_data_set_*, file.py:function), arrays by name, or ready feeds.
 
-    The first axis counts samples.  A model with a fixed batch size is fed in batches of that size, and a last short batch is
-    dropped with a note; otherwise batches hold `batch_size` samples and the last one may be short.  Arrays that disagree in
-    their first axis, or inputs without a batch axis, are one ready feed and are passed as they are; so is every item of an
-    iterable and every test_data_set.
+    The first axis counts samples.  A model with a fixed batch size is fed in batches of that size, and a last short
+    batch is dropped with a note; otherwise batches hold `batch_size` samples and the last one may be short.  Arrays
+    that disagree in their first axis, or inputs without a batch axis, are one ready feed and are passed as they are;
+    so is every item of an iterable and every test_data_set.
 
     Args:
         source: where the data are.
         signature: the model's inputs.
-        samples: take this many: the data are cut into that many equal stretches and one sample is drawn from each, which
-            serves data sorted by class as well as data that cycle through the classes.  None takes all.
+        samples: take this many: the data are cut into that many equal stretches and one sample is drawn from each,
+            which serves data sorted by class as well as data that cycle through the classes.  None takes all.
         batch_size: samples per feed where the model leaves it open.
         seed: of that draw.
 
@@ -94,7 +94,9 @@ def _parts(source: Source, signature: Signature, samples: int | None) -> tuple[P
         return (from_mapping(source, signature, "arrays"),)
     if isinstance(source, Iterable):
         return from_feeds(source, signature, "feeds", samples)
-    raise DataError(f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name")
+    raise DataError(
+        f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name"
+    )
 
 
 def _check(part: Part, entry: Input) -> tuple[str, ...]:
@@ -110,9 +112,7 @@ def _is_ready(part: Part, signature: Signature) -> bool:
     return len({array.shape[0] for array in arrays}) > 1 or len(prescribed) > 1
 
 
-def _ready(
-    parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]
-) -> Batches:
+def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]) -> Batches:
     feeds: list[Callable[[], Feed]] = []
     total = 0
     for part in parts:
@@ -128,7 +128,9 @@ def _ready(
         feeds[-1]()  # values that do not fit a narrower dtype are found now, not in the middle of the run
         total += _count(part, signature)
     if samples is not None and total > samples:
-        notes.append(f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for")
+        notes.append(
+            f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for"
+        )
     return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes))
 
 
@@ -179,7 +181,9 @@ def _rows(part: Part, signature: Signature) -> int:
 
 def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
     """Whether samples of different files can stand in one batch: same shapes behind the first axis, same dtypes."""
-    kinds = {tuple((part.arrays[e.name].shape[1:], str(part.arrays[e.name].dtype)) for e in signature) for part in parts}
+    kinds = {
+        tuple((part.arrays[e.name].shape[1:], str(part.arrays[e.name].dtype)) for e in signature) for part in parts
+    }
     return len(kinds) == 1
 
 

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.signature import Signature
+from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.core import Array, Feed
-from onnxgrail.graph.facts import Facts, constants
+from onnxgrail.errors import ModelError
+from onnxgrail.graph.facts import Facts, constants, sizes
 from onnxgrail.graph.serial import to_bytes
 
 SMALL = 4096
+OPAQUE = ("com.microsoft.nchwc",)  # tensors in a blocked layout cannot be read from outside
 
 
-def observe(model: ir.Model, feed: Feed) -> Facts:
+def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, folder: Path | None = None) -> Facts:
     """Run the model once on `feed` and once on a shorter batch.
 
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
     """
     known = constants(model)
-    names = [v.name for node in model.graph for v in node.outputs if v.name]
-    everything = to_bytes(model, outputs=names)
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
-    with open_session(everything, optimise=False) as session:
-        found = {**feed, **session.run(feed)}
-        for name, array in found.items():
+    names = [v.name for node in model.graph if node.domain not in OPAQUE for v in node.outputs if v.name]
+    with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
+        for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
                 shapes[name], dtypes[name] = array.shape, array.dtype
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
@@ -42,18 +43,32 @@ def observe(model: ir.Model, feed: Feed) -> Facts:
             dtypes[name] = value.const_value.dtype.numpy()
             if value.const_value.size <= SMALL:
                 values[name] = value.const_value.numpy()
-    return Facts(shapes, dtypes, values, known, varying)
+    return Facts(
+        shapes=shapes, dtypes=dtypes, values=values, constants=known, varying=varying, sizes=sizes(model, dtypes)
+    )
 
 
-def _varying(session: object, feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
+def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
+    """A small feed for tracing: two samples where the batch is open, so that a head axis merged with the batch shows."""
+    arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
+    batches = {a.shape[0] for a in arrays.values() if a.ndim}
+    fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
+    if fixed or len(batches) != 1 or not all(a.ndim for a in arrays.values()):
+        return dict(arrays)
+    if batches == {1}:
+        return {name: np.concatenate([a, a]) for name, a in arrays.items()}
+    return {name: a[:2] for name, a in arrays.items()}
+
+
+def _varying(session: Session, feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
     """Axes whose size changes with the batch; empty when the batch cannot change."""
     batch = max((a.shape[0] for a in feed.values() if a.ndim), default=1)
     if batch < 2:
         return {}
     shorter = {n: a[: batch - 1] if a.ndim and a.shape[0] == batch else a for n, a in feed.items()}
     try:
-        other = session.run(shorter)  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001  a fixed batch is no error here
+        other = session.run(shorter)
+    except ModelError:  # a fixed batch is no error here
         return {}
     found = {}
     for name, array in other.items():

@@ -66,8 +66,12 @@ def read_parts(path: str | Path, signature: Signature, limit: int | None) -> tup
     if place.suffix.lower() == ".npy":
         return (_from_npy(place, signature),)
     if place.suffix.lower() == ".py":
-        raise DataError(f"{text!r} names no function", hint=f"Write {text}:function, which returns an iterable of dicts")
-    raise DataError(f"calibration data {text!r}: the kind {place.suffix or 'without suffix'!r} is not known", hint=f"Give {KINDS}")
+        raise DataError(
+            f"{text!r} names no function", hint=f"Write {text}:function, which returns an iterable of dicts"
+        )
+    raise DataError(
+        f"calibration data {text!r}: the kind {place.suffix or 'without suffix'!r} is not known", hint=f"Give {KINDS}"
+    )
 
 
 def from_mapping(arrays: Mapping[str, Any], signature: Signature, source: str, *, ready: bool = False) -> Part:
@@ -185,7 +189,13 @@ def _from_protobufs(folder: Path, signature: Signature) -> Part:
             tensor = TensorProto.FromString(file.read_bytes())
             if tensor.data_location == TensorProto.EXTERNAL:
                 raise DataError(f"{str(file)!r} points to another file", hint="Store the values inside the .pb")
-            name = tensor.name if tensor.name in known else signature[number].name if number < len(signature) else file.stem
+            name = (
+                tensor.name
+                if tensor.name in known
+                else signature[number].name
+                if number < len(signature)
+                else file.stem
+            )
             arrays[name] = numpy_helper.to_array(tensor)
     return from_mapping(arrays, signature, folder.name, ready=True)
 
@@ -196,7 +206,8 @@ def _from_function(path: Path, name: str, signature: Signature, limit: int | Non
     source = f"{path.name}:{name}"
     with _foreign(source), _importable(path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxgrail_data_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise DataError(f"{str(path)!r} cannot be imported")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         if not hasattr(module, name):

@@ -20,7 +20,7 @@ class Input:
     Attributes:
         name: its name in the graph.
         dtype: numpy dtype (a dtype of `ml_dtypes` for bfloat16 and smaller floats, object for strings).
-        shape: per axis a number, the name of a symbolic dimension, or None; None as a whole when the rank is not declared.
+        shape: per axis a number, the name of a symbolic dimension, or None; None as a whole when no rank is declared.
     """
 
     name: str
@@ -138,11 +138,8 @@ def convert(array: Array, entry: Input, source: str) -> Array:
         return np.ascontiguousarray(array, dtype=entry.dtype).reshape(array.shape)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(array).astype(entry.dtype).reshape(array.shape)
-    if is_float(entry.dtype):
-        fits = bool((np.isfinite(out) == np.isfinite(array)).all())
-    else:
-        fits = bool((out == array).all())
-    if not fits:
+    same = np.isfinite(out) == np.isfinite(array) if is_float(entry.dtype) else out == array
+    if not same.all():
         raise DataError(f"{source}, input {entry.name!r}: values of {array.dtype} outside the range of {entry.dtype}")
     return out
 

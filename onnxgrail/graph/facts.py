@@ -23,6 +23,7 @@ class Facts:
         values: arrays of values computed from constants alone, and of small integer tensors under the probe feed.
         constants: names of the values that depend on no graph input.
         varying: per tensor, the axes whose size follows the batch.
+        sizes: per integer value computed from shapes, the tensors whose shapes it was computed from.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -30,6 +31,7 @@ class Facts:
     values: Mapping[str, Array]
     constants: frozenset[str]
     varying: Mapping[str, frozenset[int]]
+    sizes: Mapping[str, frozenset[str]]
 
 
 def constants(model: ir.Model) -> frozenset[str]:
@@ -44,6 +46,21 @@ def constants(model: ir.Model) -> frozenset[str]:
         if all(value is None or value.name in known for value in node.inputs):
             known.update(value.name for value in node.outputs if value.name)
     return frozenset(known)
+
+
+def sizes(model: ir.Model, dtypes: Mapping[str, np.dtype]) -> dict[str, frozenset[str]]:
+    """For every integer value that follows from shapes: the names of the tensors whose shapes those are."""
+    found: dict[str, frozenset[str]] = {}
+    for node in model.graph:
+        names = [v.name for v in node.inputs if v is not None and v.name]
+        if node.op_type in ("Shape", "Size"):
+            sources = frozenset(names)
+        else:
+            sources = frozenset().union(*(found.get(n, frozenset()) for n in names))
+        if sources:
+            integers = (v.name for v in node.outputs if v.name and dtypes.get(v.name, np.dtype(float)).kind in "iu")
+            found.update(dict.fromkeys(integers, sources))
+    return found
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:

@@ -6,6 +6,8 @@ final file are made by the same few lines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -27,7 +29,7 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     narrowed = {
         name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)
     }
-    following = frozenset(_following(graph, narrowed))
+    following = frozenset(name for name, sources in survey.facts.sizes.items() if not narrowed.isdisjoint(sources))
     replaced: set[ir.Value] = set()
     nodes = list(graph)
     for node in nodes:
@@ -47,20 +49,6 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
 def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     found = [(v.name or "", v) for v in graph.inputs]
     return found + [(v.name or "", v) for node in graph for v in node.outputs]
-
-
-def _following(graph: ir.Graph, narrowed: set[str]) -> set[str]:
-    """Names of integer values computed from the shape of a narrowed tensor."""
-    found: set[str] = set()
-    for node in graph:
-        names = [v.name or "" for v in node.inputs if v is not None]
-        if node.op_type in ("Shape", "Size"):
-            hit = bool(narrowed.intersection(names))
-        else:
-            hit = bool(found.intersection(names)) and not narrowed.intersection(v.name or "" for v in node.outputs)
-        if hit:
-            found |= {v.name for v in node.outputs if v.name}
-    return found
 
 
 def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> set[ir.Value]:
@@ -95,18 +83,18 @@ def _changes(operand: Operand, ledger: Ledger) -> bool:
 
 def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger) -> Array:
     found = ledger.arrays.get(operand.param)
-    if found is None:
-        found = survey.facts.values.get(operand.value)
     if found is None and value.const_value is not None:
         found = value.const_value.numpy()
+    if found is None:
+        found = survey.facts.values.get(operand.value)
     if found is None:
         raise RewriteError(f"the constant {operand.value} has no value")
     return found
 
 
-def narrow_array(array: Array, units: dict[int, Ints] | object, dead: Bools) -> Array:
+def narrow_array(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:
     """Keep the positions whose units live."""
-    for axis, numbers in units.items():  # type: ignore[attr-defined]
+    for axis, numbers in units.items():
         array = np.compress(~dead[numbers], array, axis=axis)
     return np.array(array, order="C")
 

@@ -92,6 +92,10 @@ def test_folding_averages_producers_and_passengers(name: str, rng: np.random.Gen
         np.testing.assert_allclose(weights_of(change, view, slot), want, atol=1e-14)
 
 
+def test_fold_that_joins_nothing_changes_nothing(rng: np.random.Generator) -> None:
+    assert Plain()(mlp(rng), Reducer(kept=np.arange(8), cluster=np.arange(8))).weights == ()
+
+
 def test_folding_sums_consumers(rng: np.random.Generator) -> None:
     view = mlp(rng, members=2)
     want = np.tensordot(FOLDED.matrix(8) > 0, view.weights[2], 1)
@@ -106,6 +110,7 @@ def test_white_activations_without_ridge_give_the_plain_result(reducer: Reducer,
     for slot in range(3):
         np.testing.assert_allclose(weights_of(grail, view, slot), weights_of(plain, view, slot), rtol=1e-14, atol=1e-14)
     assert plain.error.plain == pytest.approx(grail.error.compensated)
+    assert grail.outcome.status == "ok"
 
 
 @BOTH
@@ -188,6 +193,7 @@ def test_no_activity_at_all_is_plain(reducer: Reducer, rng: np.random.Generator)
         assert change.outcome.status == "plain"
         assert "nothing but zeros" in change.outcome.reason
         assert change.error.plain is None
+        assert plain.error.plain is None
         for slot in range(3):
             assert np.array_equal(weights_of(change, silent, slot), weights_of(plain, silent, slot))
 

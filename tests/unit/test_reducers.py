@@ -42,6 +42,13 @@ def test_prune_breaks_ties_by_index(rng: np.random.Generator) -> None:
     assert REDUCERS["prune"](view, 2, np.array([0.0, 1, 1, 2, 1, 0]), rng).kept.tolist() == [1, 3]
 
 
+def test_many_ties_go_to_the_lowest_indices(rng: np.random.Generator) -> None:
+    view = mlp(rng, units=200)
+    scores = np.ones(200)
+    scores[-1] = 2.0
+    assert REDUCERS["prune"](view, 150, scores, rng).kept.tolist() == [*range(149), 199]
+
+
 def test_prune_survives_scores_that_are_not_finite(rng: np.random.Generator) -> None:
     scores = np.array([np.nan, 1.0, np.inf, -np.inf, np.nan, 0.0])
     assert REDUCERS["prune"](mlp(rng, units=6), 3, scores, rng).kept.tolist() == [1, 2, 5]
@@ -141,6 +148,25 @@ def test_kmeans_refills_empty_clusters(rng: np.random.Generator) -> None:
     got = kmeans_module._filled(rows, np.array([0, 0, 0, 1]), 4)
     assert sorted(set(got.tolist())) == [0, 1, 2, 3]
     assert got[3] == 1
+
+
+def test_kmeans_splits_off_the_farthest_member_of_the_largest_cluster() -> None:
+    rows = np.array([[0.0], [0.1], [0.15], [4.0], [20.0], [90.0]])
+    assert kmeans_module._filled(rows, np.array([0, 0, 0, 0, 1, 1]), 3).tolist() == [0, 0, 0, 2, 1, 1]
+
+
+def test_kmeans_starts_from_distinct_rows() -> None:
+    assert kmeans_module._farthest_points(np.zeros((6, 2)), 6).tolist() == list(range(6))
+
+
+def test_kmeans_steps_lower_the_distances(rng: np.random.Generator) -> None:
+    rows = rng.standard_normal((60, 3))
+    assert inertia(rows, kmeans(rows, 8)) < 0.95 * inertia(rows, kmeans(rows, 8, iterations=0))
+
+
+def test_kmeans_does_not_see_a_common_offset(rng: np.random.Generator) -> None:
+    rows = rng.integers(-9, 9, (40, 3)).astype(np.float64)
+    assert np.array_equal(kmeans(rows + 2.0**30, 9), kmeans(rows, 9))
 
 
 @pytest.mark.parametrize("shape", [(9,), (9, 2), (9, 2, 3)])

@@ -1,0 +1,82 @@
+"""The command line: each command parses options, makes one library call and prints one thing.
+
+Nothing but click is imported until a command runs, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from typing import Any
+
+import click
+
+from .compare import compare
+from .compress import compress
+from .demo import demo
+from .inspect import inspect
+
+EXIT_USAGE, EXIT_NOTHING = 2, 4
+
+
+class _Commands(click.Group):
+    """A group that turns everything a command raises into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            message, code = "interrupted", 1
+        except MemoryError:
+            message, code = "out of memory; try a smaller --batch-size or fewer --samples", 1
+        except Exception as error:  # the border: no traceback unless asked for
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of stdout went away; click ends quietly
+            if ctx.meta.get("onnxgrail.verbose"):
+                click.echo(traceback.format_exc(), err=True)
+            message, code = _explain(error)
+        click.echo(f"Error: {message}", err=True)
+        raise click.exceptions.Exit(code)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """One line and the exit code."""
+    from onnxgrail import NothingToCompressError, OnnxGrailError, UsageError
+
+    if isinstance(error, NothingToCompressError):
+        return str(error), EXIT_NOTHING
+    if isinstance(error, OnnxGrailError):
+        return str(error), EXIT_USAGE if isinstance(error, UsageError) else 1
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, 1
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"internal error: {text}; please report it with the output of --verbose", 1
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from onnxgrail import __version__
+
+        click.echo(f"onnxgrail {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+def main() -> None:
+    """Make ONNX models smaller without training.
+
+    Exit codes: 0 done and gates passed, 1 runtime error, 2 usage, 3 a gate failed (the file is still written),
+    4 nothing could be compressed.
+    """
+
+
+main.add_command(compress)
+main.add_command(inspect)
+main.add_command(compare)
+main.add_command(demo)

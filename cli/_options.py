@@ -1,0 +1,132 @@
+"""Options that commands share, and the types they are parsed with.
+
+Names of methods stand here as literals because `--help` imports nothing; a test holds them against the library.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+SELECTORS = ("wanda", "l1", "l2", "random")
+REDUCERS = ("prune", "fold")
+COMPENSATORS = ("grail", "none")
+BLOCKS = ("conv", "mlp", "heads")
+PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def chain(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator; `--help` lists them in this order."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def ratio(value: Any) -> float:
+    """A share R of units with 0 <= R < 1."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number") from None
+    if math.isnan(number) or not 0 <= number < 1:
+        why = "1.0 would remove every unit" if number == 1 else f"{value} is out of range"
+        raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")
+    return number
+
+
+def regex(value: Any) -> str:
+    """A regular expression, kept as text."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
+    return str(value)
+
+
+def shape(value: Any) -> tuple[str, tuple[int, ...]]:
+    """`name:1,3,224,224`, `name:1x3x224x224` or `name:[1,3,224,224]` as name and dimensions."""
+    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
+    dims = text.strip().removeprefix("[").removesuffix("]")
+    parts = [part.strip() for part in re.split(r"[,x]", dims)] if dims else []
+    if not colon or not name or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r} is not NAME:1,3,224,224 (or 1x3x224x224, or [1,3,224,224])")
+    return name, tuple(int(part) for part in parts)
+
+
+def blocks(value: Any) -> tuple[str, ...]:
+    """A comma list of kinds of blocks."""
+    kinds = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+    unknown = [kind for kind in kinds if kind not in BLOCKS]
+    if unknown or not kinds:
+        raise click.BadParameter(f"{', '.join(unknown) or 'nothing'!r}: choose from {', '.join(BLOCKS)}")
+    return kinds
+
+
+def report_file(value: Any) -> Path:
+    """A report file, of the kind its suffix says, in a folder that can be written."""
+    path = Path(value)
+    if path.suffix.lower() != ".json":
+        raise click.BadParameter(f"{str(path)!r}: reports are written as .json")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise click.BadParameter(f"{str(path)!r}: its folder does not exist or cannot be written")
+    return path
+
+
+def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta["onnxgrail.verbose"] = value
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+verbose_option = click.option(
+    "--verbose", is_flag=True, expose_value=False, callback=_verbose, help="Log stages; show tracebacks."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and JSON with --json).")
+progress_option = click.option("--no-progress", is_flag=True, help="No progress bar.")
+shapes_option = click.option(
+    "--input-shapes",
+    type=shape,
+    metavar="NAME:SHAPE",
+    multiple=True,
+    help="Shape of an input when it is drawn: x:1,3,224,224, x:1x3x224x224 or x:[1,3,224,224]; repeatable.",
+)
+
+data_options = chain(
+    click.option(
+        "--data",
+        "--calib",
+        "data",
+        metavar="PATH",
+        help="Samples: .npz, .npy, a folder of those, test_data_set_* folders or file.py:function. Drawn without it.",
+    ),
+    click.option("--samples", type=click.IntRange(min=1), help="Use this many samples, spread over the data."),
+    click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Samples per run."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything random."),
+    shapes_option,
+)
+
+device_options = chain(
+    click.option("--device", type=click.Choice(tuple(PROVIDERS)), help="Where ONNX Runtime runs.  [default: cpu]"),
+    click.option(
+        "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
+    ),
+)
+
+
+def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:
+    """Execution providers from the two ways to name them."""
+    if device is not None and providers:
+        raise click.UsageError("give --device or --providers, not both")
+    named = tuple(part for text in providers for part in re.split(r"[,\s]+", text) if part)
+    return named or PROVIDERS[device or "cpu"]

@@ -1,0 +1,130 @@
+"""Numbers to text: tables on stdout, progress and notes on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+WIDTH = 140  # of tables that go to a file or a pipe
+Show = Callable[[str, int, int], None]
+
+
+def count(value: float | None) -> str:
+    """A number of things: 1,234 or 21.3 M."""
+    if value is None:
+        return "-"
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= limit:
+            return f"{value / limit:.2f} {letter}"
+    return f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes: 812 B, 3.4 MB."""
+    if value is None:
+        return "-"
+    for limit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= limit:
+            return f"{value / limit:.2f} {letter}"
+    return f"{value:.0f} B"
+
+
+def change(before: float | None, after: float | None) -> str:
+    """Relative change: -29.1 %."""
+    if before is None or after is None or before == 0:
+        return "-"
+    return f"{(after - before) / before:+.1%}".replace("%", " %")
+
+
+def share(value: float | None) -> str:
+    """A share: 41.0 %."""
+    return "-" if value is None else f"{value:.1%}".replace("%", " %")
+
+
+def number(value: float | None, spec: str = ".4f") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else format(value, spec)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Print a table on stdout; the first `left` columns are aligned left, the others right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for position, name in enumerate(columns):
+        grid.add_column(name, justify="left" if position < left else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))  # names may hold brackets, which are no markup
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    console.print(grid)
+
+
+def notes(lines: Iterable[str], *, quiet: bool) -> None:
+    """Notes on stderr; what costs fidelity is a warning."""
+    for line in () if quiet else lines:
+        label = "Warning" if line.startswith("no --data") else "Note"
+        click.echo(f"{label}: {line}", err=True)
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool, no_progress: bool) -> Iterator[Show]:
+    """A callable for the library: a bar with ETA on a terminal, lines with --verbose elsewhere, else nothing."""
+    verbose = bool(click.get_current_context().meta.get("onnxgrail.verbose"))
+    if quiet or no_progress or not sys.stderr.isatty():
+        yield _log() if verbose else _nothing
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def _nothing(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+def _log() -> Show:
+    """One line on stderr when a stage begins."""
+    seen: set[str] = set()
+    start = time.perf_counter()
+
+    def show(stage: str, done: int, total: int) -> None:
+        del done
+        if stage not in seen:
+            seen.add(stage)
+            click.echo(f"[{time.perf_counter() - start:7.1f} s] {stage} ({total} steps)", err=True)
+
+    return show

@@ -1,0 +1,85 @@
+"""`onnxgrail compare`: fidelity and size of one model against another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import _options as options
+from . import _render as render
+
+EXIT_GATE = 3
+
+
+@click.command()
+@click.argument("a", metavar="A", type=click.Path(path_type=Path))
+@click.argument("b", metavar="B", type=click.Path(path_type=Path))
+@options.data_options
+@options.device_options
+@click.option("--min-cosine", type=click.FloatRange(-1, 1), help="Exit 3 when an output's mean cosine is lower.")
+@click.option(
+    "--max-nmse", type=click.FloatRange(min=0), help="Exit 3 when an output's normalised squared error is higher."
+)
+@options.json_option
+@options.quiet_option
+@options.verbose_option
+@options.progress_option
+def compare(
+    *,
+    a: Path,
+    b: Path,
+    device: str | None,
+    providers: tuple[str, ...],
+    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **settings: Any,
+) -> None:
+    """Measure on data how close B is to A."""
+    import onnxgrail
+
+    settings["providers"] = options.resolve_providers(device, providers)
+    settings["input_shapes"] = dict(input_shapes)
+    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+        result = onnxgrail.compare(a, b, progress=show, **settings)
+    render.notes(result.calibration["notes"], quiet=quiet)
+    if as_json:
+        click.echo(result.to_json())
+    elif not quiet:
+        _tables(result)
+    for gate in result.gates:
+        if not gate.passed:
+            side = "below" if gate.name == "min_cosine" else "above"
+            option = "--" + gate.name.replace("_", "-")
+            value = f"{gate.value:.5g} of output {gate.output!r} is {side} {option} {gate.limit:g}"
+            click.echo(f"Error: gate failed: {gate.name.split('_')[1]} {value}", err=True)
+    if not result.gates_passed:
+        click.get_current_context().exit(EXIT_GATE)
+
+
+def _tables(result: Any) -> None:
+    one, two = result.a, result.b
+    sizes = [
+        ("Parameters", render.count(one.params), render.count(two.params), render.change(one.params, two.params)),
+        ("MACs", render.count(one.macs), render.count(two.macs), render.change(one.macs, two.macs)),
+        ("File size", render.size(one.bytes), render.size(two.bytes), render.change(one.bytes, two.bytes)),
+    ]
+    render.table(f"A {one.path}\nB {two.path}", ("", "A", "B", "change"), sizes)
+    columns = ("output", "samples", "cosine", "NMSE", "max abs", "agreement", "KL", "NaN or inf")
+    rows = [
+        (
+            o.name,
+            str(o.samples),
+            render.number(o.cosine, ".5f"),
+            render.number(o.nmse, ".3e"),
+            render.number(o.max_abs, ".3e"),
+            render.share(o.agreement),
+            render.number(o.kl, ".3e"),
+            str(o.broken),
+        )
+        for o in result.outputs
+    ]
+    render.table("B against A", columns, rows)

@@ -1,0 +1,203 @@
+"""`onnxgrail compress`: the product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import _options as options
+from . import _render as render
+
+EXIT_GATE = 3
+REASONS = 8  # lines in the list of refusals; the report has them all
+
+
+@click.command()
+@click.argument("model", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option(
+    "--ratio",
+    type=options.ratio,
+    metavar="R",
+    default=0.3,
+    show_default=True,
+    help="Share of units to remove per block.",
+)
+@click.option("--sparsity", type=options.ratio, metavar="R", hidden=True, help="Same as --ratio.")
+@click.option(
+    "--blocks",
+    type=options.blocks,
+    metavar="KINDS",
+    default=",".join(options.BLOCKS),
+    show_default=True,
+    help="Kinds to narrow.",
+)
+@click.option("--include", type=options.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
+@click.option("--exclude", type=options.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
+@options.data_options
+@click.option(
+    "--selector", type=click.Choice(options.SELECTORS), default="wanda", show_default=True, help="How units are ranked."
+)
+@click.option(
+    "--reducer",
+    type=click.Choice(options.REDUCERS),
+    default="prune",
+    show_default=True,
+    help="Drop units, or merge them.",
+)
+@click.option(
+    "--compensate",
+    type=click.Choice(options.COMPENSATORS),
+    default="grail",
+    show_default=True,
+    help="How what is left is repaired.",
+)
+@click.option(
+    "--closed-loop/--open-loop",
+    default=True,
+    show_default=True,
+    help="Measure each block behind the already narrowed ones, or in the original model.",
+)
+@click.option(
+    "--round-to",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Keep multiples of this where the width allows it; 1 turns it off.",
+)
+@options.device_options
+@click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
+@click.option("--min-cosine", type=click.FloatRange(-1, 1), help="Exit 3 when an output's mean cosine is lower.")
+@click.option(
+    "--report",
+    "reports",
+    type=options.report_file,
+    metavar="FILE.json",
+    multiple=True,
+    help="Write the report; repeatable.",
+)
+@click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
+@options.json_option
+@options.quiet_option
+@options.verbose_option
+@options.progress_option
+def compress(
+    *,
+    model: Path,
+    target: Path | None,
+    output: Path | None,
+    sparsity: float | None,
+    device: str | None,
+    providers: tuple[str, ...],
+    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    reports: tuple[Path, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **recipe: Any,
+) -> None:
+    """Write a smaller model that stays close to IN.
+
+    Prints a before/after table, or the report with --json.
+    """
+    import onnxgrail
+
+    if target is not None and output is not None and target != output:
+        raise click.UsageError("give the output once: as OUT or with --output")
+    if sparsity is not None:
+        recipe["ratio"] = sparsity
+    if recipe["min_cosine"] is not None and not recipe["check"]:
+        raise click.UsageError("--min-cosine needs the check that --no-check turns off")
+    clash = next((path for path in reports if path.resolve() in _resolved(model, target, output)), None)
+    if clash is not None:
+        raise click.UsageError(f"the report {str(clash)!r} would replace a model")
+    recipe["providers"] = options.resolve_providers(device, providers)
+    recipe["input_shapes"] = dict(input_shapes)
+    try:
+        with render.progress(quiet=quiet, no_progress=no_progress) as show:
+            result = onnxgrail.compress(model, target or output, progress=show, **recipe)
+    except onnxgrail.NothingToCompressError as error:
+        if error.report is not None:
+            _hand_over(error.report, reports, as_json=as_json)
+        raise
+    _hand_over(result.report, reports, as_json=as_json)
+    data = result.report.data
+    render.notes(_notes(data), quiet=quiet)
+    if not as_json and not quiet:
+        _tables(data, result.output)
+    if not result.gates_passed:
+        click.echo(f"Error: gate failed: {_gate(data)}", err=True)
+        click.get_current_context().exit(EXIT_GATE)
+
+
+def _resolved(*paths: Path | None) -> set[Path]:
+    return {path.resolve() for path in paths if path is not None}
+
+
+def _hand_over(report: Any, reports: tuple[Path, ...], *, as_json: bool) -> None:
+    for path in reports:
+        report.save(path)
+    if as_json:
+        click.echo(report.to_json())
+
+
+def _notes(data: Any) -> list[str]:
+    calibration = data.get("calibration") or {}
+    return list(dict.fromkeys([*calibration.get("notes", ()), *data.get("notes", ())]))
+
+
+def _gate(data: Any) -> str:
+    limit = data["recipe"]["min_cosine"]
+    cosines = [(o["cosine"], o["name"]) for o in data["verification"]["outputs"] if o["cosine"] is not None]
+    if not cosines:
+        return f"no output to hold against --min-cosine {limit}"
+    value, name = min(cosines)
+    return f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"
+
+
+def _tables(data: Any, output: Path | None) -> None:
+    from onnxgrail import summary_rows
+
+    printers = {"count": render.count, "bytes": render.size}
+    rows = []
+    for row in summary_rows(data):
+        show = printers[row.unit]
+        rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
+    model = data["model"]
+    render.table(model["input"], ("", "before", "after", "change"), rows)
+    asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
+    click.echo(f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters")
+    calibration = data.get("calibration")
+    if calibration:
+        click.echo(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
+    for check in data["verification"]["outputs"]:
+        cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
+        click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original")
+    _outcomes(data)
+    click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
+
+
+def _outcomes(data: Any) -> None:
+    """Blocks that did not go as asked, and what was left alone, by reason."""
+    from onnxgrail import refusal_counts
+
+    odd = Counter(
+        (block["outcome"]["status"], block["outcome"]["reason"])
+        for block in data["blocks"]
+        if block["outcome"]["status"] != "ok"
+    )
+    for (status, reason), times in odd.most_common():
+        click.echo(f"Blocks {status}: {times}" + (f" ({reason})" if reason else ""))
+    counts = refusal_counts(data["refusals"])
+    if counts:
+        click.echo("Left alone:")
+        for reason, times in counts[:REASONS]:
+            click.echo(f"  {times:4d} x {reason}")
+        if len(counts) > REASONS:
+            click.echo(f"  and {len(counts) - REASONS} more reasons (see --report or `onnxgrail inspect`)")

@@ -1,0 +1,206 @@
+"""Sizes for the dimensions a model leaves open: the same name gets the same size, sums of names are computed."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onnxgrail.calibration.signature import Input, Signature
+from onnxgrail.errors import DataError, UsageError
+
+PAST = 5
+IMAGE = 64
+CHANNELS = 3
+# Distinct, so that one symbolic length is never mistaken for another.
+LENGTHS = (16, 12, 20, 24, 10, 28)
+
+OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sized:
+    """The shapes chosen for one signature.
+
+    Attributes:
+        shapes: concrete shape per input.
+        past: length of the key-value cache, 0 when the model has none.
+    """
+
+    shapes: Shapes
+    past: int
+
+
+def is_past(entry: Input) -> bool:
+    """Whether an input is a key or value cache."""
+    return entry.shape is not None and len(entry.shape) >= 3 and "past" in entry.name.lower()
+
+
+def choose(signature: Signature, *, batch: int, input_shapes: Shapes, sizes: Mapping[str, int]) -> Sized:
+    """Concrete shapes for all inputs.
+
+    Args:
+        signature: the model's inputs.
+        batch: size of a dimension that counts samples.
+        input_shapes: full shapes the user gave for some inputs; the names of their dimensions keep these sizes
+            elsewhere.
+        sizes: sizes of named dimensions.
+
+    Raises:
+        UsageError: a given shape names no input or contradicts the model.
+        DataError: an input has no declared rank and no shape was given.
+    """
+    known = dict(sizes) | _given(signature, input_shapes)
+    fixed = {e.shape[0] for e in signature if e.shape and isinstance(e.shape[0], int)}
+    if len(fixed) == 1:
+        batch = fixed.pop()
+    has_past = any(is_past(entry) for entry in signature)
+    lengths = _Lengths(known=known, batch=batch, has_past=has_past)
+    for entry in signature:  # plain names first: sums of names need them
+        if entry.shape is not None and entry.name not in input_shapes:
+            for axis, dim in enumerate(entry.shape):
+                if isinstance(dim, str) and dim.isidentifier() and "total" not in dim.lower():
+                    lengths.plain(entry, axis, dim)
+    shapes = {e.name: tuple(input_shapes[e.name]) if e.name in input_shapes else lengths.shape(e) for e in signature}
+    return Sized(shapes=shapes, past=lengths.past if has_past else 0)
+
+
+def _given(signature: Signature, input_shapes: Shapes) -> dict[str, int]:
+    """Sizes of named dimensions that follow from the shapes the user gave."""
+    entries, known = {e.name: e for e in signature}, {}
+    for name, shape in input_shapes.items():
+        entry = entries.get(name)
+        if entry is None:
+            raise UsageError(
+                f"input shape for {name!r}: no such input", hint=f"The model takes {', '.join(entries) or 'none'}"
+            )
+        if entry.shape is None:
+            continue
+        fits = len(shape) == len(entry.shape) and all(
+            not isinstance(d, int) or d == s for d, s in zip(entry.shape, shape, strict=True)
+        )
+        if not fits:
+            raise UsageError(
+                f"input shape {name}:{','.join(map(str, shape))} does not fit", hint=f"The model takes: {entry}"
+            )
+        known.update({d: s for d, s in zip(entry.shape, shape, strict=True) if isinstance(d, str)})
+    return known
+
+
+@dataclass(slots=True)
+class _Lengths:
+    """Sizes handed out so far."""
+
+    known: dict[str, int]
+    batch: int
+    has_past: bool
+    taken: int = 0
+
+    @property
+    def past(self) -> int:
+        return next(
+            (size for name, size in self.known.items() if _means(name, "past") and not _means(name, "total")), PAST
+        )
+
+    def length(self, key: str) -> int:
+        """The next unused sequence length, remembered under a key."""
+        if key not in self.known:
+            self.known[key] = LENGTHS[self.taken % len(LENGTHS)]
+            self.taken += 1
+        return self.known[key]
+
+    def plain(self, entry: Input, axis: int, name: str) -> int:
+        """Size of a dimension known by one name."""
+        if name not in self.known:
+            if _means(name, "past") or _means(name, "cache"):
+                self.known[name] = self.past
+            elif _means(name, "batch") or (axis == 0 and not _sequential(name)):
+                self.known[name] = self.batch
+            else:
+                self.known[name] = self.by_place(entry, axis, name)
+        return self.known[name]
+
+    def by_place(self, entry: Input, axis: int, key: str) -> int:
+        """Size of a dimension whose name says nothing, by where it stands."""
+        if entry.shape is not None and len(entry.shape) == 4 and entry.dtype.kind == "f" and not is_past(entry):
+            return CHANNELS if axis == 1 else IMAGE
+        if _means(key, "height") or _means(key, "width"):
+            return IMAGE
+        return self.length(key)
+
+    def shape(self, entry: Input) -> tuple[int, ...]:
+        """Concrete shape of one input."""
+        if entry.shape is None:
+            raise DataError(
+                f"input {entry.name!r} declares no shape", hint=f"Give --input-shapes {entry.name}:... or --data"
+            )
+        return tuple(self.size(entry, axis, dim) for axis, dim in enumerate(entry.shape))
+
+    def size(self, entry: Input, axis: int, dim: int | str | None) -> int:
+        """Concrete size of one axis."""
+        if isinstance(dim, int):
+            return dim
+        if isinstance(dim, str) and dim:
+            return self.named(entry, axis, dim)
+        if axis == 0:
+            return self.batch
+        if is_past(entry):
+            return self.past
+        rank = len(entry.shape or ())
+        if self.has_past and "mask" in entry.name.lower() and axis == rank - 1:
+            return self.total()
+        # Unnamed: two-dimensional inputs of one model are token-like and share their length.
+        return self.by_place(entry, axis, "sequence" if axis == 1 and rank == 2 else f"{entry.name}[{axis}]")
+
+    def named(self, entry: Input, axis: int, name: str) -> int:
+        """Size of a dimension that carries a name or a formula."""
+        if name in self.known:
+            return self.known[name]
+        value = self.total() if _means(name, "total") else self.computed(name)
+        return value if value is not None else self.plain(entry, axis, name)
+
+    def total(self) -> int:
+        """Length of the attention mask: what is cached and what is fed."""
+        fed = next((s for n, s in self.known.items() if _sequential(n) and not _means(n, "past")), None)
+        return (self.past if self.has_past else 0) + (fed if fed is not None else self.length("sequence"))
+
+    def computed(self, text: str) -> int | None:
+        """Value of a sum or product of names and numbers, such as `past_sequence_length + 1`."""
+        if not re.search(r"[+*/-]", text):
+            return None
+        try:
+            return self._evaluate(ast.parse(text, mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return None
+
+    def _evaluate(self, node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.Name):
+            if node.id in self.known:
+                return self.known[node.id]
+            self.known[node.id] = self.past if _means(node.id, "past") else self.length(node.id)
+            return self.known[node.id]
+        if isinstance(node, ast.BinOp):
+            left, right = self._evaluate(node.left), self._evaluate(node.right)
+            if type(node.op) in OPERATIONS:
+                return OPERATIONS[type(node.op)](left, right)
+        raise ValueError(ast.dump(node))
+
+
+def _means(name: str, word: str) -> bool:
+    return word in name.lower()
+
+
+def _sequential(name: str) -> bool:
+    return any(_means(name, word) for word in ("seq", "len", "token", "time", "frame"))

@@ -1,0 +1,153 @@
+"""Exact before clever: every block must pass the mask oracle on this very model before anything is decided.
+
+The graph with some units of each block removed is run beside the original with the dropped rows of every consumer set to zero.
+Where they differ, or the narrowed graph does not run, the blocks that are to blame are found by bisection and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.session import open_session
+from onnxgrail.core import Array, Block, Bools, Feed, Refusal
+from onnxgrail.errors import ModelError, RewriteError
+from onnxgrail.graph import weights
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Ledger, Survey
+
+LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
+QUANTISED = 1e-3
+
+
+def prove(
+    model: ir.Model,
+    survey: Survey,
+    blocks: Sequence[Block],
+    widths: Mapping[str, int],
+    feed: Feed,
+    *,
+    providers: Sequence[str],
+    folder: Path | None = None,
+) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
+    """Blocks that narrow exactly, and refusals for the others.
+
+    Args:
+        model: the graph; not changed.
+        survey: its trace.
+        blocks: candidates; widths: units each keeps, by name.
+        feed: one small feed.
+        providers: execution providers; folder: where external data lie.
+    """
+
+    def run(candidate: ir.Model) -> dict[str, Array]:
+        with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
+            return session.run(feed)
+
+    limit = _limit(model)
+    doubts: dict[str, str] = {}
+
+    def holds(some: Sequence[Block]) -> bool:
+        why = _doubt(model, survey, some, widths, run, limit)
+        if why and len(some) == 1:
+            doubts[some[0].name] = why
+        return not why
+
+    good = _passing(list(blocks), holds)
+    names = {b.name for b in good}
+    refusals = tuple(
+        Refusal(value=b.slots[0].initializer, node=b.nodes[0], op=b.kind, reason=doubts.get(b.name, "narrowing it together with the others does not give the masked result"))
+        for b in blocks
+        if b.name not in names
+    )
+    return tuple(good), refusals
+
+
+def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> list[Block]:
+    """A largest-effort subset that holds together: bisect, then join the halves that survive."""
+    if not blocks or holds(blocks):
+        return blocks
+    if len(blocks) == 1:
+        return []
+    middle = len(blocks) // 2
+    first, second = _passing(blocks[:middle], holds), _passing(blocks[middle:], holds)
+    joined = first + second
+    if not first or not second or holds(joined):
+        return joined
+    for block in second:  # each half is sound alone: add what fits
+        if holds([*first, block]):
+            first = [*first, block]
+    return first
+
+
+def _doubt(
+    model: ir.Model,
+    survey: Survey,
+    blocks: Sequence[Block],
+    widths: Mapping[str, int],
+    run: Callable[[ir.Model], dict[str, Array]],
+    limit: float,
+) -> str:
+    """Why narrowing these blocks is not exact; '' when it is."""
+    dead = _sample(survey, blocks, widths)
+    slim = model.clone()
+    try:
+        apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
+        got = run(slim)
+    except (ModelError, RewriteError) as error:
+        return f"the narrowed graph does not run: {error}"
+    masked = model.clone()
+    apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=_masked(model, survey, blocks, dead)))
+    wanted = run(masked)
+    for name, array in wanted.items():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            if got[name].shape != array.shape:
+                return f"output {name} changes its shape from {array.shape} to {got[name].shape}"
+            error = _distance(got[name], array)
+            if not error <= limit:
+                return f"the narrowed graph differs from the masked one by {error:.1e} at output {name}"
+    return ""
+
+
+def _sample(survey: Survey, blocks: Sequence[Block], widths: Mapping[str, int]) -> Bools:
+    """Units to remove for the proof: drawn at random, at least one per block."""
+    rng = np.random.default_rng(0)
+    dead = np.zeros(survey.ids, dtype=bool)
+    for block in blocks:
+        kept = min(widths[block.name], block.units - 1)
+        dead[block.ids[rng.permutation(block.units)[kept:]]] = True
+    return dead
+
+
+def _masked(model: ir.Model, survey: Survey, blocks: Sequence[Block], dead: Bools) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for block in blocks:
+        for slot in block.consumers:
+            array = arrays.get(slot.param)
+            array = np.array(weights.original(slot, model, survey) if array is None else array)
+            np.moveaxis(array, slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0
+            arrays[slot.param] = array
+    return arrays
+
+
+def _distance(a: Array, b: Array) -> float:
+    """Largest difference relative to the largest value; positions that are NaN in both agree."""
+    if not b.size:
+        return 0.0
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    same = np.isnan(a) & np.isnan(b) | (a == b)
+    gap = np.where(same, 0.0, np.abs(a - b))
+    scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+    return float(gap.max() / max(scale, 1e-6))
+
+
+def _limit(model: ir.Model) -> float:
+    kinds = {v.const_value.dtype for v in model.graph.initializers.values() if v.const_value is not None}
+    if kinds & {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4}:
+        return QUANTISED
+    sizes = [k.itemsize for k in kinds if k.is_floating_point()]
+    return LIMITS.get(int(min(sizes, default=4)), LIMITS[2])

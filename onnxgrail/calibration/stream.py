@@ -1,0 +1,99 @@
+"""Calibration activations on their way through the network, one block at a time.
+
+The stream keeps the live tensors at one cut of the graph, for every batch.  `measure` runs from there to a block's probes;
+`advance` moves the cut forward through nodes that are final.  Each node is run about twice however deep the network is
+(GRAIL section 3.2 asks for statistics from the already compressed prefix).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.core import Array, Bools, Probe, Stats
+from onnxgrail.graph.live import lives
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.segment import cut
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Ledger, Survey
+
+Tick = Callable[[], None]
+
+
+class Stream:
+    """Owns the cached activations of a calibration run; a context manager that lets them go."""
+
+    def __init__(
+        self, model: ir.Model, survey: Survey, batches: Batches, *, providers: Sequence[str], folder: Path | None
+    ) -> None:
+        self._model, self._survey = model, survey
+        self._providers, self._folder = tuple(providers), folder
+        self._lives = lives(model, survey.facts)
+        self._position = 0
+        feeds = list(batches)
+        self._masks = [padding_mask(feed) for feed in feeds]
+        self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cache.clear()
+
+    def advance(self, ledger: Ledger, limit: int) -> None:
+        """Move the cut as far forward as is sensible, at most in front of node `limit`.
+
+        Every node before `limit` must be final: no block that is still to be decided touches it.
+        """
+        target = self._lives.best(self._position, limit)
+        if target <= self._position:
+            return
+        keep = self._lives.at(target)
+        fresh = [name for name in keep if name not in self._cache[0]]
+        if fresh:
+            with self._open(fresh, ledger) as session:
+                for cache in self._cache:
+                    cache.update(session.run(cache))
+        alive = set(keep)
+        self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
+        self._position = target
+
+    def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
+        """Sums over all calibration rows of each probe, in the network as the ledger has it."""
+        names = sorted({n for p in probes for n in (p.value, *p.also)})
+        sums = [zero_stats(p) for p in probes]
+        here = [n for n in names if n in self._cache[0]]
+        beyond = [n for n in names if n not in self._cache[0]]
+        session = self._open(beyond, ledger) if beyond else None
+        for cache, mask in zip(self._cache, self._masks, strict=True):
+            found = {n: cache[n] for n in here} | (session.run(cache) if session else {})
+            for number, probe in enumerate(probes):
+                for name in (probe.value, *probe.also):
+                    rows = _rows(found[name], probe, mask)
+                    sums[number] = sums[number].merge(gram_of(found[name], probe, rows))
+            tick()
+        return tuple(sums)
+
+    def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
+        """A session from the cached tensors to `outputs`, with all decisions written in."""
+        piece = cut(self._model, list(self._cache[0]), list(outputs), self._survey.facts)
+        apply(piece.graph, self._survey, ledger)
+        spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
+        return open_session(
+            to_bytes(piece), providers=self._providers, outputs=outputs, folder=self._folder, extended=not spatial
+        )
+
+
+def _rows(x: Array, probe: Probe, mask: Bools | None) -> Bools | None:
+    """The padding mask where it fits the tensor's leading axes: (batch, sequence, channels) or flattened."""
+    if mask is None or probe.axis != x.ndim - 1:
+        return None
+    leading = x.shape[:-1]
+    return np.asarray(mask).ravel() if leading in (mask.shape, (mask.size,)) else None

@@ -1,0 +1,124 @@
+"""Inputs drawn to fit a model, for those who have no data at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.dims import Shapes, Sized, choose, is_past
+from onnxgrail.calibration.ids import table_rows
+from onnxgrail.calibration.signature import Input, Signature, is_float
+from onnxgrail.core import Array, Feed
+from onnxgrail.errors import DataError
+
+SAMPLES = 64
+COST = (
+    "no --data: calibrated on synthetic inputs; expect clearly worse fidelity "
+    "(measured on a real sentence encoder at 30 %: cosine 0.79 synthetic, 0.97-0.98 with 32-512 real sequences)"
+)
+RESERVED = 3  # low ids are usually padding, start and end, which models treat apart
+
+Fill = Literal["normal", "ids", "ones", "zeros", "positions"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """How one input is filled; `rows` bounds ids, `start` is the first position."""
+
+    entry: Input
+    shape: tuple[int, ...]
+    fill: Fill
+    rows: int = 0
+    start: int = 0
+
+
+def synthetic(
+    model: ir.Model,
+    signature: Signature,
+    *,
+    samples: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    input_shapes: Shapes | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Batches:
+    """Drawn feeds: ids inside the embedding's range, masks of ones, running positions, unit Gaussians for the rest.
+
+    Integer inputs that index no constant table, and token types, are zero.  Open dimensions get small sizes (sequences
+    16, images 64x64); the same name always means the same size.  The same seed gives the same values.
+
+    Args:
+        model: what `signature` was read from; its graph tells what integer inputs index.
+        signature: the model's inputs.
+        samples: how many to draw; None draws 64.
+        batch_size: samples per feed where the model leaves it open.
+        seed: of the draw.
+        input_shapes: full shapes for some inputs, batch size included.
+        sizes: sizes of named open dimensions.
+
+    Raises:
+        DataError: an input holds strings or declares no rank.
+        UsageError: a given shape does not fit.
+    """
+    wanted = samples or SAMPLES
+    sized = choose(signature, batch=min(batch_size, wanted), input_shapes=input_shapes or {}, sizes=sizes or {})
+    draws = tuple(_plan(model, entry, sized) for entry in signature)
+    firsts = {shape[0] for shape in sized.shapes.values() if shape}
+    batch = firsts.pop() if len(firsts) == 1 and all(sized.shapes.values()) else 1
+    count = -(-wanted // max(1, batch))
+    return Batches(
+        feeds=tuple(partial(_feed, draws, seed, number) for number in range(count)),
+        samples=count * max(1, batch),
+        source="synthetic",
+        notes=(COST,),
+        synthetic=True,
+    )
+
+
+def _plan(model: ir.Model, entry: Input, sized: Sized) -> Draw:
+    shape, name = sized.shapes[entry.name], entry.name.lower()
+    if entry.dtype.kind not in "biuf" and not is_float(entry.dtype):
+        raise DataError(f"input {entry.name!r} holds {entry.dtype} values, which cannot be drawn", hint="Give --data")
+    if entry.dtype.kind == "b" or "mask" in name:
+        return Draw(entry=entry, shape=shape, fill="ones")
+    if is_float(entry.dtype) or is_past(entry):
+        return Draw(entry=entry, shape=shape, fill="normal")
+    if "position" in name:
+        return Draw(entry=entry, shape=shape, fill="positions", start=sized.past)
+    if "token_type" in name or "segment" in name:
+        return Draw(entry=entry, shape=shape, fill="zeros")
+    rows = table_rows(model, entry.name)
+    return (
+        Draw(entry=entry, shape=shape, fill="ids", rows=rows) if rows else Draw(entry=entry, shape=shape, fill="zeros")
+    )
+
+
+def _feed(draws: tuple[Draw, ...], seed: int, number: int) -> Feed:
+    rng = np.random.default_rng((seed, number))
+    return {draw.entry.name: _values(draw, rng) for draw in draws}
+
+
+def _values(draw: Draw, rng: np.random.Generator) -> Array:
+    dtype = draw.entry.dtype
+    if draw.fill == "normal":
+        return np.asarray(rng.standard_normal(draw.shape)).astype(dtype)
+    if draw.fill == "ids":
+        # A small alphabet has no ids to spare.
+        low = RESERVED if draw.rows > 8 * RESERVED else 0
+        return np.asarray(rng.integers(low, min(draw.rows, _top(dtype)), draw.shape)).astype(dtype)
+    if draw.fill == "positions":
+        last = draw.shape[-1] if draw.shape else 1
+        row = np.arange(draw.start, draw.start + last).reshape(draw.shape and (last,))
+        return np.ascontiguousarray(np.broadcast_to(row, draw.shape)).astype(dtype).reshape(draw.shape)
+    return np.full(draw.shape, 1 if draw.fill == "ones" else 0, dtype=dtype)
+
+
+def _top(dtype: np.dtype[Any]) -> int:
+    """One past the largest value of an integer dtype."""
+    return int(np.iinfo(dtype).max) + 1 if dtype.kind in "iu" else 2

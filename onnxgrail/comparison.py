@@ -1,0 +1,193 @@
+"""Hold one model against another on the same data.
+
+The module is not called `compare`: importing a submodule of that name would hide the function `onnxgrail.compare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.data import Batches, Source, read
+from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
+from onnxgrail.calibration.synthetic import synthetic
+from onnxgrail.core import Progress, silent
+from onnxgrail.errors import ModelError, UsageError
+from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
+from onnxgrail.graph import cost, model_io
+from onnxgrail.paths import check_input
+from onnxgrail.report import SCHEMA, calibration_entry, to_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weight:
+    """Size of one model: parameters, multiply-accumulates per sample (None: not counted), bytes with external data."""
+
+    path: str
+    params: int
+    macs: int | None
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """A limit that was set, the worst value over the outputs, and whether it holds."""
+
+    name: str
+    limit: float
+    value: float
+    output: str
+    passed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """How close model `b` is to model `a`, and what both weigh."""
+
+    a: Weight
+    b: Weight
+    outputs: tuple[Fidelity, ...]
+    calibration: Mapping[str, Any]
+    gates: tuple[Gate, ...] = ()
+
+    @property
+    def gates_passed(self) -> bool:
+        """Whether every limit that was set holds."""
+        return all(gate.passed for gate in self.gates)
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data."""
+        sizes = {key: {f: getattr(w, f) for f in Weight.__slots__} for key, w in (("a", self.a), ("b", self.b))}
+        gates = [{f: getattr(gate, f) for f in Gate.__slots__} for gate in self.gates]
+        data = {"calibration": dict(self.calibration), "outputs": entries(self.outputs), "gates": gates}
+        return {"schema": SCHEMA} | sizes | data
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return to_json(self.to_data())
+
+
+def compare(
+    a: str | Path,
+    b: str | Path,
+    *,
+    data: Source | None = None,
+    samples: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    min_cosine: float | None = None,
+    max_nmse: float | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Run two models on the same feeds and compare every output.
+
+    Args:
+        a: the reference model.
+        b: the model that is judged.
+        data: as for `compress`; None draws inputs.
+        samples: how many samples at most.
+        batch_size: samples per feed where the model leaves it open.
+        seed: of sampling and drawing.
+        input_shapes: shapes for drawn inputs.
+        providers: ONNX Runtime execution providers.
+        min_cosine: gate on the mean cosine of every floating-point output.
+        max_nmse: gate on the normalised squared error of every floating-point output.
+        progress: called once per feed.
+
+    Raises:
+        ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.
+        DataError: the data do not fit.
+        UsageError: a gate is set and there is no floating-point output.
+    """
+    paths = Path(a), Path(b)
+    for path in paths:
+        check_input(path)
+    first, second = (model_io.load(path) for path in paths)
+    signature = signature_of(first)
+    _same_inputs(signature, signature_of(second), paths[1])
+    if data is None:
+        shapes = input_shapes or {}
+        batches = synthetic(first, signature, samples=samples, batch_size=batch_size, seed=seed, input_shapes=shapes)
+    else:
+        batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed)
+    outputs = finish(run_both(paths[0], paths[1], batches, providers=providers, progress=progress))
+    source = calibration_entry(
+        source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
+    )
+    return Comparison(
+        a=weigh(first, paths[0]),
+        b=weigh(second, paths[1]),
+        outputs=outputs,
+        calibration=source,
+        gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
+    )
+
+
+def run_both(
+    a: bytes | str | Path,
+    b: bytes | str | Path,
+    batches: Batches,
+    *,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    progress: Progress = silent,
+) -> dict[str, Sums]:
+    """Sums of differences per output over all batches; padded tokens are left out."""
+    sums: dict[str, Sums] = {}
+    with open_session(a, providers=providers) as one, open_session(b, providers=providers) as two:
+        for number, feed in enumerate(batches):
+            progress("compare", number, len(batches))
+            sums = add_batch(sums, one.run(feed), two.run(feed), mask=padding_mask(feed))
+        progress("compare", len(batches), len(batches))
+    return sums
+
+
+def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: float | None) -> Iterator[Gate]:
+    """The limits that were set, against the worst output.
+
+    Raises:
+        UsageError: there is no floating-point output to hold a limit against.
+    """
+    cosines = [(o.cosine, o.name) for o in outputs if o.cosine is not None]
+    errors = [(o.nmse, o.name) for o in outputs if o.nmse is not None]
+    if (min_cosine is not None or max_nmse is not None) and not cosines:
+        raise UsageError("a fidelity gate is set, but the model has no floating-point output")
+    if min_cosine is not None:
+        value, name = min(cosines)
+        yield Gate(name="min_cosine", limit=min_cosine, value=value, output=name, passed=value >= min_cosine)
+    if max_nmse is not None:
+        value, name = max(errors)
+        yield Gate(name="max_nmse", limit=max_nmse, value=value, output=name, passed=value <= max_nmse)
+
+
+def weigh(model: ir.Model, path: Path, *, macs: int | None = None) -> Weight:
+    """Size of a loaded model and its files."""
+    return Weight(path=str(path), params=cost.parameters(model), macs=macs, bytes=bytes_on_disk(model, path))
+
+
+def bytes_on_disk(model: ir.Model, path: Path) -> int:
+    """Size of the model file and of the external data files it names."""
+    stored = (v.const_value for v in model.graph.initializers.values())
+    names = {str(t.location) for t in stored if isinstance(t, ir.ExternalTensor)}
+    extra = [path.parent / name for name in names]
+    return sum(file.stat().st_size for file in (path, *extra) if file.exists())
+
+
+def _same_inputs(wanted: Signature, got: Signature, path: Path) -> None:
+    """Whether two models take the same inputs (fixed dimensions may differ from open ones).
+
+    Raises:
+        ModelError: names, dtypes or ranks differ.
+    """
+
+    def shape(signature: Signature) -> list[tuple[str, str, int | None]]:
+        return sorted((e.name, str(e.dtype), None if e.shape is None else len(e.shape)) for e in signature)
+
+    if shape(wanted) != shape(got):
+        raise ModelError(f"{str(path)!r} takes {describe(got)}, expected {describe(wanted)}")

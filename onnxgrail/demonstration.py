@@ -1,0 +1,237 @@
+"""The whole way on the embedded models and their real data, nothing downloaded.
+
+The module is not called `demo`: importing a submodule of that name would hide the function `onnxgrail.demo`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.core import Array, Feed, Progress, silent
+from onnxgrail.errors import OutputError, UsageError
+from onnxgrail.paths import check_folder
+from onnxgrail.report import SCHEMA, to_json
+
+COMPENSATE = ("none", "grail")
+WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One measured model.
+
+    Attributes:
+        model: name of the embedded model.
+        ratio: share of units removed, 0 for the dense model.
+        compensate: `none` or `grail`; empty for the dense model.
+        metric: what `score` is: accuracy (high is good) or perplexity (low is good).
+        params, macs, bytes: size; macs per sample.
+        latency_ms: median time of one run, in milliseconds; spread_ms is the distance of its quartiles.
+        file: where the model was kept, None when it was not.
+    """
+
+    model: str
+    ratio: float
+    compensate: str
+    metric: str
+    score: float
+    params: int
+    macs: int | None
+    bytes: int
+    latency_ms: float
+    spread_ms: float
+    file: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demo:
+    """All rows, per model the dense one first, and how latency was measured."""
+
+    rows: tuple[Row, ...]
+    threads: int
+    batch_size: int
+    repeats: int
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"schema": SCHEMA} | asdict(self)
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return to_json(self.to_data())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Variant:
+    ratio: float
+    compensate: str
+    path: Path
+    params: int
+    macs: int | None
+
+
+def demo(
+    *,
+    models: Sequence[str] | None = None,
+    ratios: Sequence[float] = (0.3, 0.5),
+    out: Path | None = None,
+    batch_size: int = 8,
+    repeats: int = 30,
+    threads: int = 1,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Demo:
+    """Compress the embedded models at each ratio, without and with compensation, and measure all of them.
+
+    Args:
+        models: names of embedded models; None takes all.
+        ratios: shares of units to remove, each above 0 and below 1.
+        out: folder that keeps the compressed models and their reports; None keeps nothing.
+        batch_size: samples per run when latency is measured.
+        repeats: how often each model is timed, in turn with the others.
+        threads: threads of ONNX Runtime when latency is measured.
+        seed: of everything random.
+        progress: called per compressed model.
+
+    Raises:
+        UsageError: an unknown model or an impossible ratio.
+        OutputError: `out` cannot be written.
+    """
+    from onnxgrail import models as embedded_models
+
+    names = tuple(models) if models is not None else tuple(embedded_models.names())
+    unknown = [name for name in names if name not in embedded_models.names()]
+    if unknown:
+        raise UsageError(f"no embedded model {unknown[0]!r}", hint=f"There are {', '.join(embedded_models.names())}")
+    wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
+    if wrong:
+        raise UsageError(f"ratio {wrong[0]} is impossible", hint="Choose numbers above 0 and below 1")
+    rows: list[Row] = []
+    total = len(names) * len(ratios) * len(COMPENSATE)
+    with _folder(out) as folder:
+        for position, name in enumerate(names):
+            embedded = embedded_models.load(name)
+            offset = position * len(ratios) * len(COMPENSATE)
+            variants = _compressed(embedded, ratios, folder, seed, progress, offset, total)
+            rows.extend(_measure(embedded, variants, batch_size, repeats, threads, keep=out is not None))
+    progress("demo", total, total)
+    return Demo(rows=tuple(rows), threads=threads, batch_size=batch_size, repeats=repeats)
+
+
+def _folder(out: Path | None) -> contextlib.AbstractContextManager[str]:
+    if out is None:
+        return tempfile.TemporaryDirectory(prefix="onnxgrail-demo-")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make folder {str(out)!r}: {error.strerror or error}") from error
+    check_folder(out)
+    return contextlib.nullcontext(str(out))
+
+
+def _compressed(
+    embedded: Any, ratios: Sequence[float], folder: str, seed: int, progress: Progress, offset: int, total: int
+) -> list[_Variant]:
+    """The dense model and every compressed one, dense first."""
+    from onnxgrail.pipeline import compress
+
+    variants: list[_Variant] = []
+    for ratio in ratios:
+        for compensate in COMPENSATE:
+            progress("demo", offset + max(0, len(variants) - 1), total)
+            target = Path(folder) / f"{embedded.name}.{ratio:g}.{compensate}.onnx"
+            result = compress(
+                embedded.model,
+                target,
+                ratio=ratio,
+                compensate=compensate,
+                data=embedded.calibration,
+                seed=seed,
+                force=True,
+            )
+            result.report.save(target.with_suffix(".json"))
+            sizes = result.report.data["model"]
+            if not variants:
+                variants.append(
+                    _Variant(
+                        ratio=0.0,
+                        compensate="",
+                        path=Path(embedded.model),
+                        params=sizes["params_before"],
+                        macs=sizes["macs_before"],
+                    )
+                )
+            variants.append(
+                _Variant(
+                    ratio=ratio,
+                    compensate=compensate,
+                    path=target,
+                    params=sizes["params_after"],
+                    macs=sizes["macs_after"],
+                )
+            )
+    return variants
+
+
+def _measure(
+    embedded: Any, variants: Sequence[_Variant], batch_size: int, repeats: int, threads: int, *, keep: bool
+) -> list[Row]:
+    from onnxgrail.models import score
+
+    feed = _first_feed(embedded.heldout, batch_size)
+    rows = []
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(open_session(v.path, threads=threads)) for v in variants]
+        timings = _interleaved(sessions, feed, repeats)
+        for variant, session, seconds in zip(variants, sessions, timings, strict=True):
+            low, _, high = quantiles(seconds, n=4)
+            rows.append(
+                Row(
+                    model=embedded.name,
+                    ratio=variant.ratio,
+                    compensate=variant.compensate,
+                    metric=embedded.metric,
+                    score=float(score(embedded, _runner(session))),
+                    params=variant.params,
+                    macs=variant.macs,
+                    bytes=variant.path.stat().st_size,
+                    latency_ms=median(seconds) * 1e3,
+                    spread_ms=(high - low) * 1e3,
+                    file=str(variant.path) if keep or not variant.compensate else None,
+                )
+            )
+    return rows
+
+
+def _runner(session: Session) -> Any:
+    def run(feed: Feed) -> list[Array]:
+        return list(session.run(feed).values())
+
+    return run
+
+
+def _first_feed(path: Path, batch_size: int) -> dict[str, Array]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name][:batch_size] for name in file.files if name != "labels"}
+
+
+def _interleaved(sessions: Sequence[Session], feed: Feed, repeats: int) -> list[list[float]]:
+    """Seconds of each run per session; the sessions take turns, so that a slow moment of the machine hits all."""
+    times: list[list[float]] = [[] for _ in sessions]
+    for number in range(WARM_UP + max(2, repeats)):
+        for own, session in zip(times, sessions, strict=True):
+            start = time.perf_counter()
+            session.run(feed)
+            if number >= WARM_UP:
+                own.append(time.perf_counter() - start)
+    return times

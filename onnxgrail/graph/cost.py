@@ -1,0 +1,95 @@
+"""Parameters and multiply-accumulates, of the dense model and of any plan, without running anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Block, Bools
+from onnxgrail.graph.facts import key
+from onnxgrail.graph.survey import Survey
+
+Shapes = Callable[[str], tuple[int, ...]]
+
+
+def parameters(model: ir.Model) -> int:
+    """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted)."""
+    return sum(
+        int(v.const_value.size)
+        for v in model.graph.initializers.values()
+        if v.const_value is not None and _is_weight(v.const_value)
+    )
+
+
+def _is_weight(tensor: ir.TensorProtocol) -> bool:
+    return tensor.dtype not in (ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING)
+
+
+def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
+    """Multiply-accumulates of one run on the probe feed, of the dense model or with `dead` units gone."""
+    shape = shapes(survey, dead)
+    return sum(_node_macs(node, survey, shape, dead) for node in model.graph)
+
+
+def shapes(survey: Survey, dead: Bools | None) -> Shapes:
+    """Shape of every tensor by name, narrowed when units are gone."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        dims = list(survey.facts.shapes[name])
+        if dead is not None:
+            for mark in survey.marks.get(name, ()):
+                dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
+        return tuple(dims)
+
+    return shape
+
+
+def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
+    if node.op_type not in ("Conv", "ConvTranspose", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul"):
+        return 0
+    names = [v.name or "" if v is not None else "" for v in node.inputs]
+    output = node.outputs[0].name or ""
+    if output not in survey.facts.shapes or any(n and n not in survey.facts.shapes for n in names[:2]):
+        return 0
+    weight = _operand_shape(node, 1, names[1], survey, shape, dead)
+    if node.op_type in ("Conv", "FusedConv"):
+        return math.prod(shape(output)) * math.prod(weight[1:])
+    if node.op_type == "ConvTranspose":
+        return math.prod(shape(names[0])) * math.prod(weight[1:])
+    inner = _operand_shape(node, 0, names[0], survey, shape, dead)
+    transposed = node.attributes.get("transA")
+    contracted = inner[0] if node.op_type == "Gemm" and transposed is not None and transposed.as_int() else inner[-1]
+    return math.prod(shape(output)) * contracted
+
+
+def _operand_shape(
+    node: ir.Node, position: int, name: str, survey: Survey, shape: Shapes, dead: Bools | None
+) -> tuple[int, ...]:
+    operand = survey.operands.get((key(node), position))
+    dims = list(shape(name))
+    if operand is not None and dead is not None:
+        for axis, units in operand.units.items():
+            dims[axis] = int((~dead[units]).sum())
+    return tuple(dims)
+
+
+def removed_parameters(survey: Survey, dead: Bools) -> int:
+    """How many weights go when units go, every working array counted once."""
+    sizes: dict[str, int] = {}
+    for operand in survey.operands.values():
+        full = survey.facts.shapes[operand.value]
+        dims = list(full)
+        for axis, units in operand.units.items():
+            dims[axis] = int((~dead[units]).sum())
+        sizes[operand.param] = math.prod(full) - math.prod(dims)
+    return sum(sizes.values())
+
+
+def block_share(survey: Survey, model: ir.Model, block: Block) -> tuple[int, int]:
+    """Parameters and MACs that would go if all units of one block went."""
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[block.ids] = True
+    return removed_parameters(survey, dead), macs(model, survey) - macs(model, survey, dead)

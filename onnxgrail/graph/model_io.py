@@ -1,0 +1,150 @@
+"""Load and save models: inline or external data in, one finished file (or pair) out, nothing half written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import ModelError, OutputError
+
+Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model | onnx_graphsurgeon.Graph
+LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
+
+
+def load(source: Source) -> ir.Model:
+    """Read a model; external data stay on disk, mapped when needed.
+
+    Raises:
+        ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
+    """
+    if isinstance(source, ir.Model):
+        return source.clone()
+    if isinstance(source, (str, Path)):
+        return _from_path(Path(source))
+    if isinstance(source, bytes):
+        return _from_proto(_parse(source, "the given bytes"), "the given bytes", None)
+    if isinstance(source, onnx.ModelProto):
+        return _from_proto(source, "the given model", None)
+    if type(source).__module__.startswith("onnx_graphsurgeon"):
+        from onnxgrail.interop import from_graphsurgeon
+
+        return _from_proto(from_graphsurgeon(source), "the given graph", None)
+    raise ModelError(f"cannot read a model from {type(source).__name__}", hint="give a path, bytes, a ModelProto or a graph")
+
+
+def _from_path(path: Path) -> ir.Model:
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder, expected an ONNX file")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    return _from_proto(_parse(data, str(path)), str(path), path.parent)
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    hint = "check that the file is complete and was exported as ONNX"
+    try:
+        proto = onnx.ModelProto.FromString(data)
+    except Exception as error:  # the protobuf backends raise different types
+        raise ModelError(f"{label} is not an ONNX model, or is truncated", hint=hint) from error
+    if not proto.ir_version or not proto.opset_import or not proto.HasField("graph"):
+        raise ModelError(f"{label} is not an ONNX model (no graph or opset in it)", hint=hint)
+    return proto
+
+
+def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.Model:
+    if proto.graph.sparse_initializer:
+        raise ModelError(f"{label} has sparse weights, which are not supported", hint="store them dense first")
+    if not proto.graph.node:
+        raise ModelError(f"{label} has a graph without nodes")
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check_external(tensor, folder, label)
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:
+        raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
+    if folder is not None:
+        ir.external_data.set_base_dir(model.graph, folder)
+    if not _sorted(model.graph):
+        model.graph.sort()
+    return model
+
+
+def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -> None:
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ModelError(f"{label} keeps {tensor.name} in external data {location}", hint="give the path of the model file")
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise ModelError(f"{label}: {tensor.name} points outside the model's folder ({location!r})")
+    path = folder / location
+    if not path.is_file():
+        raise ModelError(
+            f"{label}: external data file {location} is missing from {folder}",
+            hint="copy it beside the model; exporters write the weights there",
+        )
+    need = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+    if path.stat().st_size < need:
+        raise ModelError(f"{label}: external data file {location} is truncated ({path.stat().st_size} of {need} bytes)")
+
+
+def _sorted(graph: ir.Graph) -> bool:
+    """Whether every node stands behind the nodes it reads (float16 converters append their casts at the end)."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if producer is not None and producer.graph is graph and producer not in seen:
+                return False
+        seen.add(node)
+    return True
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
+    """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
+
+    Files are written in a hidden folder beside the target and renamed into place, so a failure leaves nothing behind.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    external = external or weight_bytes(model) > LIMIT
+    data = f"{path.name}.data"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=path.parent) as scratch:
+            draft = Path(scratch) / path.name
+            if external:
+                ir.save(model, draft, external_data=data)
+            else:
+                ir.external_data.load_to_model(model)
+                draft.write_bytes(ir.to_proto(model).SerializeToString())
+            for name in [data, path.name]:
+                if (Path(scratch) / name).exists():
+                    os.replace(Path(scratch) / name, path.parent / name)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="choose another output folder") from error
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _brief(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,94 @@
+"""Where results go: checked before the work starts, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from onnxgrail.errors import ModelError, OutputError
+
+
+def default_output(source: Path) -> Path:
+    """`model.compressed.onnx` beside `model.onnx`."""
+    return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
+
+
+def check_input(source: Path) -> None:
+    """Whether there is a file to read.
+
+    Raises:
+        ModelError: nothing there, a folder, or not readable.
+    """
+    if source.is_dir():
+        raise ModelError(f"{str(source)!r} is a folder", hint="Give an .onnx file")
+    if not source.exists():
+        raise ModelError(f"no file {str(source)!r}", hint="Give an .onnx file")
+    if not os.access(source, os.R_OK):
+        raise ModelError(f"{str(source)!r} cannot be read", hint="Check its permissions")
+
+
+def check_output(source: Path, target: Path, *, force: bool = False) -> None:
+    """Whether the result can be written, found out before the work is done.
+
+    Args:
+        source: the model that is read; never written.
+        target: the file to write.
+        force: an existing target may be replaced.
+
+    Raises:
+        OutputError: target is the source, a folder, exists without `force`, or its folder is missing or not writable.
+    """
+    if _same(source, target):
+        raise OutputError(f"output {str(target)!r} is the input", hint="Choose another name with --output")
+    if target.is_dir():
+        raise OutputError(f"output {str(target)!r} is a folder", hint="Give a file name")
+    if target.exists() and not force:
+        raise OutputError(f"output {str(target)!r} exists", hint="Use --force to replace it")
+    check_folder(target.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Whether files can be made in a folder; tried, since permission bits do not tell about mounts and full quotas.
+
+    Raises:
+        OutputError: it is missing, no folder, or not writable.
+    """
+    if not folder.exists():
+        raise OutputError(f"output folder {str(folder)!r} does not exist", hint="Create it or choose another")
+    if not folder.is_dir():
+        raise OutputError(f"{str(folder)!r} is not a folder", hint="Choose another output folder")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OutputError(
+            f"cannot write to folder {str(folder)!r}: {why}", hint="Choose another output folder"
+        ) from error
+
+
+def _same(source: Path, target: Path) -> bool:
+    try:
+        return source.samefile(target)
+    except OSError:
+        return source.resolve() == target.resolve()
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a file through a temporary neighbour, so that a reader never sees half of it.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    check_folder(target.parent)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+"""From a ratio to widths: which blocks are narrowed, and how many units each keeps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from onnxgrail.core import Block, Recipe
+from onnxgrail.errors import UsageError
+
+
+def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
+    """Blocks of the wanted kinds whose name or one of whose nodes matches `include` and none matches `exclude`.
+
+    Raises:
+        UsageError: a pattern is not a regular expression.
+    """
+    include, exclude = _pattern("include", recipe.include), _pattern("exclude", recipe.exclude)
+    return tuple(
+        b
+        for b in blocks
+        if b.kind in recipe.blocks
+        and (include is None or any(include.search(n) for n in (b.name, *b.nodes)))
+        and (exclude is None or not any(exclude.search(n) for n in (b.name, *b.nodes)))
+    )
+
+
+def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--{option} {text!r} is not a regular expression: {error}") from error
+
+
+def widths(blocks: Sequence[Block], recipe: Recipe) -> Mapping[str, int]:
+    """Block name -> units that stay."""
+    return {b.name: kept_units(b.units, b.unit_size, recipe.ratio, recipe.round_to) for b in blocks}
+
+
+def kept_units(units: int, unit_size: int, ratio: float, round_to: int) -> int:
+    """How many of `units` stay when a share `ratio` goes.
+
+    The width that stays (units times features per unit) is rounded to the nearest multiple of `round_to` where at least two
+    such multiples fit; otherwise the number of removed units is rounded.  At least one unit stays.
+    """
+    if ratio == 0:
+        return units
+    step = round_to // math.gcd(round_to, unit_size)
+    if step > 1 and units >= 2 * step:
+        return min(units, max(step, step * math.floor(units * (1 - ratio) / step + 0.5)))
+    return max(1, units - math.floor(units * ratio + 0.5))

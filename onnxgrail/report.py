@@ -1,0 +1,315 @@
+"""The report: JSON of schema 1, the one source for the text table and anybody's tooling."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.core import Block, Change, Recipe, Refusal, Slot
+from onnxgrail.errors import ModelError
+from onnxgrail.paths import write_text
+
+SCHEMA = 1
+AxisSizes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelChange:
+    """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
+
+    `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
+    `asked_ratio` of the units, `achieved_ratio` of the parameters.
+    """
+
+    input: str
+    output: str | None
+    sha256_before: str
+    sha256_after: str | None
+    params_before: int
+    params_after: int
+    macs_before: int | None
+    macs_after: int | None
+    bytes_before: int
+    bytes_after: int | None
+    asked_ratio: float
+    achieved_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """What was checked on the written file: None for a check that was not asked for.
+
+    Attributes:
+        checker: the ONNX checker accepts it.
+        ort_load: ONNX Runtime loads it.
+        outputs: per output at least name, cosine, nmse and max_abs against the original (see `fidelity.entries`).
+    """
+
+    checker: bool | None = None
+    ort_load: bool | None = None
+    outputs: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Report:
+    """Plain data in the shape of schema 1."""
+
+    data: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """The report as indented JSON; NaN and infinity become null."""
+        return to_json(self.data)
+
+    def save(self, path: Path) -> None:
+        """Write the JSON, whole or not at all.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        write_text(path, self.to_json() + "\n")
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Read a report back.
+
+        Raises:
+            ModelError: not a report of this schema.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ModelError(f"not a report: {error}") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            got = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise ModelError(f"not a report of schema {SCHEMA}: got {got!r}")
+        return Report(data=data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inspection:
+    """What can be narrowed in a model, without data.
+
+    Attributes:
+        path: the model file; params, macs, bytes: its size (elements, multiply-accumulates per sample, bytes on disk).
+        blocks: dicts of name, kind, units, unit_size, producers, consumers (names), params, macs (what it holds).
+        refusals: what is left alone, with node and reason.
+        shares: per kind {params, macs}: the share of the whole model that its blocks hold, 0 to 1.
+        predicted: dicts of ratio, params, macs, bytes.
+    """
+
+    path: str
+    params: int
+    macs: int | None
+    bytes: int
+    blocks: tuple[Mapping[str, Any], ...]
+    refusals: tuple[Refusal, ...]
+    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    predicted: tuple[Mapping[str, Any], ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"schema": SCHEMA} | asdict(self)
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return to_json(self.to_data())
+
+
+def make_report(
+    *,
+    recipe: Recipe,
+    environment: Mapping[str, Any],
+    model: ModelChange,
+    blocks: Sequence[Mapping[str, Any]],
+    refusals: Iterable[Refusal],
+    verification: Verification | None = None,
+    calibration: Mapping[str, Any] | None = None,
+    timing: Mapping[str, float] | None = None,
+    notes: Sequence[str] = (),
+) -> Report:
+    """Put a report together.
+
+    Args:
+        recipe: the user's choices.
+        environment: from `environment()`.
+        model: before and after.
+        blocks: from `block_entry`.
+        refusals: what was left alone.
+        verification: what was checked.
+        calibration: from `calibration_entry`.
+        timing: seconds per stage; `forward` is the time spent inside ONNX Runtime.
+        notes: what the user should know.
+    """
+    return Report(
+        data={
+            "schema": SCHEMA,
+            "tool": {"name": "onnxgrail", "version": _version("onnxgrail")},
+            "recipe": plain(asdict(recipe)),
+            "environment": plain(environment),
+            "model": asdict(model),
+            "calibration": plain(calibration) if calibration is not None else None,
+            "blocks": [plain(block) for block in blocks],
+            "refusals": [asdict(refusal) for refusal in refusals],
+            "verification": plain(asdict(verification or Verification())),
+            "timing": {stage: round(seconds, 4) for stage, seconds in (timing or {}).items()},
+            "peak_rss_bytes": peak_rss_bytes(),
+            "notes": list(notes),
+        }
+    )
+
+
+def calibration_entry(*, source: str, samples: int, synthetic: bool, notes: Sequence[str]) -> dict[str, Any]:
+    """What was fed, for the report."""
+    return {"source": source, "samples": samples, "synthetic": synthetic, "notes": list(notes)}
+
+
+def block_entry(block: Block, change: Change | None, axis_sizes: AxisSizes, *, exact: bool = True) -> dict[str, Any]:
+    """One block of the report.
+
+    Args:
+        block: the block.
+        change: what was decided; None when the block was not selected.
+        axis_sizes: original shape of every initializer that a slot names.
+        exact: narrowing it equals zeroing its consumers' dropped positions.
+
+    Returns:
+        `kept` counts units; `kept_units` lists them.  A member's `kept` lists the positions of the whole original axis
+        that this block does not drop, those that belong to other blocks or to none included.
+    """
+    outcome = {"status": "skipped", "reason": "not selected"} if change is None else asdict(change.outcome)
+    narrowed = change is not None and change.outcome.status != "skipped"
+    kept = change.reducer.kept if change is not None and narrowed else np.arange(block.units)
+    cluster = change.reducer.cluster if change is not None and narrowed else None
+    gone = np.setdiff1d(np.arange(block.units), kept)
+    return {
+        "name": block.name,
+        "kind": block.kind,
+        "units": block.units,
+        "unit_size": block.unit_size,
+        "kept": len(kept),
+        "kept_units": kept.tolist(),
+        "exact": exact,
+        "members": [
+            {
+                "initializer": slot.initializer,
+                "axis": slot.axis,
+                "role": slot.role,
+                "kept": _kept_positions(block.slots, slot, gone, axis_sizes),
+                "cluster": None if cluster is None else cluster.tolist(),
+            }
+            for slot in block.slots
+        ],
+        "error": asdict(change.error)
+        if change is not None
+        else {"plain": None, "compensated": None, "validation": None},
+        "outcome": outcome,
+    }
+
+
+def _kept_positions(slots: Sequence[Slot], slot: Slot, gone: Any, axis_sizes: AxisSizes) -> list[int]:
+    """Positions along the slot's axis that no slot of the block drops there."""
+    keep = np.ones(axis_sizes[slot.initializer][slot.axis], dtype=bool)
+    for other in slots:
+        if (other.param, other.axis) == (slot.param, slot.axis):
+            keep[other.index[gone]] = False
+    return [int(position) for position in np.flatnonzero(keep)]
+
+
+def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, Any]:
+    """Versions and settings that the numbers depend on."""
+    runtime = _version("onnxruntime") or _version("onnxruntime-gpu")
+    return {
+        "python": sys.version.split()[0],
+        "onnx": _version("onnx"),
+        "onnxruntime": runtime,
+        "numpy": _version("numpy"),
+        "providers": list(providers),
+        "threads": threads,
+    }
+
+
+def peak_rss_bytes() -> int | None:
+    """Largest resident memory of this process so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
+    """Reasons with how often each occurs, the most frequent first."""
+    reasons = (refusal.reason if isinstance(refusal, Refusal) else str(refusal["reason"]) for refusal in refusals)
+    return tuple(sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0])))
+
+
+def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int = 3) -> str:
+    """The message for a model of which nothing can be narrowed, with the most frequent reasons."""
+    counts = refusal_counts(refusals)
+    if not counts:
+        return "nothing could be compressed: the model has no channels that can be narrowed"
+    return "nothing could be compressed: " + "; ".join(f"{reason} ({number}x)" for reason, number in counts[:limit])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SummaryRow:
+    """One line of the before/after table, with numbers as they are; `unit` (count or bytes) says how to print them."""
+
+    label: str
+    before: float | None
+    after: float | None
+    unit: str
+
+
+def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
+    """The before/after table of a report's data: sizes, then per kind the units there were and the units left."""
+    model = data["model"]
+    rows = [
+        SummaryRow(label="Parameters", before=model["params_before"], after=model["params_after"], unit="count"),
+        SummaryRow(label="MACs", before=model["macs_before"], after=model["macs_after"], unit="count"),
+        SummaryRow(label="File size", before=model["bytes_before"], after=model["bytes_after"], unit="bytes"),
+    ]
+    for kind in dict.fromkeys(block["kind"] for block in data["blocks"]):
+        blocks = [block for block in data["blocks"] if block["kind"] == kind]
+        cut = sum(block["kept"] < block["units"] for block in blocks)
+        label = f"Units of {kind} blocks ({cut} of {len(blocks)} narrowed)"
+        before, after = (sum(block[key] for block in blocks) for key in ("units", "kept"))
+        rows.append(SummaryRow(label=label, before=before, after=after, unit="count"))
+    return tuple(rows)
+
+
+def plain(value: Any) -> Any:
+    """Nested data as JSON knows it: numpy scalars and arrays, tuples, paths, NaN and infinity are replaced."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_json(data: Any) -> str:
+    """Data as indented JSON."""
+    return json.dumps(plain(data), indent=1, allow_nan=False)

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from onnxgrail.calibration.data import Batches, fixed_batch, read
+from onnxgrail.calibration.signature import Input, padding_mask, signature_of
+from onnxgrail.errors import DataError, ModelError
+
+F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+
+
+def entry(name="x", shape=("batch", 3), dtype=F32):
+    return Input(name=name, dtype=dtype, shape=shape)
+
+
+OPEN = (entry(),)
+FIXED = (entry(shape=(4, 3)),)
+
+
+def sizes(batches: Batches) -> list[int]:
+    return [len(feed["x"]) for feed in batches]
+
+
+def rows(count, width=3):
+    return np.arange(count * width, dtype=np.float32).reshape(count, width)
+
+
+def test_signature_leaves_out_inputs_with_defaults():
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 3, ?] x, float[2] w, int64 s) => (float[N] y) <float[2] w = {1, 2}> { y = Identity(x) }"""
+    signature = signature_of(ir.from_onnx_text(text))
+    assert [(e.name, e.shape) for e in signature] == [("x", ("N", 3, None)), ("s", ())]
+    assert str(signature[0]) == "x float32[N, 3, ?]"
+
+
+def test_signature_refuses_sequences():
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (seq(float[N]) x) => (seq(float[N]) y) { y = Identity(x) }"""
+    with pytest.raises(ModelError, match="expected a tensor"):
+        signature_of(ir.from_onnx_text(text))
+
+
+def test_open_batch_is_cut_and_the_last_is_short():
+    batches = read({"x": rows(10)}, OPEN, batch_size=4)
+    assert sizes(batches) == [4, 4, 2]
+    assert batches.samples == 10
+    np.testing.assert_array_equal(np.concatenate([f["x"] for f in batches]), rows(10))
+
+
+def test_batches_can_be_iterated_again():
+    batches = read({"x": rows(5)}, OPEN, batch_size=2)
+    for first, second in zip(batches, batches, strict=True):
+        np.testing.assert_array_equal(first["x"], second["x"])
+
+
+def test_fixed_batch_drops_the_rest_with_a_note():
+    batches = read({"x": rows(10)}, FIXED, batch_size=3)
+    assert sizes(batches) == [4, 4]
+    assert batches.samples == 8
+    assert "last 2 samples" in batches.notes[0]
+
+
+def test_fixed_batch_of_exactly_the_data_is_one_feed():
+    assert sizes(read({"x": rows(4)}, FIXED)) == [4]
+
+
+def test_fixed_batch_of_one():
+    assert sizes(read({"x": rows(100)}, (entry(shape=(1, 3)),))) == [1] * 100
+
+
+def test_too_few_samples_for_a_fixed_batch():
+    with pytest.raises(DataError, match="got 3 samples, the model takes batches of exactly 4"):
+        read({"x": rows(3)}, FIXED)
+
+
+@pytest.mark.parametrize(
+    ("signature", "arrays"),
+    [
+        ((entry(shape=(2, 3)), entry("y", (9,))), {"x": rows(2), "y": np.zeros(9, np.float32)}),
+        ((entry(), entry("y", ("n",))), {"x": rows(20), "y": np.zeros(7, np.float32)}),
+        ((entry(), entry("y", ())), {"x": rows(20), "y": np.float32(1)}),
+    ],
+)
+def test_ready_feeds_are_passed_as_they_are(signature, arrays):
+    feeds = list(read(arrays, signature, batch_size=2))
+    assert len(feeds) == 1
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(feeds[0][name], array)
+
+
+def test_ready_feed_must_have_the_fixed_sizes():
+    signature = (entry(shape=(2, 3)), entry("y", (9,)))
+    with pytest.raises(DataError, match="got 5 at axis 0"):
+        read({"x": rows(5), "y": np.zeros(9, np.float32)}, signature)
+
+
+@settings(max_examples=50, deadline=None)
+@given(total=st.integers(1, 60), wanted=st.integers(1, 70), batch=st.integers(1, 9), seed=st.integers(0, 3))
+def test_samples_are_spread_over_the_data(total, wanted, batch, seed):
+    batches = read({"x": rows(total)}, OPEN, samples=wanted, batch_size=batch, seed=seed)
+    taken = np.concatenate([f["x"] for f in batches])[:, 0] / 3
+    assert batches.samples == len(taken) == min(wanted, total)
+    assert (np.diff(taken) > 0).all()
+    if wanted < total:
+        stretch = taken * wanted / total
+        assert (np.floor(stretch + 1 / total) >= np.arange(wanted)).all()
+        assert (stretch < np.arange(wanted) + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "no array for input 'x'"),
+        ({"z": rows(2)}, "no array for input 'x', has 'z'"),
+        ({"x": rows(2), "z": rows(2)}, "no input named 'z'"),
+        ({"x": rows(2).astype(np.int64)}, "got int64, expected float32"),
+        ({"x": rows(2)[0]}, "got rank 1"),
+        ({"x": rows(2, 4)}, "got 4 at axis 1"),
+        ({"x": rows(0)}, "no samples"),
+        ({"x": np.full((2, 3), np.nan, np.float32)}, "6 of 6 values are NaN or infinite"),
+        ({"x": np.full((2, 3), 1e300)}, "outside the range of float32"),
+    ],
+)
+def test_misfits_are_one_line(arrays, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read(arrays, OPEN)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_values_are_counted_over_all_samples():
+    data = rows(300)
+    data[[3, 250], 1] = np.inf
+    with pytest.raises(DataError, match="input 'x': 2 of 900"):
+        read({"x": data}, OPEN)
+
+
+def test_an_additive_mask_may_be_minus_infinity():
+    signature = (entry("attn_mask"),)
+    feeds = read({"attn_mask": np.full((2, 3), -np.inf, np.float32)}, signature)
+    assert len(feeds) == 1
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "wanted"), [("int32", I64), ("int64", np.dtype(np.int32)), ("float64", F32), ("float32", "float16")]
+)
+def test_dtypes_of_one_kind_are_converted_with_a_note(given_dtype, wanted):
+    batches = read({"x": rows(2).astype(given_dtype)}, (entry(dtype=np.dtype(wanted)),))
+    assert next(iter(batches))["x"].dtype == wanted
+    assert "converted" in batches.notes[0]
+
+
+def test_integers_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="outside the range of int32"):
+        read({"x": np.full((2, 3), 2**40)}, (entry(dtype=np.dtype(np.int32)),))
+
+
+def test_labels_are_ignored_with_a_note():
+    batches = read({"x": rows(2), "labels": np.zeros(2)}, OPEN)
+    assert set(next(iter(batches))) == {"x"}
+    assert "labels" in batches.notes[0]
+
+
+def test_npz(tmp_path):
+    np.savez(tmp_path / "d.npz", x=rows(5))
+    assert sizes(read(tmp_path / "d.npz", OPEN)) == [5]
+    assert read(str(tmp_path / "d.npz"), OPEN).source.endswith("d.npz")
+
+
+def test_npy_is_mapped(tmp_path):
+    np.save(tmp_path / "d.npy", rows(5))
+    batches = read(tmp_path / "d.npy", OPEN, batch_size=2)
+    assert sizes(batches) == [2, 2, 1]
+    assert isinstance(batches.feeds[0].parts[0].arrays["x"], np.memmap)
+    with pytest.raises(DataError, match="holds one array, the model takes 2 inputs"):
+        read(tmp_path / "d.npy", (*OPEN, entry("y")))
+
+
+def test_files_of_a_folder_share_batches(tmp_path):
+    for number in range(10):
+        np.savez(tmp_path / f"{number}.npz", x=rows(1) + number)
+    batches = read(tmp_path, FIXED)
+    assert sizes(batches) == [4, 4]
+    np.testing.assert_array_equal(next(iter(batches))["x"][:, 0], [0, 1, 2, 3])
+
+
+def test_files_of_different_shape_do_not(tmp_path):
+    np.save(tmp_path / "1.npy", rows(3, 5))
+    np.save(tmp_path / "2.npy", rows(3, 6))
+    assert sizes(read(tmp_path, (entry(shape=("n", "m")),), batch_size=2)) == [2, 1, 2, 1]
+
+
+def test_folder_of_npy_by_input_name(tmp_path):
+    np.save(tmp_path / "x.npy", rows(3))
+    np.save(tmp_path / "y.npy", rows(3))
+    assert sizes(read(tmp_path, (*OPEN, entry("y")))) == [3]
+
+
+def test_onnx_test_data_sets(tmp_path):
+    for number in range(2):
+        folder = tmp_path / f"test_data_set_{number}"
+        folder.mkdir()
+        (folder / "input_0.pb").write_bytes(numpy_helper.from_array(rows(2) + number).SerializeToString())
+        (folder / "output_0.pb").write_bytes(b"not looked at")
+    batches = read(tmp_path, OPEN)
+    assert sizes(batches) == [2, 2]
+    assert sizes(read(tmp_path / "test_data_set_1", OPEN)) == [2]
+    tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    (tmp_path / "test_data_set_0" / "input_0.pb").write_bytes(tensor.SerializeToString())
+    with pytest.raises(DataError, match="points to another file"):
+        read(tmp_path, OPEN)
+
+
+def test_function_in_a_file(tmp_path):
+    script = tmp_path / "feeds.py"
+    script.write_text(
+        "import numpy as np\n"
+        "def some():\n    for n in (2, 3):\n        yield {'x': np.ones((n, 3), np.float32)}\n"
+        "def forever():\n    while True:\n        yield {'x': np.ones((1, 3), np.float32)}\n"
+        "def wrong():\n    return [1]\n"
+        "def none():\n    return []\n"
+        "def fails():\n    raise KeyError('key')\n"
+    )
+    batches = read(f"{script}:some", OPEN, batch_size=1)
+    assert sizes(batches) == sizes(batches) == [2, 3]
+    endless = read(f"{script}:forever", OPEN)
+    assert endless.samples == 1024
+    assert "--samples" in endless.notes[-1]
+    assert read(f"{script}:forever", OPEN, samples=3).samples == 3
+    for name, message in [
+        ("wrong", "got int, expected a dict"),
+        ("none", "no samples"),
+        ("fails", "raised KeyError"),
+        ("absent", "defines no 'absent'"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            read(f"{script}:{name}", OPEN)
+
+
+def test_broken_files_are_one_line(tmp_path):
+    (tmp_path / "a.npz").write_text("text")
+    (tmp_path / "b.npy").write_bytes(b"\x93NUMPY")
+    (tmp_path / "c.csv").write_text("1,2")
+    (tmp_path / "e").mkdir()
+    np.save(tmp_path / "d.npy", np.array([object()]), allow_pickle=True)
+    np.savez(tmp_path / "f.npz", x=np.array([object()]))
+    for name in ("a.npz", "b.npy", "c.csv", "d.npy", "e", "f.npz", "absent.npz", "c.py"):
+        with pytest.raises(DataError) as caught:
+            read(tmp_path / name, OPEN)
+        assert "\n" not in str(caught.value)
+        assert name in str(caught.value)
+
+
+def test_a_model_without_inputs_gets_one_empty_feed():
+    assert list(read({}, ())) == [{}]
+
+
+def test_fixed_batch_size():
+    assert fixed_batch(FIXED) == 4
+    assert fixed_batch(OPEN) is None
+    assert fixed_batch((entry(shape=(2, 3)), entry("y", (9,)))) is None
+
+
+def test_padding_mask():
+    mask = np.array([[1, 1, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(padding_mask({"attention_mask": mask}), mask == 1)
+    assert padding_mask({"attention_mask": np.ones((2, 3), np.int64)}) is None
+    assert padding_mask({"mask": np.zeros((2, 3), np.float32)}) is None
+    assert padding_mask({"x": mask}) is None
