@@ -58,9 +58,9 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from onnxgrail import __version__
+        import onnxgrail
 
-        click.echo(f"onnxgrail {__version__}")
+        click.echo(f"onnxgrail {onnxgrail.__version__}")
         ctx.exit()
 
 

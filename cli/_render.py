@@ -58,7 +58,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for position, name in enumerate(columns):
         grid.add_column(name, justify="left" if position < left else "right", overflow="fold")
     for row in rows:

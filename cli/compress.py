@@ -130,7 +130,7 @@ def compress(
     data = result.report.data
     render.notes(_notes(data), quiet=quiet)
     if not as_json and not quiet:
-        _tables(data, result.output)
+        _tables(result.report, result.output)
     if not result.gates_passed:
         click.echo(f"Error: gate failed: {_gate(data)}", err=True)
         click.get_current_context().exit(EXIT_GATE)
@@ -161,12 +161,11 @@ def _gate(data: Any) -> str:
     return f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"
 
 
-def _tables(data: Any, output: Path | None) -> None:
-    from onnxgrail import summary_rows
-
+def _tables(report: Any, output: Path | None) -> None:
+    data = report.data
     printers = {"count": render.count, "bytes": render.size}
     rows = []
-    for row in summary_rows(data):
+    for row in report.summary_rows():
         show = printers[row.unit]
         rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
     model = data["model"]
@@ -179,22 +178,20 @@ def _tables(data: Any, output: Path | None) -> None:
     for check in data["verification"]["outputs"]:
         cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
         click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original")
-    _outcomes(data)
+    _outcomes(report)
     click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
 
 
-def _outcomes(data: Any) -> None:
+def _outcomes(report: Any) -> None:
     """Blocks that did not go as asked, and what was left alone, by reason."""
-    from onnxgrail import refusal_counts
-
     odd = Counter(
         (block["outcome"]["status"], block["outcome"]["reason"])
-        for block in data["blocks"]
+        for block in report.data["blocks"]
         if block["outcome"]["status"] != "ok"
     )
     for (status, reason), times in odd.most_common():
         click.echo(f"Blocks {status}: {times}" + (f" ({reason})" if reason else ""))
-    counts = refusal_counts(data["refusals"])
+    counts = report.refusal_counts()
     if counts:
         click.echo("Left alone:")
         for reason, times in counts[:REASONS]:

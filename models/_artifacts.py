@@ -23,9 +23,9 @@ HERE = Path(__file__).resolve().parent
 MANIFEST = HERE / "manifest.toml"
 OPSET = 20
 
-# The exporter notes where every node came from.  The scopes are what reports print; the stack traces and the
-# traced program hold absolute paths of the machine that exported, so they stay behind.
-_KEPT_METADATA = frozenset({"namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"})
+# The exporter notes where every node came from.  The scopes are what reports print; stack traces hold absolute paths
+# of the machine that exported, and class names change with the way a script was started.
+_KEPT_METADATA = frozenset({"pkg.torch.onnx.name_scopes"})
 
 _HEADER = """\
 # Embedded trained models.  The training scripts write this file: `python -m onnxgrail.models.<script>`.

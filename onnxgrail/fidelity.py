@@ -92,14 +92,15 @@ def add_batch(
     """
     added = dict(sums)
     for name, wanted in reference.items():
-        if not isinstance(wanted, np.ndarray) or wanted.dtype.kind not in "biufV":
+        # Sequences and strings have no distance; a scalar may arrive as a numpy number.
+        if not isinstance(wanted, np.ndarray | np.generic) or wanted.dtype.kind not in "biufV":
             continue
         got = outputs.get(name)
-        if not isinstance(got, np.ndarray):
+        if not isinstance(got, np.ndarray | np.generic):
             raise ModelError(f"the second model has no output {name!r}", hint=f"It has {', '.join(outputs)}")
         if got.shape != wanted.shape:
             raise ModelError(f"output {name!r}: got shape {list(got.shape)}, expected {list(wanted.shape)}")
-        added[name] = added.get(name, Sums()).merge(measure(wanted, got, name=name, mask=mask))
+        added[name] = added.get(name, Sums()).merge(measure(np.asarray(wanted), np.asarray(got), name=name, mask=mask))
     return added
 
 

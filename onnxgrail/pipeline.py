@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,126 +12,142 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail import plan
-from onnxgrail.algebra.compensate import COMPENSATORS
+from onnxgrail.algebra.compensate import COMPENSATORS, Compensator
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
-from onnxgrail.calibration.data import Batches, read
-from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
-from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.core import Block, Change, Progress, Recipe, Refusal, Stats, View, silent
 from onnxgrail.errors import NothingToCompressError
+from onnxgrail.finish import narrowed, passes, report_of, verify
 from onnxgrail.graph import weights
-from onnxgrail.graph.model_io import load, save
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger, Survey
-from onnxgrail.graph.trace import trace
+from onnxgrail.graph.model_io import save
+from onnxgrail.graph.survey import Ledger
 from onnxgrail.methods.grail import reduce_and_compensate
-from onnxgrail.order import Step, steps
+from onnxgrail.order import steps
+from onnxgrail.paths import check_input, check_output, default_output
+from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.recipe import recipe_of
+from onnxgrail.report import Report, nothing_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Prepared:
-    """A model that has been read, run once and traced."""
+class Result:
+    """What `compress` made.
 
+    Attributes:
+        report: everything done and left alone.
+        output: the written file, None when none was asked for.
+        model: the narrowed graph.
+        gates_passed: whether `min_cosine` held; the file is written either way.
+    """
+
+    report: Report
+    output: Path | None
     model: ir.Model
-    folder: Path | None
-    batches: Batches
-    survey: Survey
-    feed: Mapping[str, Any]
+    gates_passed: bool
 
 
-@dataclass(slots=True)
-class Clock:
-    """Seconds per stage."""
+def compress(
+    model: Any,
+    output: str | Path | None = None,
+    *,
+    data: Any = None,
+    force: bool = False,
+    dry_run: bool = False,
+    save_as_external_data: bool = False,
+    progress: Progress = silent,
+    **choices: Any,
+) -> Result:
+    """Write a smaller model whose outputs stay close to the original's.
 
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time of a with-block towards a stage."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
-    """Load, read or draw data, run once, trace.
+    Args:
+        model: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
+        output: file to write; beside a path it defaults to `IN.compressed.onnx`, for other sources nothing is written.
+        data: calibration data (see `calibration.data.read`); drawn at random when None, at a cost in fidelity.
+        force: replace an existing output.
+        dry_run: decide and report, write nothing.
+        save_as_external_data: weights in a file beside the model; automatic over 2 GB.
+        progress: called with stage, done, total.
+        **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
     Raises:
-        ModelError: the model cannot be read or run.
-        DataError: the data do not fit it.
+        UsageError: a choice is unknown or out of range.
+        ModelError, DataError, OutputError: the input cannot be used or the output not written.
+        NothingToCompressError: no block can lose a unit; its report says why.
     """
-    with clock.stage("load"):
-        model = load(source)
-        folder = Path(source).parent if isinstance(source, (str, Path)) else None
-        signature = signature_of(model)
-    with clock.stage("data"):
-        if data is None:
-            batches = synthetic(
-                model,
-                signature,
-                samples=recipe.samples,
-                batch_size=recipe.batch_size,
-                seed=recipe.seed,
-                input_shapes=recipe.input_shapes,
-            )
-        else:
-            batches = read(
-                data, signature, samples=recipe.samples, batch_size=recipe.batch_size, seed=recipe.seed
-            )
-    with clock.stage("trace"):
-        feed = probe_feed(next(iter(batches)), signature)
-        facts = observe(model, feed, providers=recipe.providers, folder=folder)
-        survey = trace(model, facts)
-    return Prepared(model=model, folder=folder, batches=batches, survey=survey, feed=feed)
+    recipe, clock = recipe_of(choices), Clock()
+    target = _target(model, output, force=force, dry_run=dry_run)
+    prepared = prepare(model, data, recipe, clock)
+    ledger, changes, refusals = decide(prepared, recipe, clock, progress)
+    with clock.stage("write"):
+        slim = narrowed(prepared, ledger)
+        if target is not None:
+            save(slim, target, external=save_as_external_data)
+    verification, results = None, ()
+    if recipe.check:
+        with clock.stage("verify"):
+            verification, results = verify(prepared, slim, target, recipe, progress)
+    report = report_of(
+        prepared,
+        recipe,
+        changes=changes,
+        refusals=refusals,
+        ledger=ledger,
+        slim=slim,
+        output=target,
+        verification=verification,
+        clock=clock,
+    )
+    return Result(report=report, output=target, model=slim, gates_passed=passes(results, recipe))
 
 
-def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress) -> tuple[Ledger, list[Change], list[Refusal]]:
-    """Choose widths, prove them, calibrate and compensate block by block.
+def _target(model: Any, output: str | Path | None, *, force: bool, dry_run: bool) -> Path | None:
+    """Where to write, checked before the work starts."""
+    source = Path(model) if isinstance(model, str | Path) else None
+    if source is not None:
+        check_input(source)
+    if output is None and source is None:
+        return None
+    target = Path(output) if output is not None else default_output(source or Path())
+    if dry_run:
+        return None
+    check_output(source or Path(), target, force=force)
+    return target
+
+
+def decide(
+    prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress
+) -> tuple[Ledger, list[Change], tuple[Refusal, ...]]:
+    """Choose widths, prove that they narrow exactly, then calibrate and compensate block by block.
 
     Raises:
         NothingToCompressError: no block can lose a unit.
     """
-    model, survey = prepared.model, prepared.survey
-    chosen = plan.selected(survey.blocks, recipe)
+    chosen = plan.selected(prepared.survey.blocks, recipe)
     kept = plan.widths(chosen, recipe)
-    narrowed = [b for b in chosen if kept[b.name] < b.units]
-    refused: list[Refusal] = []
-    if narrowed:
-        with clock.stage("prove"):
-            progress("checking that every block narrows exactly", 0, 1)
-            proven, refused = _proven(prepared, narrowed, kept, recipe)
-            progress("checking that every block narrows exactly", 1, 1)
-        narrowed = list(proven)
-    if not narrowed and recipe.ratio > 0:
-        raise NothingToCompressError(_nothing(prepared, chosen, refused, recipe))
+    candidates = tuple(b for b in chosen if kept[b.name] < b.units)
+    refused: tuple[Refusal, ...] = ()
+    with clock.stage("prove"):
+        if candidates:
+            candidates, refused = prove(
+                prepared.model,
+                prepared.survey,
+                candidates,
+                kept,
+                prepared.feed,
+                providers=recipe.providers,
+                folder=prepared.folder,
+            )
+    if not candidates and recipe.ratio > 0:
+        raise _nothing(prepared, recipe, chosen, refused, clock)
     with clock.stage("calibrate"):
-        ledger, changes = _calibrated(prepared, narrowed, kept, recipe, progress)
+        ledger, changes = _calibrated(prepared, candidates, kept, recipe, progress)
     return ledger, changes, refused
 
 
-def _proven(
-    prepared: Prepared, narrowed: Sequence[Block], kept: Mapping[str, int], recipe: Recipe
-) -> tuple[tuple[Block, ...], list[Refusal]]:
-    good, refused = prove(
-        prepared.model,
-        prepared.survey,
-        narrowed,
-        kept,
-        prepared.feed,
-        providers=recipe.providers,
-        folder=prepared.folder,
-    )
-    return good, list(refused)
-
-
 def _calibrated(
-    prepared: Prepared, narrowed: Sequence[Block], kept: Mapping[str, int], recipe: Recipe, progress: Progress
+    prepared: Prepared, blocks: Sequence[Block], kept: Mapping[str, int], recipe: Recipe, progress: Progress
 ) -> tuple[Ledger, list[Change]]:
     """One decision after the other; in closed loop each sees the network as decided so far."""
     model, survey = prepared.model, prepared.survey
@@ -142,23 +157,22 @@ def _calibrated(
     def settle(block: Block, stats: tuple[Stats, ...]) -> None:
         nonlocal ledger
         view = View(block=block, weights=weights.read(block, model, survey, ledger), stats=stats)
-        rng = np.random.default_rng((recipe.seed, int(block.ids[0])))
         change = reduce_and_compensate(
             view,
             kept[block.name],
             selector=SELECTORS[recipe.selector],
             reducer=REDUCERS[recipe.reducer],
             compensator=_compensator(recipe),
-            rng=rng,
+            rng=np.random.default_rng((recipe.seed, int(block.ids[0]))),
         )
         changes.append(change)
         ledger = weights.record(change, model, survey, ledger)
 
     if not _needs_data(recipe):
-        for block in narrowed:
+        for block in blocks:
             settle(block, ())
         return ledger, changes
-    todo = steps(narrowed, closed_loop=recipe.closed_loop)
+    todo = steps(blocks, closed_loop=recipe.closed_loop)
     total, done = len(prepared.batches) * len(todo), 0
 
     def tick() -> None:
@@ -166,25 +180,22 @@ def _calibrated(
         done += 1
         progress("calibrating", done, total)
 
-    with Stream(
-        model, survey, prepared.batches, providers=recipe.providers, folder=prepared.folder
-    ) as stream:
+    with Stream(model, survey, prepared.batches, providers=recipe.providers, folder=prepared.folder) as stream:
         for step in todo:
             stream.advance(ledger, step.limit)
-            probes = [p for block in step.blocks for p in block.probes]
-            found = iter(stream.measure(probes, ledger, tick))
-            measured = [tuple(next(found) for _ in block.probes) for block in step.blocks]
+            found = iter(stream.measure([p for b in step.blocks for p in b.probes], ledger, tick))
+            measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
             for block, stats in zip(step.blocks, measured, strict=True):
                 settle(block, stats)
     return ledger, changes
 
 
-def _compensator(recipe: Recipe) -> Any:
-    import dataclasses
-
-    chosen = COMPENSATORS[recipe.compensate]
-    names = {f.name for f in dataclasses.fields(chosen)}  # type: ignore[arg-type]
-    return dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in names else chosen  # type: ignore[type-var,call-arg]
+def _compensator(recipe: Recipe) -> Compensator:
+    """The chosen compensator with the recipe's ridge."""
+    chosen: Any = COMPENSATORS[recipe.compensate]
+    fields = {f.name for f in dataclasses.fields(chosen)}
+    compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen
+    return compensator
 
 
 def _needs_data(recipe: Recipe) -> bool:
@@ -192,18 +203,26 @@ def _needs_data(recipe: Recipe) -> bool:
     return selecting or COMPENSATORS[recipe.compensate].needs_data
 
 
-def _nothing(prepared: Prepared, chosen: Sequence[Block], refused: Sequence[Refusal], recipe: Recipe) -> str:
-    from onnxgrail.report import nothing_text
-
+def _nothing(
+    prepared: Prepared, recipe: Recipe, chosen: Sequence[Block], refused: Sequence[Refusal], clock: Clock
+) -> NothingToCompressError:
+    """The error for a run without any block, with its report."""
+    found = prepared.survey.blocks
     if chosen and not refused:
-        return f"nothing could be compressed: a ratio of {recipe.ratio:g} removes not one unit of {len(chosen)} blocks"
-    if prepared.survey.blocks and not chosen:
-        return f"nothing could be compressed: none of {len(prepared.survey.blocks)} blocks was selected"
-    return nothing_text([*prepared.survey.refusals, *refused])
-
-
-def finished(prepared: Prepared, ledger: Ledger) -> ir.Model:
-    """A copy of the model with all decisions written in."""
-    slim = prepared.model.clone()
-    apply(slim.graph, prepared.survey, ledger)
-    return slim
+        text = f"nothing could be compressed: ratio {recipe.ratio:g} removes no unit from any of {len(chosen)} blocks"
+    elif found and not chosen:
+        text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
+    else:
+        text = nothing_text([*prepared.survey.refusals, *refused])
+    report = report_of(
+        prepared,
+        recipe,
+        changes=(),
+        refusals=refused,
+        ledger=weights.empty(prepared.survey),
+        slim=None,
+        output=None,
+        verification=None,
+        clock=clock,
+    )
+    return NothingToCompressError(text, report=report)

@@ -77,6 +77,14 @@ class Report:
         """
         write_text(path, self.to_json() + "\n")
 
+    def summary_rows(self) -> tuple[SummaryRow, ...]:
+        """The before/after table."""
+        return summary_rows(self.data)
+
+    def refusal_counts(self) -> tuple[tuple[str, int], ...]:
+        """Reasons with how often each occurs, the most frequent first."""
+        return refusal_counts(self.data["refusals"])
+
     @staticmethod
     def from_json(text: str) -> Report:
         """Read a report back.

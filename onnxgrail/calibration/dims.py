@@ -122,7 +122,7 @@ class _Lengths:
     def plain(self, entry: Input, axis: int, name: str) -> int:
         """Size of a dimension known by one name."""
         if name not in self.known:
-            if _means(name, "past") or _means(name, "cache"):
+            if _means(name, "past") or (_means(name, "cache") and not _means(name, "dim")):
                 self.known[name] = self.past
             elif _means(name, "batch") or (axis == 0 and not _sequential(name)):
                 self.known[name] = self.batch

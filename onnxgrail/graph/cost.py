@@ -76,20 +76,21 @@ def _operand_shape(
     return tuple(dims)
 
 
-def removed_parameters(survey: Survey, dead: Bools) -> int:
-    """How many weights go when units go, every working array counted once."""
-    sizes: dict[str, int] = {}
+def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
+    """How many weight elements and bytes go when units go, every working array counted once."""
+    sizes: dict[str, tuple[int, int]] = {}
     for operand in survey.operands.values():
         full = survey.facts.shapes[operand.value]
         dims = list(full)
         for axis, units in operand.units.items():
             dims[axis] = int((~dead[units]).sum())
-        sizes[operand.param] = math.prod(full) - math.prod(dims)
-    return sum(sizes.values())
+        count = math.prod(full) - math.prod(dims)
+        sizes[operand.param] = count, count * survey.facts.dtypes[operand.value].itemsize
+    return sum(c for c, _ in sizes.values()), sum(b for _, b in sizes.values())
 
 
 def block_share(survey: Survey, model: ir.Model, block: Block) -> tuple[int, int]:
     """Parameters and MACs that would go if all units of one block went."""
     dead = np.zeros(survey.ids, dtype=bool)
     dead[block.ids] = True
-    return removed_parameters(survey, dead), macs(model, survey) - macs(model, survey, dead)
+    return removed(survey, dead)[0], macs(model, survey) - macs(model, survey, dead)

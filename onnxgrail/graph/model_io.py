@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OutputError
 
-Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model | onnx_graphsurgeon.Graph
+Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
 
 
@@ -31,10 +30,6 @@ def load(source: Source) -> ir.Model:
         return _from_proto(_parse(source, "the given bytes"), "the given bytes", None)
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the given model", None)
-    if type(source).__module__.startswith("onnx_graphsurgeon"):
-        from onnxgrail.interop import from_graphsurgeon
-
-        return _from_proto(from_graphsurgeon(source), "the given graph", None)
     raise ModelError(f"cannot read a model from {type(source).__name__}", hint="give a path, bytes, a ModelProto or a graph")
 
 
@@ -136,12 +131,6 @@ def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
                     os.replace(Path(scratch) / name, path.parent / name)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="choose another output folder") from error
-
-
-def sha256(path: Path) -> str:
-    """Checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _brief(error: BaseException) -> str:

@@ -108,9 +108,9 @@ def test_samples_are_spread_over_the_data(total, wanted, batch, seed):
     assert batches.samples == len(taken) == min(wanted, total)
     assert (np.diff(taken) > 0).all()
     if wanted < total:
-        stretch = taken * wanted / total
-        assert (np.floor(stretch + 1 / total) >= np.arange(wanted)).all()
-        assert (stretch < np.arange(wanted) + 1).all()
+        edges = np.arange(wanted + 1) * total // wanted
+        assert (edges[:-1] <= taken).all()
+        assert (taken < edges[1:]).all()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""What comes after the decisions: write the file, check it, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.calibration.data import Batches
+from onnxgrail.comparison import bytes_on_disk, run_both
+from onnxgrail.core import Change, Progress, Recipe, Refusal
+from onnxgrail.fidelity import Fidelity, entries, finish
+from onnxgrail.graph import cost
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.paths import sha256
+from onnxgrail.preparation import Clock, Prepared
+from onnxgrail.report import (
+    ModelChange,
+    Report,
+    Verification,
+    block_entry,
+    calibration_entry,
+    environment,
+    make_report,
+)
+
+CHECKED_FEEDS = 4
+
+
+def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
+    """A copy of the model with all decisions written in."""
+    slim = prepared.model.clone()
+    apply(slim.graph, prepared.survey, ledger)
+    return slim
+
+
+def verify(
+    prepared: Prepared, slim: ir.Model, output: Path | None, recipe: Recipe, progress: Progress
+) -> tuple[Verification, tuple[Fidelity, ...]]:
+    """Run the ONNX checker and compare original and result on a few feeds.
+
+    Raises:
+        ModelError: ONNX Runtime does not load or run the result.
+    """
+    few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
+    before = prepared.source if prepared.folder is not None else to_bytes(prepared.model)
+    after = output if output is not None else to_bytes(slim)
+    results = finish(run_both(before, after, few, providers=recipe.providers, progress=progress))
+    return Verification(checker=_checks(slim, output), ort_load=True, outputs=tuple(entries(results))), results
+
+
+def _checks(slim: ir.Model, output: Path | None) -> bool:
+    """Whether the ONNX checker accepts the result (files with ops outside the standard fail it before and after)."""
+    try:
+        onnx.checker.check_model(str(output) if output is not None else ir.to_proto(slim))
+    except (onnx.checker.ValidationError, ValueError):
+        return False
+    return True
+
+
+def passes(results: Sequence[Fidelity], recipe: Recipe) -> bool:
+    """Whether the worst output keeps `min_cosine`."""
+    cosines = [r.cosine for r in results if r.cosine is not None]
+    return recipe.min_cosine is None or (bool(cosines) and min(cosines) >= recipe.min_cosine)
+
+
+def report_of(
+    prepared: Prepared,
+    recipe: Recipe,
+    *,
+    changes: Sequence[Change],
+    refusals: Sequence[Refusal],
+    ledger: Ledger,
+    slim: ir.Model | None,
+    output: Path | None,
+    verification: Verification | None,
+    clock: Clock,
+) -> Report:
+    """Everything that was done and left alone, as schema 1."""
+    decided = {c.block.name: c for c in changes}
+    survey = prepared.survey
+    return make_report(
+        recipe=recipe,
+        environment=environment(providers=recipe.providers, threads=None),
+        model=_model(prepared, recipe, ledger, slim, output),
+        blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes) for b in survey.blocks],
+        refusals=[*survey.refusals, *refusals],
+        verification=verification,
+        calibration=_calibration(prepared.batches, changes),
+        timing=clock.seconds,
+    )
+
+
+def _calibration(batches: Batches, changes: Sequence[Change]) -> dict[str, Any] | None:
+    if not any(c.error.plain is not None for c in changes):
+        return None  # nothing was measured: the data were not used
+    return calibration_entry(
+        source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
+    )
+
+
+def _model(
+    prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.Model | None, output: Path | None
+) -> ModelChange:
+    model, survey = prepared.model, prepared.survey
+    params = cost.parameters(model)
+    gone, gone_bytes = cost.removed(survey, ledger.dead)
+    after = params - gone if slim is None else cost.parameters(slim)
+    path = Path(prepared.source) if prepared.folder is not None else None
+    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
+    if output is not None and slim is not None:
+        size = bytes_on_disk(slim, output)
+    else:
+        size = before - gone_bytes
+    return ModelChange(
+        input=str(path or "model"),
+        output=None if output is None else str(output),
+        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model)).hexdigest(),
+        sha256_after=None if output is None else sha256(output),
+        params_before=params,
+        params_after=after,
+        macs_before=cost.macs(model, survey) // prepared.samples,
+        macs_after=cost.macs(model, survey, ledger.dead) // prepared.samples,
+        bytes_before=before,
+        bytes_after=size,
+        asked_ratio=recipe.ratio,
+        achieved_ratio=1 - after / params if params else 0.0,
+    )
+
+

@@ -1,0 +1,100 @@
+"""`inspect`: every block, every refusal and what narrowing would save, in seconds and without data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrail import plan
+from onnxgrail.comparison import bytes_on_disk
+from onnxgrail.core import KINDS, Block, Bools, Recipe
+from onnxgrail.graph import cost
+from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.report import Inspection
+
+RATIOS = (0.25, 0.5)
+
+
+def inspect(
+    model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = None, data: Any = None
+) -> Inspection:
+    """What can be narrowed in a model, what cannot and why.
+
+    Args:
+        model: path, bytes, ModelProto, onnx_ir.Model or gs.Graph.
+        input_shapes: sizes for open input dimensions.
+        data: calibration data; only their shapes matter here.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+    """
+    recipe = Recipe(samples=2, batch_size=2, blocks=KINDS, input_shapes=input_shapes or {})
+    prepared = prepare(model, data, recipe, Clock())
+    survey = prepared.survey
+    params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)
+    path = Path(model) if isinstance(model, str | Path) else Path("model")
+    size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
+    shares = {}
+    for kind in KINDS:
+        some = [b for b in survey.blocks if b.kind == kind]
+        if some:
+            gone, saved = _gone(prepared, _dead(prepared, {b.name: 0 for b in some}), macs)
+            shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
+    predicted = []
+    for ratio in RATIOS:
+        kept = plan.widths(survey.blocks, dataclasses.replace(recipe, ratio=ratio))
+        gone, saved = _gone(prepared, _dead(prepared, kept), macs)
+        predicted.append(
+            {
+                "ratio": ratio,
+                "params": params - gone[0],
+                "macs": (macs - saved) // prepared.samples,
+                "bytes": size - gone[1],
+            }
+        )
+    return Inspection(
+        path=str(path),
+        params=params,
+        macs=macs // prepared.samples,
+        bytes=size,
+        blocks=tuple(_entry(prepared, b, macs) for b in survey.blocks),
+        refusals=survey.refusals,
+        shares=shares,
+        predicted=tuple(predicted),
+    )
+
+
+def _serialised(prepared: Prepared) -> bytes:
+    from onnxgrail.graph.serial import to_bytes
+
+    return to_bytes(prepared.model)
+
+
+def _dead(prepared: Prepared, kept: Mapping[str, int]) -> Bools:
+    dead = np.zeros(prepared.survey.ids, dtype=bool)
+    for block in prepared.survey.blocks:
+        if block.name in kept:
+            dead[block.ids[kept[block.name] :]] = True
+    return dead
+
+
+def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:
+    return cost.removed(prepared.survey, dead), macs - cost.macs(prepared.model, prepared.survey, dead)
+
+
+def _entry(prepared: Prepared, block: Block, macs: int) -> dict[str, Any]:
+    gone, saved = _gone(prepared, _dead(prepared, {block.name: 0}), macs)
+    return {
+        "name": block.name,
+        "kind": block.kind,
+        "units": block.units,
+        "unit_size": block.unit_size,
+        "producers": sorted({s.initializer for s in block.producers}),
+        "consumers": sorted({s.initializer for s in block.consumers}),
+        "params": gone[0],
+        "macs": saved // prepared.samples,
+    }

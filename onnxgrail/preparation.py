@@ -1,0 +1,97 @@
+"""From what the user gave to a traced model: load, read or draw data, run once, trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.data import Batches, read
+from onnxgrail.calibration.observe import observe, probe_feed
+from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.synthetic import synthetic
+from onnxgrail.core import Array, Recipe
+from onnxgrail.errors import ModelError
+from onnxgrail.graph.model_io import load
+from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.trace import trace
+from onnxgrail.interop import from_any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prepared:
+    """A model that has been read, run once and traced.
+
+    Attributes:
+        source: path or bytes or object as given; folder: where a path's external data lie.
+        model: the graph, never changed; batches: calibration feeds; survey: its trace.
+        feed: the small feed of the trace; samples: how many samples it holds.
+    """
+
+    source: Any
+    folder: Path | None
+    model: ir.Model
+    batches: Batches
+    survey: Survey
+    feed: Mapping[str, Array]
+
+    @property
+    def samples(self) -> int:
+        """Samples in the probe feed: the common first axis, 1 where there is none."""
+        sizes = {a.shape[0] if a.ndim else 1 for a in self.feed.values()}
+        return sizes.pop() if len(sizes) == 1 else 1
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds per stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of a with-block towards a stage."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
+    """Load a model, find its calibration data, run it once and trace it.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+        DataError: the data do not fit it.
+    """
+    with clock.stage("load"):
+        model = load(from_any(source))
+        folder = Path(source).parent if isinstance(source, str | Path) else None
+        signature = signature_of(model)
+    with clock.stage("data"):
+        batches = _batches(model, data, recipe)
+    with clock.stage("trace"):
+        feed = probe_feed(next(iter(batches)), signature)
+        try:
+            facts = observe(model, feed, providers=recipe.providers, folder=folder)
+        except ModelError as error:
+            if not batches.synthetic:
+                raise
+            hint = "The inputs were drawn: give --data or --input-shapes if the model needs others"
+            raise ModelError(str(error), hint=hint) from error
+        survey = trace(model, facts)
+    return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
+
+
+def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:
+    signature = signature_of(model)
+    common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
+    if data is None:
+        return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
+    return read(data, signature, **common)

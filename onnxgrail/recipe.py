@@ -1,0 +1,58 @@
+"""From keywords to a valid `Recipe`, with messages that name the option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from onnxgrail.algebra.compensate import COMPENSATORS
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.core import KINDS, Recipe
+from onnxgrail.errors import UsageError
+
+
+def recipe_of(choices: Mapping[str, Any]) -> Recipe:
+    """A recipe from keyword choices; what is not chosen keeps its default.
+
+    Raises:
+        UsageError: an unknown name, or a value out of range.
+    """
+    known = {f.name for f in dataclasses.fields(Recipe)}
+    for name in choices:
+        if name not in known:
+            raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
+    given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
+    if "blocks" in given:
+        blocks = given["blocks"]
+        given["blocks"] = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
+    if "providers" in given:
+        given["providers"] = tuple(given["providers"])
+    recipe = Recipe(**given)
+    _check(recipe)
+    return recipe
+
+
+def _check(recipe: Recipe) -> None:
+    if not 0 <= recipe.ratio < 1:
+        raise UsageError(f"ratio must be at least 0 and below 1, got {recipe.ratio:g}", hint="1 would remove everything")
+    for block in recipe.blocks:
+        _among("blocks", block, KINDS)
+    if not recipe.blocks:
+        raise UsageError("no kind of block is chosen", hint=f"Choose from {', '.join(KINDS)}")
+    _among("selector", recipe.selector, SELECTORS)
+    _among("reducer", recipe.reducer, REDUCERS)
+    _among("compensate", recipe.compensate, COMPENSATORS)
+    for name in ("batch_size", "round_to"):
+        if getattr(recipe, name) < 1:
+            raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")
+    if recipe.samples is not None and recipe.samples < 1:
+        raise UsageError(f"samples must be at least 1, got {recipe.samples}")
+    if recipe.ridge < 0:
+        raise UsageError(f"ridge must not be negative, got {recipe.ridge:g}")
+
+
+def _among(option: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{option} has no {value!r}", hint=f"Choose from {', '.join(known)}")
