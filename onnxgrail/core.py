@@ -1,8 +1,8 @@
 """The nouns of onnxgrail: frozen values that graph code and numeric code exchange.
 
 Letters, used with one meaning everywhere: u units of a block, m members of one unit in one axis, h = u*m width,
-k kept units, r everything else in a weight, n samples (rows).  A *unit* lives or dies as a whole: a channel, a neuron of a
-gated pair, a head, a key-value group.
+k kept units, r everything else in a weight, n samples (rows).  A *unit* lives or dies as a whole: a channel, a neuron
+of a gated pair, a head, a key-value group.
 """
 
 from __future__ import annotations
@@ -176,8 +176,11 @@ Status = Literal["ok", "damped", "plain", "skipped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How the numbers went.  ok: as asked; damped: a larger ridge was needed; plain: narrowed, but the compensation would
-    not have helped and the uncompensated weights stay; skipped: the block was left as it was."""
+    """How the numbers went.
+
+    ok: as asked; damped: a larger ridge was needed; plain: narrowed, but the compensation would not have helped and the
+    uncompensated weights stay; skipped: the block was left as it was.
+    """
 
     status: Status = "ok"
     reason: str = ""
@@ -235,7 +238,8 @@ class Recipe:
 class Progress(Protocol):
     """Called as work goes on: `stage` names it, `done` of `total` steps are finished."""
 
-    def __call__(self, stage: str, done: int, total: int) -> None: ...
+    def __call__(self, stage: str, done: int, total: int, /) -> None:
+        """Take note."""
 
 
 def silent(stage: str, done: int, total: int) -> None:

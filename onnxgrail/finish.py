@@ -115,10 +115,7 @@ def _model(
     after = params - gone if slim is None else cost.parameters(slim)
     path = Path(prepared.source) if prepared.folder is not None else None
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
-    if output is not None and slim is not None:
-        size = bytes_on_disk(slim, output)
-    else:
-        size = before - gone_bytes
+    size = before - gone_bytes if output is None or slim is None else bytes_on_disk(slim, output)
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
@@ -133,5 +130,3 @@ def _model(
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
     )
-
-

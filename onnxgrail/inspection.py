@@ -19,9 +19,7 @@ from onnxgrail.report import Inspection
 RATIOS = (0.25, 0.5)
 
 
-def inspect(
-    model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = None, data: Any = None
-) -> Inspection:
+def inspect(model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = None, data: Any = None) -> Inspection:
     """What can be narrowed in a model, what cannot and why.
 
     Args:
@@ -38,7 +36,7 @@ def inspect(
     params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)
     path = Path(model) if isinstance(model, str | Path) else Path("model")
     size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
-    shares = {}
+    shares: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         some = [b for b in survey.blocks if b.kind == kind]
         if some:

@@ -21,8 +21,8 @@ class Step:
 def steps(blocks: Sequence[Block], *, closed_loop: bool) -> list[Step]:
     """Open loop: one step for all.  Closed loop: a step per block, in order of its last consumer.
 
-    Blocks that run alongside many others (a residual stream, a relative bias shared by all layers) are decided first, on the
-    dense network: their full width exists nowhere once the network in front is narrowed.
+    Blocks that run alongside many others (a residual stream, a relative bias shared by all layers) are decided first,
+    on the dense network: their full width exists nowhere once the network in front is narrowed.
     """
     if not blocks:
         return []

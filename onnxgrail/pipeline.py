@@ -19,6 +19,7 @@ from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Change, Progress, Recipe, Refusal, Stats, View, silent
 from onnxgrail.errors import NothingToCompressError
+from onnxgrail.fidelity import Fidelity
 from onnxgrail.finish import narrowed, passes, report_of, verify
 from onnxgrail.graph import weights
 from onnxgrail.graph.model_io import save
@@ -28,7 +29,7 @@ from onnxgrail.order import steps
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.recipe import recipe_of
-from onnxgrail.report import Report, nothing_text
+from onnxgrail.report import Report, Verification, nothing_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,7 +85,8 @@ def compress(
         slim = narrowed(prepared, ledger)
         if target is not None:
             save(slim, target, external=save_as_external_data)
-    verification, results = None, ()
+    verification: Verification | None = None
+    results: tuple[Fidelity, ...] = ()
     if recipe.check:
         with clock.stage("verify"):
             verification, results = verify(prepared, slim, target, recipe, progress)

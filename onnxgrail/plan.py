@@ -43,8 +43,8 @@ def widths(blocks: Sequence[Block], recipe: Recipe) -> Mapping[str, int]:
 def kept_units(units: int, unit_size: int, ratio: float, round_to: int) -> int:
     """How many of `units` stay when a share `ratio` goes.
 
-    The width that stays (units times features per unit) is rounded to the nearest multiple of `round_to` where at least two
-    such multiples fit; otherwise the number of removed units is rounded.  At least one unit stays.
+    The width that stays (units times features per unit) is rounded to the nearest multiple of `round_to` where at least
+    two such multiples fit; otherwise the number of removed units is rounded.  At least one unit stays.
     """
     if ratio == 0:
         return units

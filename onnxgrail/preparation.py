@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.data import Batches, read
@@ -17,6 +18,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.core import Array, Recipe
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.model_io import load
 from onnxgrail.graph.survey import Survey
 from onnxgrail.graph.trace import trace
@@ -73,20 +75,40 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
     with clock.stage("load"):
         model = load(from_any(source))
         folder = Path(source).parent if isinstance(source, str | Path) else None
-        signature = signature_of(model)
     with clock.stage("data"):
         batches = _batches(model, data, recipe)
     with clock.stage("trace"):
-        feed = probe_feed(next(iter(batches)), signature)
-        try:
-            facts = observe(model, feed, providers=recipe.providers, folder=folder)
-        except ModelError as error:
-            if not batches.synthetic:
-                raise
-            hint = "The inputs were drawn: give --data or --input-shapes if the model needs others"
-            raise ModelError(str(error), hint=hint) from error
+        feed, facts = _observed(model, batches, folder, recipe)
         survey = trace(model, facts)
     return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
+
+
+def _observed(
+    model: ir.Model, batches: Batches, folder: Path | None, recipe: Recipe
+) -> tuple[Mapping[str, Array], Facts]:
+    """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
+    if any(node.domain == "com.microsoft.nchwc" for node in model.graph):
+        raise ModelError(
+            "the model is in ONNX Runtime's blocked layout (NCHWc), which was made for one machine",
+            hint="Compress the model first and let ONNX Runtime optimise the result",
+        )
+    first = next(iter(batches))
+    small = probe_feed(first, signature_of(model))
+    try:
+        return small, observe(model, small, providers=recipe.providers, folder=folder)
+    except ModelError as error:
+        if all(np.array_equal(small[name], first[name]) for name in small):
+            raise _explained(error, batches) from error
+    try:
+        return first, observe(model, first, providers=recipe.providers, folder=folder)
+    except ModelError as error:
+        raise _explained(error, batches) from error
+
+
+def _explained(error: ModelError, batches: Batches) -> ModelError:
+    if not batches.synthetic:
+        return ModelError(str(error), hint="The model must run before it can be compressed")
+    return ModelError(str(error), hint="The inputs were drawn: give --data or --input-shapes if the model needs others")
 
 
 def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:

@@ -36,7 +36,9 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
 
 def _check(recipe: Recipe) -> None:
     if not 0 <= recipe.ratio < 1:
-        raise UsageError(f"ratio must be at least 0 and below 1, got {recipe.ratio:g}", hint="1 would remove everything")
+        raise UsageError(
+            f"ratio must be at least 0 and below 1, got {recipe.ratio:g}", hint="1 would remove everything"
+        )
     for block in recipe.blocks:
         _among("blocks", block, KINDS)
     if not recipe.blocks:

@@ -27,9 +27,11 @@ def folds(block: Block) -> bool:
     """Whether folding really averages this block's units.
 
     Heads are not averaged: a softmax of a product of mean queries and keys is no mean of anything, so a fold of them
-    keeps whole heads instead.
+    keeps whole heads instead.  Nor are blocks in which one weight both makes and contracts the channels (a layer inside
+    a residual stream): its rows and columns would have to be merged at once.
     """
-    return block.kind != "heads"
+    params = [slot.param for slot in block.slots]
+    return block.kind != "heads" and len(set(params)) == len(params)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.signature import Signature
 from onnxgrail.calibration.session import CPU, Session, open_session
+from onnxgrail.calibration.signature import Signature
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants, sizes
 from onnxgrail.graph.serial import to_bytes
 
 SMALL = 4096
-OPAQUE = ("com.microsoft.nchwc",)  # tensors in a blocked layout cannot be read from outside
 
 
 def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, folder: Path | None = None) -> Facts:
@@ -29,7 +28,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
-    names = [v.name for node in model.graph if node.domain not in OPAQUE for v in node.outputs if v.name]
+    names = [v.name for node in model.graph for v in node.outputs if v.name]
     with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
@@ -39,7 +38,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
         varying = _varying(session, feed, shapes)
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
-            shapes[name] = tuple(int(d) for d in value.const_value.shape)
+            shapes[name] = value.const_value.numpy().shape
             dtypes[name] = value.const_value.dtype.numpy()
             if value.const_value.size <= SMALL:
                 values[name] = value.const_value.numpy()
@@ -49,7 +48,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
 
 
 def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
-    """A small feed for tracing: two samples where the batch is open, so that a head axis merged with the batch shows."""
+    """A small feed for tracing: two samples where the batch is open, so that heads merged with the batch show."""
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     batches = {a.shape[0] for a in arrays.values() if a.ndim}
     fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)

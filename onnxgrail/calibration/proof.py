@@ -1,7 +1,8 @@
 """Exact before clever: every block must pass the mask oracle on this very model before anything is decided.
 
-The graph with some units of each block removed is run beside the original with the dropped rows of every consumer set to zero.
-Where they differ, or the narrowed graph does not run, the blocks that are to blame are found by bisection and left alone.
+The graph with some units of each block removed is run beside the original with the dropped rows of every consumer set
+to zero.  Where they differ, or the narrowed graph does not run, the blocks to blame are found by bisection and left
+alone.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def prove(
     Args:
         model: the graph; not changed.
         survey: its trace.
-        blocks: candidates; widths: units each keeps, by name.
+        blocks: candidates.
+        widths: units each keeps, by name.
         feed: one small feed.
-        providers: execution providers; folder: where external data lie.
+        providers: execution providers.
+        folder: where external data lie.
     """
 
     def run(candidate: ir.Model) -> dict[str, Array]:
@@ -60,7 +63,12 @@ def prove(
     good = _passing(list(blocks), holds)
     names = {b.name for b in good}
     refusals = tuple(
-        Refusal(value=b.slots[0].initializer, node=b.nodes[0], op=b.kind, reason=doubts.get(b.name, "narrowing it together with the others does not give the masked result"))
+        Refusal(
+            value=b.slots[0].initializer,
+            node=b.nodes[0],
+            op=b.kind,
+            reason=doubts.get(b.name, "narrowing it together with the others does not give the masked result"),
+        )
         for b in blocks
         if b.name not in names
     )
@@ -107,9 +115,9 @@ def _doubt(
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             if got[name].shape != array.shape:
                 return f"output {name} changes its shape from {array.shape} to {got[name].shape}"
-            error = _distance(got[name], array)
-            if not error <= limit:
-                return f"the narrowed graph differs from the masked one by {error:.1e} at output {name}"
+            gap = _distance(got[name], array)
+            if not gap <= limit:
+                return f"the narrowed graph differs from the masked one by {gap:.1e} at output {name}"
     return ""
 
 

@@ -121,9 +121,8 @@ def _convertible(got: np.dtype[Any], entry: Input, where: str) -> tuple[str, ...
     want = entry.dtype
     if got == want or (want.kind == "O" and got.kind in "OUS"):
         return ()
-    floats = is_float(got) and is_float(want)
-    integers = got.kind in "iu" and want.kind in "iu"
-    if floats or integers:
+    same_kind = (is_float(got) and is_float(want)) or (got.kind in "iu" and want.kind in "iu")
+    if same_kind and np.can_cast(got, want, "safe"):  # only what loses nothing: the rest is the user's decision
         return (f"input {entry.name!r}: converted from {got} to {want}",)
     raise DataError(f"{where}: got {got}, expected {want}", hint=f"Convert it with .astype({str(want)!r})")
 

@@ -1,14 +1,15 @@
 """Calibration activations on their way through the network, one block at a time.
 
-The stream keeps the live tensors at one cut of the graph, for every batch.  `measure` runs from there to a block's probes;
-`advance` moves the cut forward through nodes that are final.  Each node is run about twice however deep the network is
-(GRAIL section 3.2 asks for statistics from the already compressed prefix).
+The stream keeps the live tensors at one cut of the graph, for every batch.  `measure` runs from there to a block's
+probes; `advance` moves the cut forward through nodes that are final.  Each node is run about twice however deep the
+network is (GRAIL section 3.2 asks for statistics from the already compressed prefix).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import onnx_ir as ir
@@ -41,7 +42,7 @@ class Stream:
         self._masks = [padding_mask(feed) for feed in feeds]
         self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

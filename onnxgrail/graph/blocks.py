@@ -1,7 +1,8 @@
-"""From labels to blocks: classes with the same members are interchangeable units; names and kinds are put on afterwards."""
+"""From labels to blocks: classes with the same members are interchangeable units; names and kinds come afterwards."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ class _Entry:
 def group(flow: Flow, model: ir.Model) -> Survey:
     """Cut the traced labels into blocks and refusals."""
     frozen = flow.labels.frozen()
-    params = _params(flow, frozen)
-    entries = _entries(flow, frozen, params)
+    params = _params(flow)
+    entries = _entries(flow, params)
     order = {key(node): position for position, node in enumerate(model.graph)}
     nodes = {key(node): node for node in model.graph}
     kinds = _kinds(flow)
@@ -69,15 +70,15 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     )
 
 
-def _params(flow: Flow, frozen: dict[int, Refusal]) -> dict[tuple[str, int], str]:
-    """(node, operand) -> key of its working array: weights are tied by name, other constants only where they are cut alike."""
+def _params(flow: Flow) -> dict[tuple[str, int], str]:
+    """(node, operand) -> key of its working array: weights are tied by name, others only where they are cut alike."""
     weights = {name for name, _ in flow.weight_labels}
     cuts: dict[tuple[str, int], list[tuple[int, bytes]]] = defaultdict(list)
     values: dict[tuple[str, int], str] = {}
     for use in flow.uses:
         where = (use.node, use.operand)
         values[where] = use.value
-        roots = _roots(flow, use.mark, frozen)
+        roots = _roots(flow, use.mark)
         cuts[where].append((use.mark.axes[0], roots.tobytes()))
     names: dict[tuple[str, tuple[tuple[int, bytes], ...]], str] = {}
     clones: dict[str, int] = defaultdict(int)
@@ -95,21 +96,18 @@ def _params(flow: Flow, frozen: dict[int, Refusal]) -> dict[tuple[str, int], str
     return found
 
 
-def _roots(flow: Flow, mark: Mark, frozen: dict[int, Refusal]) -> Ints:
-    """Class of every position along the mark's one axis."""
-    normal = mark if len(mark.axes) == 1 else None
-    if normal is None:  # what varied over several axes was tied along all but one
-        return np.zeros(0, dtype=np.int64)
-    return flow.labels.find(normal.labels)
+def _roots(flow: Flow, mark: Mark) -> Ints:
+    """Class of every position along the mark's one axis; nothing for a mark that was tied along all its axes."""
+    return flow.labels.find(mark.labels) if len(mark.axes) == 1 else np.zeros(0, dtype=np.int64)
 
 
-def _entries(flow: Flow, frozen: dict[int, Refusal], params: dict[tuple[str, int], str]) -> list[_Entry]:
+def _entries(flow: Flow, params: dict[tuple[str, int], str]) -> list[_Entry]:
     gathered: dict[tuple[str, int, Role], list[Use]] = defaultdict(list)
     for use in flow.uses:
         if len(use.mark.axes) == 1:
             gathered[params[use.node, use.operand], use.mark.axes[0], use.role].append(use)
     return [
-        _Entry(param, uses[0].value, axis, role, _roots(flow, uses[0].mark, frozen), tuple(uses))
+        _Entry(param, uses[0].value, axis, role, _roots(flow, uses[0].mark), tuple(uses))
         for (param, axis, role), uses in gathered.items()
     ]
 
@@ -135,7 +133,7 @@ def _kinds(flow: Flow) -> dict[int, set[Kind]]:
 
 def _kind(roots: Ints, kinds: dict[int, set[Kind]]) -> Kind:
     found = set().union(*(kinds.get(r, set()) for r in roots.tolist()))
-    return next((k for k in ("heads", "stream", "conv") if k in found), "mlp")  # type: ignore[return-value]
+    return next((k for k in ("heads", "stream", "conv") if k in found), "mlp")
 
 
 def _block(
@@ -198,8 +196,6 @@ def _located(stuck: Refusal, members: list[_Entry]) -> Refusal:
 
 def _unique(blocks: list[Block]) -> tuple[Block, ...]:
     """The same blocks with names that differ."""
-    import dataclasses
-
     seen: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for block in blocks:
@@ -226,9 +222,7 @@ def _final_marks(flow: Flow, numbers: Ints) -> dict[str, tuple[Mark, ...]]:
     return found
 
 
-def _operands(
-    flow: Flow, params: dict[tuple[str, int], str], numbers: Ints
-) -> dict[tuple[str, int], Operand]:
+def _operands(flow: Flow, params: dict[tuple[str, int], str], numbers: Ints) -> dict[tuple[str, int], Operand]:
     units: dict[tuple[str, int], dict[int, Ints]] = defaultdict(dict)
     values: dict[tuple[str, int], str] = {}
     for use in flow.uses:

@@ -10,7 +10,9 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 
-RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

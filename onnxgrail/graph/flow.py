@@ -1,7 +1,7 @@
 """The state of one trace, and the view of it that an op rule gets.
 
-Rules never touch the union-find or each other: they read marks and constants of a node's inputs through a `Site`, state what is
-tied or frozen, which constants carry the channels, and emit marks for the outputs.
+Rules never touch the union-find or each other: they read marks and constants of a node's inputs through a `Site`, state
+what is tied or frozen, which constants carry the channels, and emit marks for the outputs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ class Site:
     def collapse(self, mark: Mark, axis: int) -> Ints:
         """One label per position of `axis`: everything that shares a position is tied."""
         others = [a for a in mark.axes if a != axis]
-        tied = self.flow.labels.tie(mark, others, self.why("one channel is spread over several positions")) if others else mark
+        tied = (
+            self.flow.labels.tie(mark, others, self.why("one channel is spread over several positions"))
+            if others
+            else mark
+        )
         if tied is None:
             size = mark.labels.shape[mark.along(axis)]
             return np.broadcast_to(self.flow.labels.find(mark.labels.ravel()[:1]), (size,)).copy()
@@ -147,9 +151,7 @@ class Site:
             self.flow.weight_labels[slot] = self.flow.labels.fresh(self.shape(operand)[axis])
         return self.flow.weight_labels[slot]
 
-    def carry(
-        self, operand: int, mark: Mark, role: Role = "passenger", source: tuple[str, int] | None = None
-    ) -> None:
+    def carry(self, operand: int, mark: Mark, role: Role = "passenger", source: tuple[str, int] | None = None) -> None:
         """A constant operand carries the channels: it will be cut with them."""
         self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source))
 

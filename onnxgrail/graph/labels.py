@@ -1,8 +1,8 @@
 """Channel labels: which positions of which tensors must live and die together.
 
-A `Mark` puts one label on every position of one axis of a tensor, or on every cell of several axes taken together (the two
-axes a Reshape made of one).  An element is removed when the label of any mark at its coordinates is removed.  `Labels` keeps
-the equivalence classes.  Label 0 is permanent: it is never removed.
+A `Mark` puts one label on every position of one axis of a tensor, or on every cell of several axes taken together (the
+two axes a Reshape made of one).  An element is removed when the label of any mark at its coordinates is removed.
+`Labels` keeps the equivalence classes.  Label 0 is permanent: it is never removed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Labels:
         return None
 
     def tie(self, mark: Mark, axes: Sequence[int], why: Refusal) -> Mark | None:
-        """Merge all labels along tensor axes: none of their positions can go alone.  None when nothing varies any more."""
+        """Merge all labels along tensor axes: no position can go alone.  None when nothing varies any more."""
         for position in [mark.along(a) for a in axes if a in mark.axes]:
             self.union(np.take(mark.labels, [0], axis=position), mark.labels, why)
         return self.normal(mark, why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,9 @@ def load(source: Source) -> ir.Model:
         return _from_proto(_parse(source, "the given bytes"), "the given bytes", None)
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the given model", None)
-    raise ModelError(f"cannot read a model from {type(source).__name__}", hint="give a path, bytes, a ModelProto or a graph")
+    raise ModelError(
+        f"cannot read a model from {type(source).__name__}", hint="give a path, bytes, a ModelProto or a graph"
+    )
 
 
 def _from_path(path: Path) -> ir.Model:
@@ -46,7 +47,7 @@ def _from_path(path: Path) -> ir.Model:
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
     hint = "check that the file is complete and was exported as ONNX"
     try:
-        proto = onnx.ModelProto.FromString(data)
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except Exception as error:  # the protobuf backends raise different types
         raise ModelError(f"{label} is not an ONNX model, or is truncated", hint=hint) from error
     if not proto.ir_version or not proto.opset_import or not proto.HasField("graph"):
@@ -77,7 +78,9 @@ def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
-        raise ModelError(f"{label} keeps {tensor.name} in external data {location}", hint="give the path of the model file")
+        raise ModelError(
+            f"{label} keeps {tensor.name} in external data {location}", hint="give the path of the model file"
+        )
     if not location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise ModelError(f"{label}: {tensor.name} points outside the model's folder ({location!r})")
     path = folder / location
@@ -128,9 +131,11 @@ def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
                 draft.write_bytes(ir.to_proto(model).SerializeToString())
             for name in [data, path.name]:
                 if (Path(scratch) / name).exists():
-                    os.replace(Path(scratch) / name, path.parent / name)
+                    (Path(scratch) / name).replace(path.parent / name)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint="choose another output folder") from error
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}", hint="choose another output folder"
+        ) from error
 
 
 def _brief(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Write decisions into a graph: the only code that changes nodes and weights.
 
-It works on any graph that holds nodes of the traced model (the whole of it, or a segment), so the streaming calibration and the
-final file are made by the same few lines.
+It works on any graph that holds nodes of the traced model (the whole of it, or a segment), so the streaming calibration
+and the final file are made by the same few lines.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     Raises:
         RewriteError: a node cannot follow; the caller names the block.
     """
-    narrowed = {
-        name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)
-    }
+    narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
     following = frozenset(name for name, sources in survey.facts.sizes.items() if not narrowed.isdisjoint(sources))
     replaced: set[ir.Value] = set()
     nodes = list(graph)
@@ -41,7 +39,7 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
             replaced |= {v for v in before if v not in node.inputs}
     replaced |= _weights(graph, nodes, survey, ledger)
     for name, value in _values(graph):
-        if name in narrowed:
+        if name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
     _sweep(graph, replaced)
 
@@ -112,25 +110,30 @@ def _sole(graph: ir.Graph, value: ir.Value, users: list[tuple[ir.Node, int, Oper
 def _set(value: ir.Value, array: Array) -> None:
     tensor = ir.tensor(array, name=value.name)
     value.const_value = tensor
-    value.shape = ir.Shape(tensor.shape)
+    value.shape = ir.Shape(array.shape)
 
 
 def _initializer(graph: ir.Graph, array: Array, name: str) -> ir.Value:
     tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
 
 
 def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
-    """Recorded shapes follow, so that no stale value_info is left; symbolic dimensions stay as they are."""
+    """Recorded shapes follow, so that no stale value_info is left.
+
+    A narrowed dimension that was symbolic becomes unknown: its name may stand for a width that other tensors still
+    have, and ONNX Runtime reuses buffers by name.
+    """
     if value.shape is None:
         return
     dims = list(value.shape.dims)
     for mark in survey.marks[value.name or ""]:
         (axis,) = mark.axes
-        if axis < len(dims) and isinstance(dims[axis], int):
-            dims[axis] = int((~dead[mark.labels]).sum())
+        if axis < len(dims):
+            symbolic = not isinstance(dims[axis], int)
+            dims[axis] = ir.SymbolicDim(None) if symbolic else int((~dead[mark.labels]).sum())
     value.shape = ir.Shape(dims)
 
 
@@ -143,7 +146,7 @@ def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
             continue
         node = value.producer()
         if node is None:
-            if value.name in graph.initializers and not value.is_graph_input():
+            if value.name and value.name in graph.initializers and not value.is_graph_input():
                 del graph.initializers[value.name]
             continue
         if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:

@@ -16,4 +16,5 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
     for name in outputs:
         if name not in have:
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
-    return proto.SerializeToString()
+    data: bytes = proto.SerializeToString()
+    return data

@@ -1,6 +1,8 @@
-"""The channel tracer: one pass over the nodes in order, then what is left over is made rectangular and grouped into blocks."""
+"""The channel tracer: one pass over the nodes in order; what it found is made rectangular and grouped into blocks."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import onnx_ir as ir
 
@@ -8,7 +10,7 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
 from onnxgrail.graph.blocks import group
 from onnxgrail.graph.facts import Facts, captures, key
-from onnxgrail.graph.flow import Flow, Site, Use
+from onnxgrail.graph.flow import Flow, Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.rule import find_rule
 from onnxgrail.graph.survey import Survey
@@ -53,8 +55,9 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
     inner = [m for name in captures(node) for m in flow.marks.get(name, ())]
     if inner:
         site.freeze(inner, f"the body of {node.op_type} reads it")
-    if any(site.out_name(k) not in flow.facts.shapes for k in range(len(node.outputs)) if site.out_name(k)):
-        site.freeze(marked, f"{node.op_type} does not put out a plain tensor")
+    names = [site.name(k) for k in site.operands] + [v.name for v in node.outputs if v.name]
+    if any(name not in flow.facts.shapes for name in names):
+        site.freeze(marked, f"{node.op_type} handles something else than plain tensors")
     elif function is None:
         site.freeze(marked, f"no rule for {node.domain or 'ai.onnx'} {node.op_type}-{version}")
     else:
@@ -63,34 +66,29 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
 
 def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
     """A weight that something else reads too cannot be cut: that reader would lose channels it needs."""
-    claimed: dict[str, set[tuple[str, int]]] = {}
-    for use in flow.uses:
-        claimed.setdefault(use.value, set()).add((use.node, use.operand))
-    weights = {name for name, _ in flow.weight_labels}
-    readers: list[tuple[str, ir.Node]] = []
+    claimed = {(use.node, use.operand) for use in flow.uses}
+    readers: dict[str, ir.Node] = {}
     for node in model.graph:
-        for position, value in enumerate(node.inputs):
-            name = "" if value is None else value.name or ""
-            source = flow.aliases.get(name, name)
-            if source in weights and (key(node), position) not in claimed.get(source, set()):
-                if not (node.op_type == "Identity" and key(node) in flow.aliases):
-                    readers.append((source, node))
-        readers += [(flow.aliases.get(n, n), node) for n in captures(node) if flow.aliases.get(n, n) in weights]
-    outputs = {v.name for v in model.graph.outputs}
-    for (name, axis), labels in flow.weight_labels.items():
-        for source, node in readers:
-            if source == name:
-                reason = f"the weight {name} is also read by {node.op_type} {node.name or key(node)}"
-                flow.labels.freeze(labels, Refusal(value=name, node=node.name or key(node), op=node.op_type, reason=reason))
+        if key(node) in flow.aliases:
+            continue
+        stray = {v.name or "" for k, v in enumerate(node.inputs) if v is not None and (key(node), k) not in claimed}
+        for name in stray | captures(node):
+            readers.setdefault(flow.aliases.get(name, name), node)
+    outputs = {flow.aliases.get(v.name or "", v.name) for v in model.graph.outputs}
+    for (name, _), labels in flow.weight_labels.items():
+        if name in readers:
+            node = readers[name]
+            reason = f"the weight {name} is also read by {node.op_type} {node.name or key(node)}"
+            flow.labels.freeze(labels, Refusal(value=name, node=node.name or key(node), op=node.op_type, reason=reason))
         if name in outputs:
-            why = Refusal(value=name, node="", op="output", reason=f"the weight {name} is an output of the model (axis {axis})")
+            why = Refusal(value=name, node="", op="output", reason=f"the weight {name} is an output of the model")
             flow.labels.freeze(labels, why)
 
 
 def _box(flow: Flow) -> None:
     """Make every tensor stay a box: where labels vary over two axes jointly, keep the axis with more units.
 
-    A kept set of a tensor is a product over its axes, so labels that need both axes to be told apart are tied along one.
+    A kept set of a tensor is a product over its axes, so labels that need two axes to be told apart are tied along one.
     """
     why = Refusal(value="", node="", op="", reason="channels of one tensor would no longer form a box")
     changed = True
@@ -102,10 +100,10 @@ def _box(flow: Flow) -> None:
             for mark in flow.marks[name]:
                 changed |= _flatten(flow, mark, why)
         for position, use in enumerate(flow.uses):
-            mark = flow.labels.normal(use.mark, why)
-            if mark is not None and len(use.mark.axes) > 1:
-                changed |= _flatten(flow, mark, why)
-                flow.uses[position] = Use(use.node, use.operand, use.value, mark, use.role, use.source)
+            joint = flow.labels.normal(use.mark, why)
+            if joint is not None and len(use.mark.axes) > 1:
+                changed |= _flatten(flow, joint, why)
+                flow.uses[position] = dataclasses.replace(use, mark=joint)
 
 
 def _flatten(flow: Flow, mark: Mark, why: Refusal) -> bool:

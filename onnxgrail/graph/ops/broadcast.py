@@ -19,8 +19,7 @@ UNLABELLED = "it meets an activation of full width that cannot be narrowed"
 class Operand:
     """One operand in the output's coordinates: its size per output axis (1 where broadcast) and its marks.
 
-    `operand` is its position among the node's inputs; `own` says whether it may be cut as a constant; `offset` is output rank
-    minus operand rank.
+    `operand` is its position among the node's inputs; `offset` is the output's rank minus its own.
     """
 
     operand: int

@@ -21,6 +21,7 @@ def conv(site: Site) -> None:
     groups = int(site.attribute("group", 1))
     channels = site.shape(0)[1]
     fed = _channels(site, 0)
+    labels: Ints | None
     if groups == 1:
         labels = _dense(site, fed)
     elif groups == channels and site.node.op_type == "Conv":

@@ -71,9 +71,7 @@ class Cut:
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
         name = f"{self.output_name()}/{hint}"
-        values = [
-            v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)
-        ]
+        values = [v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)]
         node = ir.Node("", op, values, num_outputs=1, name=name)
         node.outputs[0].name = name
         graph.insert_before(self.node, node)
@@ -92,6 +90,6 @@ def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
         count += 1
         free = f"{name}_{count}"
     tensor = ir.tensor(np.array(array, order="C"), name=free)
-    value = ir.Value(name=free, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
@@ -21,28 +22,31 @@ def concat(site: Site) -> None:
     shape = site.out_shape()
     axis = int(site.attribute("axis")) % len(shape)
     pieces = [k for k in site.operands if site.shape(k)[axis] > 0]
-    marks = {k: site.marks(k) for k in pieces}
-    across = [m for k in pieces for m in marks[k] if axis in m.axes]
-    outward = [m for k in pieces for m in marks[k] if axis not in m.axes]
-    result = [_string(site, axis, pieces)] if across else []
-    for mark in _distinct(site, outward):
-        result.append(_tied(site, mark, axis, pieces))
-    site.emit(result)
+    marks = [m for k in pieces for m in site.marks(k)]
+    strung = {a for m in marks if axis in m.axes for a in m.axes}
+    through = _distinct(site, [m for m in marks if not strung & set(m.axes)])
+    found = [_tied(site, mark, pieces) for mark in through]
+    site.emit([*found, _string(site, axis, sorted(strung), pieces)] if strung else found)
 
 
-def _string(site: Site, axis: int, pieces: Sequence[int]) -> Mark:
-    """Labels along the concatenated axis; pieces without labels are permanent there."""
+def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
+    """Labels strung along the concatenated axis; a piece without labels is permanent there.
+
+    The two halves of a rotary embedding are strung per head, so other axes stay told apart.
+    """
     parts = []
     for k in pieces:
-        size = site.shape(k)[axis]
-        own = next((m for m in site.marks(k) if axis in m.axes), None)
-        if own is not None:
-            parts.append(site.collapse(own, axis))
-        elif site.is_constant(k) and site.dtype(k).kind == "f":
-            parts.append(np.zeros(size, dtype=np.int64))
-        else:
-            parts.append(np.zeros(size, dtype=np.int64))
-    return Mark((axis,), np.concatenate(parts))
+        sizes = [site.shape(k)[a] for a in axes]
+        labels = np.zeros(sizes, dtype=np.int64)
+        for mark in site.marks(k):
+            if not set(mark.axes) & set(axes):
+                continue
+            if labels.any() or not set(mark.axes) <= set(axes):
+                site.freeze([mark], "its pieces do not line up")
+            else:
+                labels = mark.on(axes, sizes)
+        parts.append(labels)
+    return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
 
 
 def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
@@ -69,20 +73,16 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
     return found
 
 
-def _tied(site: Site, mark: Mark, axis: int, pieces: Sequence[int]) -> Mark | None:
+def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
     """A mark that runs through all pieces: each must have it, or be a constant that can be cut."""
-    current: Mark | None = mark
     for k in pieces:
-        if current is None:
-            return None
-        if any(set(m.axes) & set(current.axes) for m in site.marks(k)):
+        if any(set(m.axes) & set(mark.axes) for m in site.marks(k)):
             continue
-        if site.is_constant(k):
-            site.carry(k, current)
-        else:
-            site.freeze([current], UNEVEN)
+        if not site.is_constant(k):
+            site.freeze([mark], UNEVEN)
             return None
-    return current
+        site.carry(k, mark)
+    return mark
 
 
 @rule("Split")
@@ -112,8 +112,6 @@ def narrow_split(cut: Cut) -> None:
         stays = cut.alive(name).get(axis)
         sizes.append(cut.shape(name)[axis] if stays is None else int(stays.sum()))
     if "split" in cut.node.attributes:
-        import onnx_ir as ir
-
         cut.node.attributes["split"] = ir.AttrInt64s("split", sizes)
     elif len(set(sizes)) > 1 or cut.input_name(1):
         cut.node.attributes.pop("num_outputs", None)
@@ -187,22 +185,13 @@ def gather_nd(site: Site) -> None:
         site.freeze(stuck, RUNTIME)
     shift = len(site.shape(1)) - 1 - depth
     site.emit(
-        Mark(tuple(a + shift for a in m.axes), m.labels) for m in site.marks(0) if all(m is not s for s in stuck) and min(m.axes) >= depth
+        Mark(tuple(a + shift for a in m.axes), m.labels)
+        for m in site.marks(0)
+        if all(m is not s for s in stuck) and min(m.axes) >= depth
     )
 
 
 @rule("GatherElements")
 def gather_elements(site: Site) -> None:
-    """Passes along axes that the index does not pick from."""
-    axis = int(site.attribute("axis", 0)) % len(site.shape(0))
-    before, after = site.shape(0), site.out_shape()
-    index_marks = site.marks(1)
-    passing = []
-    for mark in site.marks(0):
-        if axis in mark.axes or any(before[a] != after[a] for a in mark.axes) or index_marks:
-            site.freeze([mark], RUNTIME)
-        else:
-            # the index is of full size along these axes and has no labels to be cut by
-            site.freeze([mark], "its index spans the channels")
-    site.emit(passing)
-    site.freeze(index_marks, RUNTIME)
+    """Nothing passes: the index spans every axis and has no labels to be cut by."""
+    site.freeze([*site.marks(0), *site.marks(1)], RUNTIME)

@@ -151,7 +151,10 @@ def slicing_by_attribute(site: Site) -> None:
     marks = list(site.marks(0))
     for axis, start, end in zip(axes, starts, ends, strict=True):
         if any(axis % len(shape) in m.axes for m in marks):
-            site.freeze([m for m in marks if axis % len(shape) in m.axes], "bounds in attributes (opset below 10) are left alone")
+            site.freeze(
+                [m for m in marks if axis % len(shape) in m.axes],
+                "bounds in attributes (opset below 10) are left alone",
+            )
         marks = [taken(m, axis % len(shape), np.arange(shape[axis])[start:end]) for m in marks]
     site.emit(marks)
 

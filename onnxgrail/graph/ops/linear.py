@@ -80,7 +80,11 @@ def _left(site: Site) -> None:
     stuck = [m for m in site.marks(1) if set(m.axes) & ({rank - 2} | outer)]
     site.freeze(stuck, LEFT)
     shift = len(site.out_shape()) - rank
-    site.emit(Mark(tuple(a + shift for a in m.axes), m.labels) for m in site.marks(1) if not set(m.axes) & ({rank - 2} | outer))
+    site.emit(
+        Mark(tuple(a + shift for a in m.axes), m.labels)
+        for m in site.marks(1)
+        if not set(m.axes) & ({rank - 2} | outer)
+    )
 
 
 def product(site: Site) -> None:

@@ -10,9 +10,10 @@ from onnxgrail.graph.ops.rule import rule
 
 
 @rule(
-    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Clip", "Abs",
-    "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Cast", "Identity", "Dropout", "Elu", "Selu", "Celu", "Mish", "Swish", "Not",
-    "IsNaN", "IsInf", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Round", "ThresholdedRelu", "Shrink", "BitwiseNot",
+    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Clip",
+    "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Cast", "Identity", "Dropout", "Elu", "Selu", "Celu", "Mish",
+    "Swish", "Not", "IsNaN", "IsInf", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Round", "ThresholdedRelu",
+    "Shrink", "BitwiseNot",
     "CastLike", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh",
 )  # fmt: skip
 def unary(site: Site) -> None:

@@ -1,8 +1,8 @@
 """The registry: how channels pass through an op, and how a node of it is rewritten when they go.
 
-`@rule("Reshape", since=5)` registers a function `(site) -> None` that states how marks flow.  `@narrow("Reshape")` registers a
-function `(cut) -> None` that repairs what weights alone do not say: attributes, shape operands, sizes.  Both live in the same
-file, so adding an op is one place.
+`@rule("Reshape", since=5)` registers a function `(site) -> None` that states how marks flow.  `@narrow("Reshape")`
+registers a function `(cut) -> None` that repairs what weights alone do not say: attributes, shape operands, sizes.
+Both live in this folder, so adding an op is one place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shape operands: targets of Reshape and Expand, bounds of Slice, rewritten by label when positions go.
 
-A constant operand is replaced by the node's own copy.  A computed one stays computed: the sizes that changed are laid over it,
-so dimensions that follow the input keep following it.
+A constant operand is replaced by the node's own copy.  A computed one stays computed: the sizes that changed are laid
+over it, so dimensions that follow the input keep following it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def narrow_reshape(cut: Cut) -> None:
             if copied == count:
                 continue
         change[axis], sizes[axis] = True, count
-    for axis in np.flatnonzero((target == 0) & ~change) if copies else ():
+    for axis in np.flatnonzero((target == 0) & ~change).tolist() if copies else ():
         if axis in inner and axis not in stays:
             change[axis], sizes[axis] = True, cut.shape(cut.output_name())[axis]
-    _lay_over(cut, target, change, sizes)
+    _lay_over(cut, change, sizes)
 
 
 @narrow("Expand")
@@ -58,10 +58,10 @@ def narrow_expand(cut: Cut) -> None:
     for axis, kept in cut.alive(cut.output_name()).items():
         if axis >= offset and target[axis - offset] > 1:
             change[axis - offset], sizes[axis - offset] = True, int(kept.sum())
-    _lay_over(cut, target, change, sizes)
+    _lay_over(cut, change, sizes)
 
 
-def _lay_over(cut: Cut, target: Ints, change: Bools, sizes: Ints) -> None:
+def _lay_over(cut: Cut, change: Bools, sizes: Ints) -> None:
     """Put the changed sizes into operand 1."""
     if not change.any():
         return
