@@ -17,7 +17,8 @@ import click
 SELECTORS = ("wanda", "l1", "l2", "random")
 REDUCERS = ("prune", "fold")
 COMPENSATORS = ("grail", "none")
-BLOCKS = ("conv", "mlp", "heads")
+BLOCKS = ("conv", "mlp", "heads", "stream")
+DEFAULT_BLOCKS = ("conv", "mlp", "heads")
 PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -110,9 +111,20 @@ data_options = chain(
         metavar="PATH",
         help="Samples: .npz, .npy, a folder of those, test_data_set_* folders or file.py:function. Drawn without it.",
     ),
-    click.option("--samples", type=click.IntRange(min=1), help="Use this many samples, spread over the data."),
-    click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Samples per run."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything random."),
+    click.option(
+        "--samples", type=click.IntRange(min=1), metavar="N", help="Use this many samples, spread over the data."
+    ),
+    click.option(
+        "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Samples per run."
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=0,
+        show_default=True,
+        help="Seed of everything random.",
+    ),
     shapes_option,
 )
 

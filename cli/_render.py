@@ -51,22 +51,37 @@ def number(value: float | None, spec: str = ".4f") -> str:
     return "-" if value is None else format(value, spec)
 
 
+def short(value: float | None) -> str:
+    """A number of things in three digits: 812, 49.2 k, 1.18 M."""
+    if value is None:
+        return "-"
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * limit:
+            return f"{value / limit:#.3g} {letter}".replace(". ", " ")
+    return f"{value:.0f}"
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table on stdout; the first `left` columns are aligned left, the others right."""
+    """Print a table on stdout; the first `left` columns are aligned left and may wrap, the others hold numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for position, name in enumerate(columns):
-        grid.add_column(name, justify="left" if position < left else "right", overflow="fold")
+        text = position < left
+        grid.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))  # names may hold brackets, which are no markup
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
+    if title:
+        console.print(Text(title, overflow="fold"))
     console.print(grid)
+
+
 
 
 def notes(lines: Iterable[str], *, quiet: bool) -> None:

@@ -18,9 +18,17 @@ EXIT_GATE = 3
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
 @options.data_options
 @options.device_options
-@click.option("--min-cosine", type=click.FloatRange(-1, 1), help="Exit 3 when an output's mean cosine is lower.")
 @click.option(
-    "--max-nmse", type=click.FloatRange(min=0), help="Exit 3 when an output's normalised squared error is higher."
+    "--min-cosine",
+    type=click.FloatRange(-1, 1),
+    metavar="C",
+    help="Exit 3 when an output's mean cosine is lower.",
+)
+@click.option(
+    "--max-nmse",
+    type=click.FloatRange(min=0),
+    metavar="E",
+    help="Exit 3 when an output's squared error, relative to its energy, is higher.",
 )
 @options.json_option
 @options.quiet_option
@@ -62,24 +70,20 @@ def compare(
 
 def _tables(result: Any) -> None:
     one, two = result.a, result.b
-    sizes = [
-        ("Parameters", render.count(one.params), render.count(two.params), render.change(one.params, two.params)),
-        ("MACs", render.count(one.macs), render.count(two.macs), render.change(one.macs, two.macs)),
-        ("File size", render.size(one.bytes), render.size(two.bytes), render.change(one.bytes, two.bytes)),
-    ]
+    sizes = [("Parameters", render.count(one.params), render.count(two.params), render.change(one.params, two.params))]
+    if one.macs is not None and two.macs is not None:
+        sizes.append(("MACs", render.count(one.macs), render.count(two.macs), render.change(one.macs, two.macs)))
+    sizes.append(("File size", render.size(one.bytes), render.size(two.bytes), render.change(one.bytes, two.bytes)))
     render.table(f"A {one.path}\nB {two.path}", ("", "A", "B", "change"), sizes)
-    columns = ("output", "samples", "cosine", "NMSE", "max abs", "agreement", "KL", "NaN or inf")
-    rows = [
-        (
-            o.name,
-            str(o.samples),
-            render.number(o.cosine, ".5f"),
-            render.number(o.nmse, ".3e"),
-            render.number(o.max_abs, ".3e"),
-            render.share(o.agreement),
-            render.number(o.kl, ".3e"),
-            str(o.broken),
-        )
-        for o in result.outputs
-    ]
-    render.table("B against A", columns, rows)
+    every = {
+        "samples": [str(o.samples) for o in result.outputs],
+        "cosine": [render.number(o.cosine, ".5f") for o in result.outputs],
+        "NMSE": [render.number(o.nmse, ".3e") for o in result.outputs],
+        "max abs": [render.number(o.max_abs, ".3e") for o in result.outputs],
+        "top-1": [render.share(o.agreement) for o in result.outputs],
+        "KL": [render.number(o.kl, ".3e") for o in result.outputs],
+        "NaN/inf": [str(o.broken) if o.broken else "-" for o in result.outputs],
+    }
+    columns = {name: cells for name, cells in every.items() if set(cells) != {"-"}}
+    names = [o.name for o in result.outputs]
+    render.table("B against A", ("output", *columns), list(zip(names, *columns.values(), strict=True)))

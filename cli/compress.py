@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     "--blocks",
     type=options.blocks,
     metavar="KINDS",
-    default=",".join(options.BLOCKS),
+    default=",".join(options.DEFAULT_BLOCKS),
     show_default=True,
-    help="Kinds to narrow.",
+    help="Kinds to narrow: conv, mlp, heads, stream.  stream, the channels that residual connections share, costs the "
+    "most fidelity and is narrowed only when named.",
 )
 @click.option("--include", type=options.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
 @click.option("--exclude", type=options.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
@@ -66,13 +68,19 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option(
     "--round-to",
     type=click.IntRange(min=1),
+    metavar="N",
     default=8,
     show_default=True,
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
-@click.option("--min-cosine", type=click.FloatRange(-1, 1), help="Exit 3 when an output's mean cosine is lower.")
+@click.option(
+    "--min-cosine",
+    type=click.FloatRange(-1, 1),
+    metavar="C",
+    help="Exit 3 when an output's mean cosine is lower; the file is still written.",
+)
 @click.option(
     "--report",
     "reports",
@@ -162,13 +170,13 @@ def _gate(data: Any) -> str:
 
 
 def _tables(report: Any, output: Path | None) -> None:
-    data = report.data
+    data, model = report.data, report.data["model"]
+    chosen = _of_kinds(report, data["recipe"].get("blocks", options.BLOCKS))
     printers = {"count": render.count, "bytes": render.size}
     rows = []
-    for row in report.summary_rows():
+    for row in chosen.summary_rows():
         show = printers[row.unit]
         rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
-    model = data["model"]
     render.table(model["input"], ("", "before", "after", "change"), rows)
     asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
     click.echo(f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters")
@@ -177,9 +185,18 @@ def _tables(report: Any, output: Path | None) -> None:
         click.echo(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
     for check in data["verification"]["outputs"]:
         cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
-        click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original")
-    _outcomes(report)
+        samples = f" on {check['samples']} calibration samples" if "samples" in check else ""
+        click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+    _outcomes(chosen)
     click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
+
+
+def _of_kinds(report: Any, kinds: Collection[str]) -> Any:
+    """The report as if there were only blocks of the kinds that were asked for."""
+    import onnxgrail
+
+    blocks = [block for block in report.data["blocks"] if block["kind"] in kinds]
+    return onnxgrail.Report(data={**report.data, "blocks": blocks})
 
 
 def _outcomes(report: Any) -> None:

@@ -10,6 +10,8 @@ import click
 from . import _options as options
 from . import _render as render
 
+EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
+
 
 @click.command()
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
@@ -17,44 +19,74 @@ from . import _render as render
 @options.json_option
 @options.verbose_option
 def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], as_json: bool) -> None:
-    """Show what can be narrowed, what not, and why; needs no data."""
+    """Show what can be narrowed, what not, and why; needs no data.
+
+    --verbose names the weights of every block and every node that is left alone.  Sizes are per sample of drawn inputs;
+    --input-shapes sets their shapes.
+    """
     import onnxgrail
 
     found = onnxgrail.inspect(model, input_shapes=dict(input_shapes))
     if as_json:
         click.echo(found.to_json())
         return
+    verbose = bool(click.get_current_context().meta.get("onnxgrail.verbose"))
+    _blocks(found, verbose=verbose)
     _sizes(found)
-    _blocks(found)
-    if found.refusals:
-        columns = ("node", "op", "value", "reason")
-        rows = [(r.node, r.op, r.value, r.reason) for r in found.refusals]
-        render.table("Left alone", columns, rows, left=len(columns))
+    _refusals(found, verbose=verbose)
 
 
-def _blocks(found: Any) -> None:
-    columns = ("block", "producers", "consumers", "kind", "units", "unit size", "params", "MACs")
+def _blocks(found: Any, *, verbose: bool) -> None:
+    if not found.blocks:
+        click.echo(f"{found.path}: no block can be narrowed\n")
+        return
+    columns = ("block", "kind", "units", "in/out", "params", "MACs")
     rows = [
         (
             block["name"],
-            "\n".join(block["producers"]),
-            "\n".join(block["consumers"]),
             block["kind"],
-            str(block["units"]),
-            str(block["unit_size"]),
-            render.count(block["params"]),
-            render.count(block["macs"]),
+            str(block["units"]) if block["unit_size"] == 1 else f"{block['units']} x {block['unit_size']}",
+            f"{len(block['producers'])}/{len(block['consumers'])}",
+            render.short(block["params"]),
+            render.short(block["macs"]),
         )
         for block in found.blocks
     ]
-    render.table(f"{len(rows)} blocks", columns, rows, left=4)
+    render.table(f"{found.path}: {len(rows)} block(s)", columns, rows, left=2)
+    if verbose:
+        for block in found.blocks:
+            click.echo(block["name"])
+            click.echo(f"  made by {', '.join(block['producers'])}")
+            click.echo(f"  read by {', '.join(block['consumers'])}")
+    else:
+        click.echo("in/out: weights that make and that read the channels; --verbose names them")
+    click.echo()
 
 
 def _sizes(found: Any) -> None:
-    rows = [("now", render.count(found.params), render.count(found.macs), render.size(found.bytes))]
+    rows = [("whole model", render.count(found.params), render.count(found.macs), render.size(found.bytes))]
     for kind, held in found.shares.items():
-        rows.append((f"in {kind} blocks", render.share(held["params"]), render.share(held["macs"]), ""))
-    for guess in found.predicted:
-        label = f"at ratio {guess['ratio']:g}"
+        rows.append((f"held by {kind} blocks", render.share(held["params"]), render.share(held["macs"]), ""))
+    kinds = " + ".join(found.shares)
+    for guess in found.predicted if found.blocks else ():
+        label = f"at ratio {guess['ratio']:g} of {kinds}"
         rows.append((label, render.count(guess["params"]), render.count(guess["macs"]), render.size(guess["bytes"])))
-    render.table(str(found.path), ("", "params", "MACs", "size"), rows)
+    render.table("", ("", "params", "MACs", "size"), rows)
+
+
+def _refusals(found: Any, *, verbose: bool) -> None:
+    """What is left alone: reasons, the most frequent first, each with some of its nodes."""
+    groups: dict[str, list[str]] = {}
+    for refusal in found.refusals:
+        where = f"{refusal.op} {refusal.node}".strip() or refusal.value
+        groups.setdefault(refusal.reason, []).append(where)
+    if groups:
+        click.echo("Left alone:")
+    for reason, places in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+        click.echo(f"{len(places):5d} x {reason}")
+        shown = list(dict.fromkeys(places))
+        limit = len(shown) if verbose else EXAMPLES
+        for place in shown[:limit]:
+            click.echo(f"          {place}")
+        if len(shown) > limit:
+            click.echo(f"          and {len(shown) - limit} more (--verbose)")

@@ -144,14 +144,17 @@ def decide(
     if not candidates and recipe.ratio > 0:
         raise _nothing(prepared, recipe, chosen, refused, clock)
     with clock.stage("calibrate"):
-        ledger, changes = _calibrated(prepared, candidates, kept, recipe, progress)
+        ledger, changes, clock.seconds["forward"] = _calibrated(prepared, candidates, kept, recipe, progress)
     return ledger, changes, refused
 
 
 def _calibrated(
     prepared: Prepared, blocks: Sequence[Block], kept: Mapping[str, int], recipe: Recipe, progress: Progress
-) -> tuple[Ledger, list[Change]]:
-    """One decision after the other; in closed loop each sees the network as decided so far."""
+) -> tuple[Ledger, list[Change], float]:
+    """One decision after the other; in closed loop each sees the network as decided so far.
+
+    The last item is the time spent inside ONNX Runtime, in seconds.
+    """
     model, survey = prepared.model, prepared.survey
     ledger = weights.empty(survey)
     changes: list[Change] = []
@@ -173,7 +176,7 @@ def _calibrated(
     if not _needs_data(recipe):
         for block in blocks:
             settle(block, ())
-        return ledger, changes
+        return ledger, changes, 0.0
     todo = steps(blocks, closed_loop=recipe.closed_loop)
     total, done = len(prepared.batches) * len(todo), 0
 
@@ -189,7 +192,7 @@ def _calibrated(
             measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
             for block, stats in zip(step.blocks, measured, strict=True):
                 settle(block, stats)
-    return ledger, changes
+    return ledger, changes, stream.forward
 
 
 def _compensator(recipe: Recipe) -> Compensator:

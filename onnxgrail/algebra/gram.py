@@ -51,8 +51,8 @@ def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
     total = stack.sum(axis=(0, 2), dtype=np.float64)
     if not (np.isfinite(gram).all() and np.isfinite(total).all()):
         raise _not_finite(stack, probe)
-    full = gram.astype(np.float64)
-    full += np.triu(full, 1).T  # BLAS filled the upper triangle only
+    full = np.add(gram, gram.T, dtype=np.float64)  # BLAS filled the upper triangle, the lower one is zero
+    np.fill_diagonal(full, gram.diagonal())
     return Stats(gram=full, total=total, count=count)
 
 

@@ -125,7 +125,6 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
             if bad:
                 raise bad_values(bad, array.size, entry, part.source)
         feeds.append(_Take(parts=(part,), signature=signature, rows=None))
-        feeds[-1]()  # values that do not fit a narrower dtype are found now, not in the middle of the run
         total += _count(part, signature)
     if samples is not None and total > samples:
         notes.append(
@@ -198,7 +197,7 @@ def _scan(parts: tuple[Part, ...], signature: Signature, rows: Ints) -> None:
     """Look at every value that will be used once.
 
     Raises:
-        DataError: values that are NaN or infinite, counted over all samples, or that do not fit the input's dtype.
+        DataError: values that are NaN or infinite, counted over all samples.
     """
     names = parts[0].source if len(parts) == 1 else f"{parts[0].source} and {len(parts) - 1} more"
     for entry in signature:
@@ -206,8 +205,6 @@ def _scan(parts: tuple[Part, ...], signature: Signature, rows: Ints) -> None:
         for start in range(0, len(rows), BLOCK):
             block = _gather(parts, entry, rows[start : start + BLOCK])
             bad, size = bad + count_bad(block, entry), size + block.size
-            if not bad:
-                convert(block, entry, names)
         if bad:
             raise bad_values(bad, size, entry, names)
 
@@ -235,7 +232,7 @@ class _Take:
         feed = {}
         for entry in self.signature:
             array = self.parts[0].arrays[entry.name] if self.rows is None else _gather(self.parts, entry, self.rows)
-            feed[entry.name] = convert(np.asarray(array), entry, self.parts[0].source)
+            feed[entry.name] = convert(np.asarray(array), entry)
         return feed
 
 

@@ -7,6 +7,7 @@ network is (GRAIL section 3.2 asks for statistics from the already compressed pr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
@@ -18,7 +19,7 @@ from onnxgrail.algebra.gram import gram_of, zero_stats
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
-from onnxgrail.core import Array, Bools, Probe, Stats
+from onnxgrail.core import Array, Bools, Feed, Probe, Stats
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
@@ -41,6 +42,7 @@ class Stream:
         feeds = list(batches)
         self._masks = [padding_mask(feed) for feed in feeds]
         self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        self.forward = 0.0  # seconds inside ONNX Runtime
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +63,7 @@ class Stream:
         if fresh:
             with self._open(fresh, ledger) as session:
                 for cache in self._cache:
-                    cache.update(session.run(cache))
+                    cache.update(self._run(session, cache))
         alive = set(keep)
         self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
         self._position = target
@@ -74,13 +76,19 @@ class Stream:
         beyond = [n for n in names if n not in self._cache[0]]
         session = self._open(beyond, ledger) if beyond else None
         for cache, mask in zip(self._cache, self._masks, strict=True):
-            found = {n: cache[n] for n in here} | (session.run(cache) if session else {})
+            found = {n: cache[n] for n in here} | (self._run(session, cache) if session else {})
             for number, probe in enumerate(probes):
                 for name in (probe.value, *probe.also):
                     rows = _rows(found[name], probe, mask)
                     sums[number] = sums[number].merge(gram_of(found[name], probe, rows))
             tick()
         return tuple(sums)
+
+    def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
+        started = time.perf_counter()
+        found = session.run(cache)
+        self.forward += time.perf_counter() - started
+        return found
 
     def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
         """A session from the cached tensors to `outputs`, with all decisions written in."""

@@ -47,9 +47,9 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     for signature, roots in families.items():
         members = [entries[e] for e, _ in signature]
         roles = {m.role for m in members}
-        if not {"producer", "consumer"} <= roles:
-            continue
         stuck = next((frozen[r] for r in roots if r in frozen), None)
+        if "producer" not in roles or ("consumer" not in roles and stuck is None):
+            continue
         if stuck is None and len(roots) < 2:
             stuck = Refusal(value=members[0].value, node="", op="", reason="there is only one unit, and one must stay")
         if stuck is not None:

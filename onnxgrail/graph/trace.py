@@ -27,7 +27,9 @@ def trace(model: ir.Model, facts: Facts) -> Survey:
     for node in model.graph:
         _visit(flow, model, node)
     for output in model.graph.outputs:
-        why = Refusal(value=output.name or "", node="", op="output", reason="it is an output of the model")
+        why = Refusal(
+            value=output.name or "", node=output.name or "", op="output", reason="it is an output of the model"
+        )
         for mark in flow.marks.get(output.name or "", ()):
             flow.labels.freeze(mark.labels.ravel(), why)
     _freeze_stray_weights(flow, model)

@@ -1,0 +1,185 @@
+"""The conformance oracle: a narrowed model equals the original whose consumers' dropped positions are zero.
+
+The mask is written here from the survey alone and shares no code with the rewriter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.core import Array, Bools, Feed, Kind
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Ledger, Survey
+from onnxgrail.graph.trace import trace
+
+TOLERANCE = 1e-5
+EFFECT = 1e-4  # a mask that changes less than this would also let a wrong rewrite pass
+
+
+def narrowed_equals_masked(
+    model: ir.Model, feed: Feed, ratio: float = 0.5, kinds: Sequence[Kind] | None = None, *, seed: int = 0
+) -> Survey:
+    """Kill some units of every block (of these kinds), and compare with the mask on the feed and on a shorter batch.
+
+    Checked along the way: each block's mask has an effect; what the narrowed file says about shapes is true; it passes
+    the ONNX checker where the original does; nothing changes when nothing is killed.
+    """
+    survey = survey_of(model, feed)
+    assert len({b.name for b in survey.blocks}) == len(survey.blocks)
+    untouched = narrowed(model, survey, np.zeros(survey.ids, dtype=bool))
+    assert ir.to_proto(untouched).SerializeToString() == ir.to_proto(model.clone()).SerializeToString()
+    dead = killed(survey, ratio, kinds, seed)
+    if not dead.any():
+        return survey
+    slim, mask = narrowed(model, survey, dead), masked(model, survey, dead)
+    assert size(slim) < size(model)
+    dense = run(model, feed)
+    for block in survey.blocks:
+        if dead[block.ids].any():
+            alone = np.zeros_like(dead)
+            alone[block.ids] = dead[block.ids]
+            effect = distance(run(masked(model, survey, alone), feed), dense)
+            assert effect > EFFECT, f"masking {block.name} changes nothing"
+    check_same(run(slim, feed), run(mask, feed))
+    shorter = short(feed)
+    if shorter is not None and runs(model, shorter):
+        check_same(run(slim, shorter), run(mask, shorter))
+    check_recorded(slim, feed)
+    if passes_checker(model):
+        onnx.checker.check_model(ir.to_proto(slim), full_check=True)
+    return survey
+
+
+def survey_of(model: ir.Model, feed: Feed) -> Survey:
+    """Observe and trace."""
+    return trace(model, observe(model, feed))
+
+
+def killed(survey: Survey, ratio: float, kinds: Sequence[Kind] | None = None, seed: int = 0) -> Bools:
+    """A random share of the units of every block, at least one and never all."""
+    rng = np.random.default_rng(seed)
+    dead = np.zeros(survey.ids, dtype=bool)
+    for block in survey.blocks:
+        if kinds is None or block.kind in kinds:
+            count = min(block.units - 1, max(1, round(ratio * block.units)))
+            dead[block.ids[rng.permutation(block.units)[:count]]] = True
+    return dead
+
+
+def narrowed(model: ir.Model, survey: Survey, dead: Bools) -> ir.Model:
+    """A copy without the dead units."""
+    slim = model.clone()
+    apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
+    return slim
+
+
+def masked(model: ir.Model, survey: Survey, dead: Bools) -> ir.Model:
+    """A copy of full width whose consumers do not read the dead units."""
+    copy = model.clone()
+    arrays: dict[str, Array] = {}
+    for block in survey.blocks:
+        for slot in block.consumers:
+            if slot.initializer not in arrays:
+                initializer = model.graph.initializers.get(slot.initializer)
+                tensor = initializer.const_value if initializer is not None else None
+                arrays[slot.initializer] = np.array(
+                    survey.facts.values[slot.initializer] if tensor is None else tensor.numpy()
+                )
+            np.moveaxis(arrays[slot.initializer], slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0
+    values = {v.name: v for node in copy.graph for v in node.outputs}
+    for name, array in arrays.items():
+        if name in copy.graph.initializers:
+            copy.graph.initializers[name].const_value = ir.tensor(array, name=name)
+        else:
+            fresh = ir.Value(name=f"{name}/masked", const_value=ir.tensor(array, name=f"{name}/masked"))
+            copy.graph.register_initializer(fresh)
+            values[name].replace_all_uses_with(fresh)
+    return copy
+
+
+def session(model: ir.Model | bytes) -> ort.InferenceSession:
+    """Without optimisations, so that both models run the same kernels."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    data = model if isinstance(model, bytes) else ir.to_proto(model).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def run(model: ir.Model | bytes, feed: Feed) -> dict[str, Array]:
+    """Outputs by name; recorded shapes stay in the file, so stale ones are met."""
+    handle = session(model)
+    return dict(zip([o.name for o in handle.get_outputs()], handle.run(None, dict(feed)), strict=True))
+
+
+def runs(model: ir.Model, feed: Feed) -> bool:
+    """Whether the original takes this feed."""
+    try:
+        run(model, feed)
+    except Exception:  # noqa: BLE001  the runtime's exceptions share no base
+        return False
+    return True
+
+
+def short(feed: Feed) -> dict[str, Array] | None:
+    """The feed without its last sample."""
+    batches = {a.shape[0] for a in feed.values() if a.ndim}
+    if len(batches) != 1 or batches <= {1}:
+        return None
+    return {n: a[:-1] if a.ndim else a for n, a in feed.items()}
+
+
+def check_same(got: dict[str, Array], want: dict[str, Array]) -> None:
+    """Same names, shapes and values."""
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        assert got[name].shape == array.shape, name
+        assert got[name].dtype == array.dtype, name
+    assert distance(got, want) <= TOLERANCE
+
+
+def distance(a: dict[str, Array], b: dict[str, Array]) -> float:
+    """Largest difference of any output, relative to its largest value."""
+    worst = 0.0
+    for name, right in b.items():
+        x, y = a[name].astype(np.float64), right.astype(np.float64)
+        assert np.isfinite(y).all(), name
+        worst = max(worst, float(np.abs(x - y).max(initial=0.0) / max(np.abs(y).max(initial=0.0), 1e-6)))
+    return worst
+
+
+def check_recorded(model: ir.Model, feed: Feed) -> None:
+    """Sizes that the file records for its tensors are the sizes they have."""
+    recorded = {v.name: v.shape for node in model.graph for v in node.outputs if v.name and v.shape is not None}
+    real = run(to_bytes(model, outputs=list(recorded)), feed)
+    for name, shape in recorded.items():
+        sizes = [d if isinstance(d, int) else None for d in shape.dims]
+        assert len(sizes) == real[name].ndim, name
+        assert all(s in {None, r} for s, r in zip(sizes, real[name].shape, strict=True)), (name, shape, real[name].shape)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        assert value.shape is not None
+        assert tuple(value.shape) == tuple(value.const_value.shape), value.name
+
+
+def passes_checker(model: ir.Model) -> bool:
+    """Whether the ONNX checker knows all ops and shapes of the original."""
+    try:
+        onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    except Exception:  # noqa: BLE001  C++ exceptions of several types
+        return False
+    return True
+
+
+def size(model: ir.Model) -> int:
+    """Elements in all float weights."""
+    tensors = [v.const_value for v in model.graph.initializers.values()]
+    return sum(t.size for t in tensors if t is not None and t.dtype.is_floating_point())
