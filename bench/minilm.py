@@ -3,8 +3,8 @@
     python bench/minilm.py [--work DIR] > minilm.json
 
 Exports all-MiniLM-L6-v2 both ways PyTorch can (see minilm_export.py), compresses each with and without compensation on
-128 x 128 real tokens, and compares sentence embeddings with those of the dense model on text of other modules.  JSON on
-stdout, a table on stderr.
+128 x 128 real tokens, and compares sentence embeddings with those of the dense model on unseen text of the same kind
+(see minilm_text.py).  JSON on stdout, a table on stderr.
 """
 
 from __future__ import annotations

@@ -1,9 +1,20 @@
-"""Real English text without a download: the documentation that ships with Python, as token arrays.
+"""Real English text without a download: the language reference that ships with Python, as token arrays.
 
-    python bench/minilm_text.py OUT [--cache DIR]     writes OUT/calib.npz and OUT/heldout.npz
+    python bench/minilm_text.py OUT [--cache DIR] [--draw N] [--padded SHARE]
 
-Modules are dealt to one of the two sets by a hash of their name, so held-out text comes from other modules than
-calibration text.  The text is that of the running Python, so arrays made by different Python releases differ.
+writes OUT/calib.npz and OUT/heldout.npz, 128 sequences of 128 tokens each.
+
+The text is that of `help("topics")`: edited English sentences, the same on every machine with this Python release.
+Docstrings are left out, most of them being fragments ("Return the name of x.") that no sentence encoder was made for.
+
+Calibration and held-out text are an independent draw from one corpus: its prose paragraphs are shuffled and dealt
+alternately to the two sets.  Topics quote each other, so a paragraph is dropped if it shares a sentence, or a run of
+eight words, with an earlier one: nothing held out was seen in calibration.  The sets do share their subjects; text
+of another kind than the calibration text comes out worse.
+
+Every sequence is full by default: paragraphs are joined until it is, and the last one is cut.  `--padded` ends a
+share of the sequences early, for whoever wants to see padding at work.  `--draw` shuffles anew, to learn how much of a
+figure is chance.
 """
 
 from __future__ import annotations
@@ -11,7 +22,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,17 +32,12 @@ import numpy.typing as npt
 
 LENGTH = 128
 SEQUENCES = 128
-FULL_SHARE = 0.5
-"""Share of sequences that are filled to the last token; the others end where a paragraph ends and are padded."""
 SPLITS = ("calib", "heldout")
 MIN_WORDS = 8
+RUN = 8
+"""Words in a row that no two paragraphs may share."""
 
 Tokens = dict[str, npt.NDArray[np.int64]]
-
-
-def split_of(source: str) -> str:
-    """`calib` or `heldout`, the same on every machine (Python's own hash of a string is salted)."""
-    return SPLITS[zlib.crc32(source.encode()) % len(SPLITS)]
 
 
 def _is_prose(paragraph: str) -> bool:
@@ -41,29 +46,35 @@ def _is_prose(paragraph: str) -> bool:
     return len(words) >= MIN_WORDS and len(plain) >= 0.75 * len(words) and ">>>" not in paragraph
 
 
-def paragraphs(split: str) -> list[str]:
-    """Distinct prose paragraphs of one split, in a fixed random order."""
-    from onnxgrail.models._stdlib_text import TOPICS, documents
-
-    seen: dict[str, None] = {}
-    other: set[str] = set()  # sentences such as "Return the name." occur in many modules and must not be in both sets
-    for document, text in documents():
-        source = document if document.startswith(TOPICS) else document.split("/")[0]  # a package is one module
-        for raw in re.split(r"\n\s*\n", text):
-            paragraph = " ".join(raw.split())
-            if not _is_prose(paragraph):
-                continue
-            if split_of(source) == split:
-                seen[paragraph] = None
-            else:
-                other.add(paragraph)
-    ours = [paragraph for paragraph in seen if paragraph not in other]
-    order = np.random.default_rng(0).permutation(len(ours))
-    return [ours[i] for i in order]
+def _traces(paragraph: str) -> set[str]:
+    """What two paragraphs must not have in common: whole sentences and runs of words, whatever the case and signs."""
+    sentences = re.split(r"(?<=[.!?:;])\s", paragraph.lower())
+    plain = [" ".join(re.findall(r"\w+", sentence)) for sentence in sentences]
+    words = " ".join(plain).split()
+    runs = (" ".join(words[start : start + RUN]) for start in range(len(words) - RUN + 1))
+    return {*filter(None, plain), *runs}
 
 
-def tokenise(folder: Path, texts: list[str], *, count: int = SEQUENCES, length: int = LENGTH) -> Tokens:
-    """`count` sequences of whole paragraphs: the first half cut at `length`, the others ended early and padded."""
+def paragraphs(draw: int = 0) -> dict[str, list[str]]:
+    """Distinct prose paragraphs by split, in an order that hangs on `draw` alone."""
+    from pydoc_data.topics import topics
+
+    texts = (" ".join(raw.split()) for _, topic in sorted(topics.items()) for raw in re.split(r"\n\s*\n", topic))
+    prose = list(dict.fromkeys(filter(_is_prose, texts)))
+    seen: set[str] = set()
+    kept = []
+    for position in np.random.default_rng(draw).permutation(len(prose)):
+        traces = _traces(prose[position])
+        if not traces & seen:
+            kept.append(prose[position])
+        seen |= traces
+    return {split: kept[number :: len(SPLITS)] for number, split in enumerate(SPLITS)}
+
+
+def tokenise(
+    folder: Path, texts: list[str], *, count: int = SEQUENCES, length: int = LENGTH, padded: float = 0.0
+) -> Tokens:
+    """`count` sequences of joined paragraphs, cut at `length`; a share `padded` of them ends early and is padded."""
     from tokenizers import Tokenizer
 
     tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -73,7 +84,7 @@ def tokenise(folder: Path, texts: list[str], *, count: int = SEQUENCES, length: 
     stream = iter(texts)
     ids = np.full((count, length), pad, np.int64)
     for row in range(count):
-        body = _fill(tokenizer, stream, length - 2, full=row < FULL_SHARE * count)
+        body = _fill(tokenizer, stream, length - 2, full=row < (1 - padded) * count)
         ids[row, : len(body) + 2] = [start, *body, end]
     order = np.random.default_rng(1).permutation(count)  # full and padded sequences in every batch
     ids = ids[order]
@@ -86,22 +97,33 @@ def _fill(tokenizer: Any, texts: Iterator[str], room: int, *, full: bool) -> lis
     while len(body) < (room if full else room // 4):
         text = next(texts, None)
         if text is None:
-            raise RuntimeError("the documentation of this Python is too short for the sequences asked for")
+            raise RuntimeError("the language reference of this Python is too short for the sequences asked for")
         body += tokenizer.encode(text, add_special_tokens=False).ids
     return body[:room]
 
 
-def ensure(out: Path, cache: Path) -> dict[str, Path]:
-    """Paths of both token files by split; written on the first call."""
+def _paths(out: Path) -> dict[str, Path]:
+    return {split: out / f"{split}.npz" for split in SPLITS}
+
+
+def write(out: Path, cache: Path = minilm_export.DEFAULT_CACHE, *, draw: int = 0, padded: float = 0.0) -> None:
+    """Write both token files, in place of older ones."""
     out.mkdir(parents=True, exist_ok=True)
-    paths = {split: out / f"{split}.npz" for split in SPLITS}
-    for split, path in paths.items():
-        if not path.exists():
-            tokens = tokenise(minilm_export.model_folder(cache), paragraphs(split))
-            mask = tokens["attention_mask"]
-            np.savez_compressed(path, input_ids=tokens["input_ids"], attention_mask=mask)
-            mean = mask.sum(axis=1).mean()
-            print(f"{path}: {len(tokens['input_ids'])} sequences, {mean:.0f} real tokens on average", file=sys.stderr)
+    folder = minilm_export.model_folder(cache)
+    texts = paragraphs(draw)
+    for split, path in _paths(out).items():
+        tokens = tokenise(folder, texts[split], padded=padded)
+        mask = tokens["attention_mask"]
+        np.savez_compressed(path, input_ids=tokens["input_ids"], attention_mask=mask)
+        mean = mask.sum(axis=1).mean()
+        print(f"{path}: {len(mask)} sequences, {mean:.0f} real tokens on average", file=sys.stderr)
+
+
+def ensure(out: Path, cache: Path = minilm_export.DEFAULT_CACHE) -> dict[str, Path]:
+    """Paths of both token files by split; written on the first call."""
+    paths = _paths(out)
+    if not all(path.exists() for path in paths.values()):
+        write(out, cache)  # both, so that they never come from two draws
     return paths
 
 
@@ -110,8 +132,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the two .npz files")
     parser.add_argument("--cache", type=Path, default=minilm_export.DEFAULT_CACHE, help="folder for the package")
+    parser.add_argument("--draw", type=int, default=0, help="number of the random draw")
+    parser.add_argument("--padded", type=float, default=0.0, help="share of sequences that end early, 0 to 1")
     args = parser.parse_args()
-    for path in ensure(args.out, args.cache).values():
+    write(args.out, args.cache, draw=args.draw, padded=args.padded)
+    for path in _paths(args.out).values():
         print(path)
 
 

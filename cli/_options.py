@@ -91,7 +91,7 @@ def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 verbose_option = click.option(
-    "--verbose", is_flag=True, expose_value=False, callback=_verbose, help="Log stages; show tracebacks."
+    "--verbose", is_flag=True, expose_value=False, callback=_verbose, help="Say more; show tracebacks of errors."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and JSON with --json).")
 progress_option = click.option("--no-progress", is_flag=True, help="No progress bar.")

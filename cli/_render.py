@@ -82,8 +82,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     console.print(grid)
 
 
-
-
 def notes(lines: Iterable[str], *, quiet: bool) -> None:
     """Notes on stderr; what costs fidelity is a warning."""
     for line in () if quiet else lines:

@@ -80,7 +80,7 @@ def _tables(result: Any) -> None:
         "cosine": [render.number(o.cosine, ".5f") for o in result.outputs],
         "NMSE": [render.number(o.nmse, ".3e") for o in result.outputs],
         "max abs": [render.number(o.max_abs, ".3e") for o in result.outputs],
-        "top-1": [render.share(o.agreement) for o in result.outputs],
+        "agree": [render.share(o.agreement) for o in result.outputs],
         "KL": [render.number(o.kl, ".3e") for o in result.outputs],
         "NaN/inf": [str(o.broken) if o.broken else "-" for o in result.outputs],
     }

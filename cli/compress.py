@@ -171,7 +171,7 @@ def _gate(data: Any) -> str:
 
 def _tables(report: Any, output: Path | None) -> None:
     data, model = report.data, report.data["model"]
-    chosen = _of_kinds(report, data["recipe"].get("blocks", options.BLOCKS))
+    chosen = _of_kinds(report, data["recipe"]["blocks"])
     printers = {"count": render.count, "bytes": render.size}
     rows = []
     for row in chosen.summary_rows():

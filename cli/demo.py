@@ -50,25 +50,36 @@ def demo(
         return
     for name in dict.fromkeys(row.model for row in result.rows):
         _table(name, [row for row in result.rows if row.model == name])
+    threads_text = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
     click.echo(
-        f"Latency: median of {result.repeats} interleaved runs, batch {result.batch_size}, {result.threads} thread(s)"
+        f"Latency: median of {result.repeats} interleaved runs, batch {result.batch_size}, {threads_text}, "
+        f"{result.machine}"
     )
+    if out is not None:
+        click.echo(f"Models and reports: {out}")
 
 
 def _table(name: str, rows: list[Any]) -> None:
     dense = rows[0]
-    columns = (name, dense.metric, "params", "", "MACs", "", "latency", "")
+    columns = ("ratio", "compensate", dense.metric, "params", "", "MACs", "", "latency", "")
     cells = [
         (
-            f"{row.ratio:g} {row.compensate}" if row.compensate else "dense",
-            render.number(row.score, ".4g"),
-            render.count(row.params),
-            render.change(dense.params, row.params) if row is not dense else "",
-            render.count(row.macs),
-            render.change(dense.macs, row.macs) if row is not dense else "",
+            f"{row.ratio:g}" if row.compensate else "dense",
+            row.compensate,
+            f"{row.score:.2%}".replace("%", " %") if row.metric == "accuracy" else f"{row.score:.3f}",
+            render.short(row.params),
+            _change(dense.params, row.params) if row.compensate else "",
+            render.short(row.macs),
+            _change(dense.macs, row.macs) if row.compensate else "",
             f"{row.latency_ms:.2f} ms",
-            f"{dense.latency_ms / row.latency_ms:.2f} x" if row is not dense else "",
+            f"{dense.latency_ms / row.latency_ms:.2f} x" if row.compensate else "",
         )
         for row in rows
     ]
-    render.table("", columns, cells)
+    better = "higher" if dense.metric == "accuracy" else "lower"
+    render.table(f"{name}: {dense.metric} on held-out data, {better} is better", columns, cells, left=2)
+
+
+def _change(before: int | None, after: int | None) -> str:
+    """Relative change in whole percent, which leaves room for the rest on a line of 80."""
+    return "-" if not before or after is None else f"{after / before - 1:+.0%}".replace("%", " %")

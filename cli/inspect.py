@@ -38,7 +38,7 @@ def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], 
 
 def _blocks(found: Any, *, verbose: bool) -> None:
     if not found.blocks:
-        click.echo(f"{found.path}: no block can be narrowed\n")
+        click.echo(f"{found.path}: no block can be narrowed")
         return
     columns = ("block", "kind", "units", "in/out", "params", "MACs")
     rows = [
@@ -52,7 +52,7 @@ def _blocks(found: Any, *, verbose: bool) -> None:
         )
         for block in found.blocks
     ]
-    render.table(f"{found.path}: {len(rows)} block(s)", columns, rows, left=2)
+    render.table(f"{found.path}: {len(rows)} block{'s' if len(rows) > 1 else ''}", columns, rows, left=2)
     if verbose:
         for block in found.blocks:
             click.echo(block["name"])
@@ -60,7 +60,6 @@ def _blocks(found: Any, *, verbose: bool) -> None:
             click.echo(f"  read by {', '.join(block['consumers'])}")
     else:
         click.echo("in/out: weights that make and that read the channels; --verbose names them")
-    click.echo()
 
 
 def _sizes(found: Any) -> None:

@@ -13,13 +13,15 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.data import Batches, Source, read
+from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
-from onnxgrail.core import Progress, silent
+from onnxgrail.core import Feed, Progress, silent
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
+from onnxgrail.graph.trace import trace
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
@@ -118,12 +120,13 @@ def compare(
     else:
         batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed)
     outputs = finish(run_both(paths[0], paths[1], batches, providers=providers, progress=progress))
+    feed = probe_feed(next(iter(batches)), signature)
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )
     return Comparison(
-        a=weigh(first, paths[0]),
-        b=weigh(second, paths[1]),
+        a=weigh(first, paths[0], macs=_macs(first, paths[0], feed, providers)),
+        b=weigh(second, paths[1], macs=_macs(second, paths[1], feed, providers)),
         outputs=outputs,
         calibration=source,
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
@@ -169,6 +172,16 @@ def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: fl
 def weigh(model: ir.Model, path: Path, *, macs: int | None = None) -> Weight:
     """Size of a loaded model and its files."""
     return Weight(path=str(path), params=cost.parameters(model), macs=macs, bytes=bytes_on_disk(model, path))
+
+
+def _macs(model: ir.Model, path: Path, feed: Feed, providers: Sequence[str]) -> int | None:
+    """Multiply-accumulates per sample of `feed`; None where the model does not run with all its tensors as outputs."""
+    try:
+        facts = observe(model, feed, providers=providers, folder=path.parent)
+    except ModelError:
+        return None
+    sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
+    return cost.macs(model, trace(model, facts)) // (sizes.pop() if len(sizes) == 1 else 1)
 
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:

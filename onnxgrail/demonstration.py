@@ -6,21 +6,25 @@ The module is not called `demo`: importing a submodule of that name would hide t
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 
-from onnxgrail.calibration.session import Session, open_session
+from onnxgrail import __version__
+from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.core import Array, Feed, Progress, silent
 from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.paths import check_folder
-from onnxgrail.report import SCHEMA, to_json
+from onnxgrail.report import SCHEMA, environment, to_json
 
 COMPENSATE = ("none", "grail")
 WARM_UP = 3
@@ -37,7 +41,7 @@ class Row:
         metric: what `score` is: accuracy (high is good) or perplexity (low is good).
         params, macs, bytes: size; macs per sample.
         latency_ms: median time of one run, in milliseconds; spread_ms is the distance of its quartiles.
-        file: where the model was kept, None when it was not.
+        file: where the compressed model was kept, None when it was not.
     """
 
     model: str
@@ -55,12 +59,18 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demo:
-    """All rows, per model the dense one first, and how latency was measured."""
+    """All rows, per model the dense one first, and how, when and where they were measured.
+
+    Latency is that of a batch of `batch_size` on `threads` threads, the median of `repeats` interleaved runs.
+    """
 
     rows: tuple[Row, ...]
     threads: int
     batch_size: int
     repeats: int
+    date: str
+    machine: str
+    environment: Mapping[str, Any]
 
     def to_data(self) -> dict[str, Any]:
         """As plain data."""
@@ -117,15 +127,39 @@ def demo(
     if wrong:
         raise UsageError(f"ratio {wrong[0]} is impossible", hint="Choose numbers above 0 and below 1")
     rows: list[Row] = []
-    total = len(names) * len(ratios) * len(COMPENSATE)
+    total, done = len(names) * (len(ratios) * len(COMPENSATE) + 1), 0  # every variant, then the measuring
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress("demo", done, total)
+
+    progress("demo", 0, total)
     with _folder(out) as folder:
-        for position, name in enumerate(names):
+        for name in names:
             embedded = embedded_models.load(name)
-            offset = position * len(ratios) * len(COMPENSATE)
-            variants = _compressed(embedded, ratios, folder, seed, progress, offset, total)
+            variants = _compressed(embedded, ratios, folder, seed, tick)
             rows.extend(_measure(embedded, variants, batch_size, repeats, threads, keep=out is not None))
-    progress("demo", total, total)
-    return Demo(rows=tuple(rows), threads=threads, batch_size=batch_size, repeats=repeats)
+            tick()
+    return Demo(
+        rows=tuple(rows),
+        threads=threads,
+        batch_size=batch_size,
+        repeats=repeats,
+        date=datetime.now(UTC).date().isoformat(),
+        machine=machine(),
+        environment={"onnxgrail": __version__, **environment(providers=CPU, threads=threads)},
+    )
+
+
+def machine() -> str:
+    """Processor and number of cores this process may use."""
+    model = ""
+    with contextlib.suppress(OSError):  # only Linux tells it here
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model or platform.processor() or platform.machine()}, {cores} cores"
 
 
 def _folder(out: Path | None) -> contextlib.AbstractContextManager[str]:
@@ -140,7 +174,7 @@ def _folder(out: Path | None) -> contextlib.AbstractContextManager[str]:
 
 
 def _compressed(
-    embedded: Any, ratios: Sequence[float], folder: str, seed: int, progress: Progress, offset: int, total: int
+    embedded: Any, ratios: Sequence[float], folder: str, seed: int, tick: Callable[[], None]
 ) -> list[_Variant]:
     """The dense model and every compressed one, dense first."""
     from onnxgrail.pipeline import compress
@@ -148,7 +182,6 @@ def _compressed(
     variants: list[_Variant] = []
     for ratio in ratios:
         for compensate in COMPENSATE:
-            progress("demo", offset + max(0, len(variants) - 1), total)
             target = Path(folder) / f"{embedded.name}.{ratio:g}.{compensate}.onnx"
             result = compress(
                 embedded.model,
@@ -180,6 +213,7 @@ def _compressed(
                     macs=sizes["macs_after"],
                 )
             )
+            tick()
     return variants
 
 
@@ -207,7 +241,7 @@ def _measure(
                     bytes=variant.path.stat().st_size,
                     latency_ms=median(seconds) * 1e3,
                     spread_ms=(high - low) * 1e3,
-                    file=str(variant.path) if keep or not variant.compensate else None,
+                    file=str(variant.path) if keep and variant.compensate else None,
                 )
             )
     return rows

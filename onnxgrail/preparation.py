@@ -87,11 +87,6 @@ def _observed(
     model: ir.Model, batches: Batches, folder: Path | None, recipe: Recipe
 ) -> tuple[Mapping[str, Array], Facts]:
     """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
-    if any(node.domain == "com.microsoft.nchwc" for node in model.graph):
-        raise ModelError(
-            "the model is in ONNX Runtime's blocked layout (NCHWc), which was made for one machine",
-            hint="Compress the model first and let ONNX Runtime optimise the result",
-        )
     first = next(iter(batches))
     small = probe_feed(first, signature_of(model))
     try:

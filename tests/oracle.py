@@ -163,7 +163,11 @@ def check_recorded(model: ir.Model, feed: Feed) -> None:
     for name, shape in recorded.items():
         sizes = [d if isinstance(d, int) else None for d in shape.dims]
         assert len(sizes) == real[name].ndim, name
-        assert all(s in {None, r} for s, r in zip(sizes, real[name].shape, strict=True)), (name, shape, real[name].shape)
+        assert all(s in {None, r} for s, r in zip(sizes, real[name].shape, strict=True)), (
+            name,
+            shape,
+            real[name].shape,
+        )
     for value in model.graph.initializers.values():
         assert value.const_value is not None
         assert value.shape is not None

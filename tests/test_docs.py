@@ -6,13 +6,15 @@ onnxgrail and has neither mark fails, so nothing is left out by accident.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -89,6 +91,47 @@ def test_library(code: str, folder: Path) -> None:
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """The committed result of the demo."""
+    data: dict[str, Any] = json.loads((ROOT / "bench/results/demo.json").read_text(encoding="utf-8"))
+    return data
+
+
+def test_the_table_is_the_result_of_the_demo(results: dict[str, Any]) -> None:
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "bench" / "readme_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.filled(README, results) == README, "run `python bench/readme_table.py`"
+
+
+def test_the_result_covers_the_embedded_models_and_names_its_origin(results: dict[str, Any]) -> None:
+    from onnxgrail import models
+
+    wanted = [(0.0, ""), (0.3, "none"), (0.3, "grail"), (0.5, "none"), (0.5, "grail")]
+    for name in models.names():
+        assert [(r["ratio"], r["compensate"]) for r in results["rows"] if r["model"] == name] == wanted
+    assert results["date"]
+    assert results["machine"]
+    assert {"onnxgrail", "onnxruntime", "numpy", "python"} <= set(results["environment"])
+    assert all(row["file"] is None for row in results["rows"]), "a path of the machine that measured"
+
+
+def test_the_result_can_be_repeated(results: dict[str, Any]) -> None:
+    import onnxgrail
+
+    again = onnxgrail.demo(models=("digits_resnet",), ratios=(0.5,), repeats=2)
+    known = {(r["model"], r["ratio"], r["compensate"]): r for r in results["rows"]}
+    for row in again.rows:
+        before = known[row.model, row.ratio, row.compensate]
+        assert (row.params, row.macs) == (before["params"], before["macs"])
+        assert row.score == pytest.approx(before["score"], abs=0.02)  # 400 images; processors round differently
+    dense, plain, repaired = (row.score for row in again.rows)
+    assert plain + 0.3 < repaired <= dense
 
 
 def test_readme_lists_exactly_the_commands() -> None:

@@ -29,12 +29,13 @@ def data(**changes):
     model = {"input": "m.onnx", "output": "o.onnx", "bytes_before": 900, "bytes_after": 4000, **sizes}
     return {
         "schema": 1,
-        "recipe": {"min_cosine": 0.99},
+        "recipe": {"min_cosine": 0.99, "blocks": ["conv", "mlp", "heads"]},
         "model": {**model, "asked_ratio": 0.3, "achieved_ratio": 0.284},
         "calibration": {"source": "synthetic", "samples": 64, "synthetic": True, "notes": ["no --data: drawn"]},
         "blocks": [
             {"kind": "conv", "units": 10, "kept": 7, "outcome": {"status": "ok", "reason": ""}},
             {"kind": "conv", "units": 4, "kept": 4, "outcome": {"status": "skipped", "reason": "not selected"}},
+            {"kind": "stream", "units": 8, "kept": 8, "outcome": {"status": "skipped", "reason": "not selected"}},
         ],
         "refusals": [REFUSAL],
         "verification": {"outputs": [{"name": "y", "cosine": 0.98, "nmse": 0.01, "max_abs": 1.0}]},
@@ -110,7 +111,7 @@ def test_literal_choices_equal_the_library():
     assert set(_options.SELECTORS) == set(SELECTORS)
     assert set(_options.REDUCERS) == set(REDUCERS)
     assert set(_options.COMPENSATORS) == set(COMPENSATORS)
-    assert set(_options.BLOCKS) <= set(KINDS)
+    assert set(_options.BLOCKS) == set(KINDS)
 
 
 def test_defaults_equal_the_recipe(calls):
@@ -205,6 +206,7 @@ def test_table_and_notes(calls):
     assert "asked 30.0 % of the units, achieved 28.4 % of the parameters" in result.stdout
     assert "Units of conv blocks (1 of 2 narrowed)" in result.stdout
     assert "1 x no rule for Foo-1" in result.stdout
+    assert "stream" not in result.stdout
     assert "Written: o.onnx" in result.stdout
     assert result.stderr == "Warning: no --data: drawn\nNote: a note\n"
 
@@ -297,9 +299,36 @@ def test_inspect(monkeypatch):
     monkeypatch.setattr(onnxgrail, "inspect", lambda model, *, input_shapes: found, raising=False)
     result = run("inspect", "m.onnx")
     assert result.exit_code == 0, result.output
-    for text in ("b[1]", "w3", "n[0]", "no rule for Foo-1", "25.0 %", "at ratio 0.25"):
+    for text in ("b[1]", "1/2", "Foo n[0]", "1 x no rule for Foo-1", "25.0 %", "at ratio 0.25 of conv"):
         assert text in result.stdout
+    assert "w3" not in result.stdout
+    assert "read by w2, w3" in run("inspect", "m.onnx", "--verbose").stdout
     assert json.loads(run("inspect", "m.onnx", "--json").stdout)["blocks"][0]["units"] == 8
+
+
+def test_refusals_are_grouped_with_examples(monkeypatch):
+    """STUB of `onnxgrail.inspect`."""
+    refusals = tuple(Refusal(**{**REFUSAL, "node": f"n{k}"}) for k in range(5))
+    last = Refusal(value="w", node="", op="", reason="only one unit")
+    found = Inspection(path="m", params=1, macs=None, bytes=4, blocks=(), refusals=(last, *refusals))
+    monkeypatch.setattr(onnxgrail, "inspect", lambda model, *, input_shapes: found, raising=False)
+    lines = [line.strip() for line in run("inspect", "m.onnx").stdout.splitlines()]
+    assert lines[lines.index("Left alone:") + 1 :] == [
+        *("5 x no rule for Foo-1", "Foo n0", "Foo n1", "Foo n2", "and 2 more (--verbose)"),
+        *("1 x only one unit", "w"),
+    ]
+    assert "no block can be narrowed" in lines[0]
+    assert "Foo n4" in run("inspect", "m.onnx", "--verbose").stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0"), (812, "812"), (49_152, "49.2 k"), (222_000, "222 k"), (999_900, "1.00 M"), (2e9, "2.00 G")],
+)
+def test_short_numbers(value, text):
+    from onnxgrail.cli import _render
+
+    assert _render.short(value) == text
 
 
 @pytest.fixture
@@ -317,6 +346,7 @@ def test_compare(pair):
     result = run("compare", pair / "a.onnx", pair / "b.onnx", "--data", pair / "d.npz", "--min-cosine", "0.9")
     assert result.exit_code == 0, result.output
     assert "2.500e-01" in result.stdout
+    assert "MACs" in result.stdout
     failed = run("compare", pair / "a.onnx", pair / "b.onnx", "--data", pair / "d.npz", "--max-nmse", "0.1", "--json")
     assert failed.exit_code == 3
     assert failed.stderr == "Error: gate failed: nmse 0.25 of output 'y' is above --max-nmse 0.1\n"
@@ -356,7 +386,7 @@ def test_demo(monkeypatch, tmp_path, pair):
     result = run("demo", "--out", tmp_path / "kept", "--ratio", "0.5")
     assert result.exit_code == 0, result.output
     words = [line.split()[:2] for line in result.stdout.splitlines() if line.strip()]
-    assert [w for w in words if w[0] in ("dense", "0.5")] == [["dense", "1"], ["0.5", "none"], ["0.5", "grail"]]
+    assert [w for w in words if w[0] in ("dense", "0.5")] == [["dense", "100.00"], ["0.5", "none"], ["0.5", "grail"]]
     assert sorted(p.name for p in (tmp_path / "kept").glob("*.onnx")) == ["tiny.0.5.grail.onnx", "tiny.0.5.none.onnx"]
     rows = json.loads(run("demo", "--json").stdout)["rows"]
     assert [(r["ratio"], r["compensate"], r["score"]) for r in rows][:2] == [(0, "", 1), (0.3, "none", 0.5)]

@@ -54,10 +54,14 @@ def grail(
         taps = run(now, feed) if closed else dense
         X = rows(taps[part.tap], part, feed.get("attention_mask"))
         G = X.T @ X
+        assert np.diag(G).min() > 1e-6 * np.diag(G).mean(), (
+            "a silent channel: the formula does not say what becomes of it"
+        )
         if clusters is None:
             R = selection(now, part, G, len(X), ratio, selector)
         else:
             R = np.eye(max(clusters[number]) + 1)[:, clusters[number]]
+            R /= R.sum(axis=1, keepdims=True)
         narrow(now, part, R, G, alpha, compensate=compensate)
     return now
 

@@ -5,12 +5,13 @@ The numpy versions take all widths from the weights, so they run narrowed weight
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 OPSET, IR = 17, 8
@@ -36,9 +37,9 @@ def weights_of(model: onnx.ModelProto) -> Arrays:
     return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
 
 
-def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """A node named like its output; names are separated by blanks."""
-    return helper.make_node(op, inputs.split(), outputs.split(), name=f"{outputs.split()[0]}_{op}", **attributes)
+def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    """A node named like its output; inputs are separated by blanks."""
+    return helper.make_node(op, inputs.split(), [output], name=f"{output}_{op}", **attributes)
 
 
 def info(name: str, dtype: Any, shape: Iterable[int | str]) -> onnx.ValueInfoProto:
@@ -53,10 +54,21 @@ def dense(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray[Any, 
 
 def correlated(rng: np.random.Generator, count: int, width: int) -> np.ndarray[Any, Any]:
     """Rows near a subspace of half the width, as real activations are."""
-    basis = rng.standard_normal((width // 2, width))
-    return rng.standard_normal((count, width // 2)) @ basis / np.sqrt(width // 2) + 0.1 * rng.standard_normal(
-        (count, width)
-    )
+    hidden = rng.standard_normal((count, width // 2))
+    return hidden @ dense(rng, width // 2, width) + 0.1 * rng.standard_normal((count, width))
+
+
+def images(count: int = 40, seed: int = 2) -> Arrays:
+    """Feed of `convnet`: neighbouring pixels are alike."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((count, 3, 8, 8))
+    smooth = sum(values[:, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)) / 3
+    return {"x": np.ascontiguousarray(smooth, dtype=np.float32)}
+
+
+def vectors(count: int = 100, width: int = 12, dtype: Any = np.float32, seed: int = 3) -> Arrays:
+    """Feed of `mlp`."""
+    return {"x": correlated(np.random.default_rng(seed), count, width).astype(dtype)}
 
 
 # ------------------------------------------------------------------------------------------------------------ MLP
@@ -66,10 +78,13 @@ def mlp(widths: tuple[int, ...] = (12, 32, 24, 40, 10), dtype: Any = np.float32,
     """Dense layers with ReLU between them: Gemm with a transposed weight, and MatMul with Add, in turn."""
     rng, arrays, nodes = np.random.default_rng(seed), {}, []
     last = len(widths) - 2
-    for k, (rows, columns) in enumerate(zip(widths, widths[1:], strict=False)):
+    value = correlated(rng, 200, widths[0])
+    for k, (rows, columns) in enumerate(itertools.pairwise(widths)):
         source, target = ("x" if k == 0 else f"h{k - 1}"), ("y" if k == last else f"z{k}")
-        weight = dense(rng, rows, columns).astype(dtype)
-        arrays[f"b{k}"] = (0.1 * rng.standard_normal(columns)).astype(dtype)
+        weight = dense(rng, rows, columns)
+        bias = rng.uniform(0, 0.5, columns) - (value @ weight).mean(axis=0)  # centred, so that no ReLU is silent
+        value = np.maximum(value @ weight + bias, 0)
+        weight, arrays[f"b{k}"] = weight.astype(dtype), bias.astype(dtype)
         if k % 2 == 0:
             arrays[f"w{k}"] = weight.T
             nodes.append(node("Gemm", f"{source} w{k} b{k}", target, transB=1))
@@ -78,9 +93,7 @@ def mlp(widths: tuple[int, ...] = (12, 32, 24, 40, 10), dtype: Any = np.float32,
             nodes += [node("MatMul", f"{source} w{k}", f"m{k}"), node("Add", f"m{k} b{k}", target)]
         if k != last:
             nodes.append(node("Relu", target, f"h{k}"))
-    return model_of(
-        nodes, [info("x", dtype, ("batch", widths[0]))], [info("y", dtype, ("batch", widths[-1]))], arrays
-    )
+    return model_of(nodes, [info("x", dtype, ("batch", widths[0]))], [info("y", dtype, ("batch", widths[-1]))], arrays)
 
 
 def run_mlp(weights: Arrays, feed: Arrays) -> Arrays:
@@ -104,7 +117,7 @@ def convnet(seed: int = 0) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     shapes = {"stem": (8, 3, 3, 3), "a": (16, 8, 3, 3), "b": (8, 16, 1, 1), "c": (12, 8, 3, 3)}
     arrays = {n: rng.standard_normal(s) / np.sqrt(np.prod(s[1:])) for n, s in shapes.items()}
-    arrays |= {f"{n}_bias": 0.1 * rng.standard_normal(s[0]) for n, s in shapes.items()}
+    arrays |= {f"{n}_bias": 0.3 + 0.1 * rng.standard_normal(s[0]) for n, s in shapes.items()}
     arrays |= {"head": dense(rng, 12 * 9, 5), "head_bias": 0.1 * rng.standard_normal(5)}
     same = {"pads": [1, 1, 1, 1]}
     nodes = [
@@ -172,7 +185,11 @@ def transformer(dtype: Any = np.float32, seed: int = 0, width: int = 32, hidden:
     nodes += [node("MatMul", "x2 head", "y")]
     constants: Arrays = {n: a.astype(dtype) for n, a in arrays.items()}
     constants |= {"one": np.ones(1, dtype), "low": np.full(1, -1e9, dtype), "scale": np.array(HEAD**-0.5, dtype)}
-    constants |= {"axes": np.array([1, 2]), "split": np.array([0, 0, width // HEAD, HEAD]), "join": np.array([0, 0, -1])}
+    constants |= {
+        "axes": np.array([1, 2]),
+        "split": np.array([0, 0, width // HEAD, HEAD]),
+        "join": np.array([0, 0, -1]),
+    }
     inputs = [info(n, np.int64, ("batch", "sequence")) for n in ("ids", "attention_mask")]
     return model_of(nodes, inputs, [info("y", dtype, ("batch", "sequence", 6))], constants)
 
@@ -271,6 +288,3 @@ def tokens(count: int = 24, length: int = 10, seed: int = 1, *, padded: bool = F
     lengths = rng.integers(3, length + 1, count) if padded else np.full(count, length)
     mask = (np.arange(length) < lengths[:, None]).astype(np.int64)
     return {"ids": rng.integers(0, 40, (count, length)), "attention_mask": mask}
-
-
-FLOAT = TensorProto.FLOAT

@@ -15,9 +15,14 @@ from onnxgrail.graph.ops.rule import narrow, rule
 @rule("Conv", "ConvTranspose")
 def conv(site: Site) -> None:
     """Consumes axis 1 and produces axis 1; depthwise passes, grouped goes by whole groups."""
+    site.emit(conv_marks(site))
+
+
+def conv_marks(site: Site) -> list[Mark]:
+    """Marks of a convolution's output."""
     if not site.is_constant(1):
         site.freeze([m for k in site.operands for m in site.marks(k)], "its weight is computed at run time")
-        return
+        return []
     groups = int(site.attribute("group", 1))
     channels = site.shape(0)[1]
     fed = _channels(site, 0)
@@ -29,12 +34,12 @@ def conv(site: Site) -> None:
     else:
         labels = _grouped(site, fed, groups)
     if labels is None:
-        return
+        return []
     if site.name(2) and site.is_constant(2):
         site.carry(2, Mark((0,), labels))
     elif site.name(2):
         site.freeze([Mark((0,), labels)], "its bias is computed at run time")
-    site.emit([Mark((1,), labels), *(m for m in site.marks(0) if m.axes == (0,))])
+    return [Mark((1,), labels), *(m for m in site.marks(0) if m.axes == (0,))]
 
 
 def _channels(site: Site, operand: int) -> Ints | None:
@@ -123,10 +128,12 @@ def narrow_resize(cut: Cut) -> None:
         return
     sizes = np.array(cut.facts.values[name])
     if sizes.size == len(cut.shape(cut.output_name())):
-        if name in cut.narrowing:
-            return
         sizes[1] = int(stays.sum())
-        cut.set_operand(3, sizes, "sizes")
+        computed = cut.node.inputs[3]
+        if name in cut.facts.constants or computed is None:
+            cut.set_operand(3, sizes, "sizes")
+        else:  # the sizes of space follow the input and stay computed
+            cut.compute_operand(3, "Where", [np.arange(sizes.size) == 1, sizes, computed], "sizes")
 
 
 @rule("DepthToSpace")

@@ -170,25 +170,26 @@ def narrow_gather(cut: Cut) -> None:
         return
     index = cut.facts.values[cut.input_name(1)].astype(np.int64) % len(stays)
     renumbered = (np.cumsum(stays) - 1)[index]
-    cut.set_operand(1, renumbered[stays[index]] if index.ndim else renumbered, "indices")
+    for moved, kept in cut.alive(cut.output_name()).items():
+        if axis <= moved < axis + index.ndim:
+            renumbered = np.compress(kept, renumbered, axis=moved - axis)
+    cut.set_operand(1, renumbered, "indices")
 
 
 @rule("GatherND")
 def gather_nd(site: Site) -> None:
     """Leading positions are picked; later axes pass."""
-    index = site.value(1)
     depth = site.shape(1)[-1]
     if site.is_constant(0):
         return
-    stuck = [m for m in site.marks(0) if min(m.axes) < depth or site.attribute("batch_dims", 0)]
-    if index is None or stuck:
-        site.freeze(stuck, RUNTIME)
+    passing = []
+    for mark in site.marks(0):
+        if min(mark.axes) < depth or site.attribute("batch_dims", 0):
+            site.freeze([mark], RUNTIME)
+        else:
+            passing.append(mark)
     shift = len(site.shape(1)) - 1 - depth
-    site.emit(
-        Mark(tuple(a + shift for a in m.axes), m.labels)
-        for m in site.marks(0)
-        if all(m is not s for s in stuck) and min(m.axes) >= depth
-    )
+    site.emit(Mark(tuple(a + shift for a in m.axes), m.labels) for m in passing)
 
 
 @rule("GatherElements")

@@ -10,6 +10,7 @@ from onnxgrail.graph.ops.rule import rule
 FIXED = "the activation it reads carries no channels that can be narrowed"
 LEFT = "the constant stands on the left and mixes this axis"
 BATCHED = "its weight has batch axes"
+CONTRACTED = "it is contracted with another activation"
 
 
 @rule("MatMul")
@@ -87,23 +88,26 @@ def _left(site: Site) -> None:
     )
 
 
-def product(site: Site) -> None:
+def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> None:
     """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands."""
     shape = site.out_shape()
     rank = len(shape)
     operands = []
-    for k, contracted in ((0, -1), (1, -2)):
+    for k in (0, 1):
         own = site.shape(k)
-        axis = len(own) + contracted
+        contracted = len(own) - (1 if (k == 0) != transposed[k] else 2)
+        free = 2 * len(own) - 3 - contracted
         offset = rank - len(own)
+        place = {a: a + offset for a in range(len(own) - 2)} | {free: rank - 2 + k}
         marks = []
         for mark in site.marks(k):
-            tied = site.tie(mark, [axis], "it is contracted with another activation") if axis in mark.axes else mark
+            tied = site.tie(mark, [contracted], CONTRACTED) if contracted in mark.axes else mark
             if tied is not None:
-                marks.append(Mark(tuple(a + offset for a in tied.axes), tied.labels))
-                if any(a < rank - 2 for a in marks[-1].axes):
+                marks.append(Mark(tuple(place[a] for a in tied.axes), tied.labels))
+                if any(place[a] < rank - 2 for a in tied.axes):
                     site.kind(tied.labels, "heads")
-        sizes = [1] * offset + list(own)
-        sizes[rank + contracted] = 1  # contracted away: no longer there to disagree
+        sizes = [1] * rank  # the contracted axis is no longer there to disagree
+        for axis, position in place.items():
+            sizes[position] = own[axis]
         operands.append(Operand(k, tuple(sizes), tuple(marks), constant=False, offset=offset))
     site.emit(combine(site, operands, shape))

@@ -1,0 +1,75 @@
+"""Every op rule against the mask oracle, in a model of its own; what it refuses is refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxgrail.graph.ops import rule
+from tests.contract.cases_layout import CASES as LAYOUT
+from tests.contract.cases_mixing import CASES as MIXING
+from tests.contract.cases_pointwise import CASES as POINTWISE
+from tests.contract.rule_case import SIDE, Case, build
+from tests.oracle import narrowed_equals_masked
+from tests.tiny import feed
+
+CASES = [*POINTWISE, *MIXING, *LAYOUT]
+
+
+def covered(case: Case) -> tuple[str, str, int]:
+    """The registered rule that a case runs."""
+    return (
+        case.domain,
+        case.op,
+        max(s for d, o, s, *_ in rule.table() if (d, o) == (case.domain, case.op) and s <= case.opset),
+    )
+
+
+def test_every_rule_has_a_case() -> None:
+    rules = {entry[:3] for entry in rule.table()}
+    assert not rules - {covered(c) for c in CASES}
+
+
+def test_names_tell_cases_apart() -> None:
+    names = [str(c) for c in CASES]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    model = build(case)
+    assert (case.domain, case.op) in {(n.domain, n.op_type) for n in model.graph}
+    survey = narrowed_equals_masked(model, feed(model))
+    units = sorted(b.units for b in survey.blocks)
+    assert units == sorted((*case.units, SIDE))
+    stuck = [r for r in survey.refusals if r.value == "w_in"]
+    if case.refused:
+        assert any(
+            r.op == (case.by or case.op) and r.node.startswith(r.op) and case.refused in r.reason for r in stuck
+        ), stuck
+    else:
+        assert not stuck
+
+
+def test_an_op_without_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(Case(op="Tanh", body="z = Tanh(h)"))
+    monkeypatch.delitem(rule._RULES, ("", "Tanh"))
+    survey = narrowed_equals_masked(model, feed(model))
+    assert [b.units for b in survey.blocks] == [SIDE]
+    (stuck,) = [r for r in survey.refusals if r.value == "w_in"]
+    assert (stuck.op, stuck.node, stuck.reason) == ("Tanh", "Tanh_1", "no rule for ai.onnx Tanh-20")
+
+
+def test_an_output_of_the_model_is_named() -> None:
+    model = build(Case(op="Tanh", body="z = Tanh(h)"))
+    model.graph.outputs.append(next(n for n in model.graph if n.op_type == "Tanh").outputs[0])
+    survey = narrowed_equals_masked(model, feed(model))
+    assert [b.units for b in survey.blocks] == [SIDE]
+    (stuck,) = [r for r in survey.refusals if r.value == "w_in"]
+    assert (stuck.op, stuck.node) == ("output", "z")
+
+
+@pytest.mark.parametrize("wrong", [1, 18])
+def test_a_second_rule_for_an_op_is_a_mistake(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    monkeypatch.setattr(rule, "_RULES", {("", "Foo"): [(1, lambda site: None), (18, lambda site: None)]})
+    with pytest.raises(ValueError, match=f"two rules for Foo-{wrong}"):
+        rule.rule("Foo", since=wrong)(lambda site: None)
