@@ -12,7 +12,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 help:
-	@echo "make demo   compress the embedded model and show what it costs"
+	@echo "make demo   compress the embedded models and measure the result"
 	echo "make test   lint and run the tests, without torch"
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make clean  remove .venv and everything built"

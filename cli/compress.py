@@ -210,7 +210,7 @@ def _outcomes(report: Any) -> None:
         click.echo(f"Blocks {status}: {times}" + (f" ({reason})" if reason else ""))
     counts = report.refusal_counts()
     if counts:
-        click.echo("Left alone:")
+        click.echo("Channels left alone:")
         for reason, times in counts[:REASONS]:
             click.echo(f"  {times:4d} x {reason}")
         if len(counts) > REASONS:

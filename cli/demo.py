@@ -21,10 +21,12 @@ from . import _render as render
     multiple=True,
     default=(0.3, 0.5),
     show_default=True,
-    help="Repeatable.",
+    help="Share of units to remove per block; repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep models and reports in this folder.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Used when timing.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Used when timing."
+)
 @options.json_option
 @options.verbose_option
 @options.progress_option

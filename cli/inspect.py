@@ -80,7 +80,7 @@ def _refusals(found: Any, *, verbose: bool) -> None:
         where = f"{refusal.op} {refusal.node}".strip() or refusal.value
         groups.setdefault(refusal.reason, []).append(where)
     if groups:
-        click.echo("Left alone:")
+        click.echo("Channels left alone:")
     for reason, places in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         click.echo(f"{len(places):5d} x {reason}")
         shown = list(dict.fromkeys(places))

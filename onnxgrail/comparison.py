@@ -25,6 +25,13 @@ from onnxgrail.graph.trace import trace
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
+# Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
+UNCOUNTED = frozenset({
+    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum", "LSTM",
+    "GRU", "RNN", "If", "Loop", "Scan",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight:
@@ -175,7 +182,9 @@ def weigh(model: ir.Model, path: Path, *, macs: int | None = None) -> Weight:
 
 
 def _macs(model: ir.Model, path: Path, feed: Feed, providers: Sequence[str]) -> int | None:
-    """Multiply-accumulates per sample of `feed`; None where the model does not run with all its tensors as outputs."""
+    """Multiply-accumulates per sample of `feed`; None where they cannot be counted."""
+    if any(node.op_type in UNCOUNTED for node in model.graph):
+        return None
     try:
         facts = observe(model, feed, providers=providers, folder=path.parent)
     except ModelError:

@@ -260,10 +260,12 @@ def _first_feed(path: Path, batch_size: int) -> dict[str, Array]:
 
 
 def _interleaved(sessions: Sequence[Session], feed: Feed, repeats: int) -> list[list[float]]:
-    """Seconds of each run per session; the sessions take turns, so that a slow moment of the machine hits all."""
+    """Seconds of each run per session; they take turns, each first in its turn, so a slow moment hits all alike."""
     times: list[list[float]] = [[] for _ in sessions]
+    turns = list(zip(times, sessions, strict=True))
     for number in range(WARM_UP + max(2, repeats)):
-        for own, session in zip(times, sessions, strict=True):
+        first = number % len(turns)
+        for own, session in turns[first:] + turns[:first]:
             start = time.perf_counter()
             session.run(feed)
             if number >= WARM_UP:

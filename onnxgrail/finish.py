@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.data import Batches
 from onnxgrail.comparison import bytes_on_disk, run_both
-from onnxgrail.core import Change, Progress, Recipe, Refusal
+from onnxgrail.core import Change, Progress, Recipe
+from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.paths import sha256
-from onnxgrail.preparation import Clock, Prepared
+from onnxgrail.preparation import Prepared
 from onnxgrail.report import (
     ModelChange,
     Report,
@@ -74,27 +75,25 @@ def passes(results: Sequence[Fidelity], recipe: Recipe) -> bool:
 def report_of(
     prepared: Prepared,
     recipe: Recipe,
+    decision: Decision,
     *,
-    changes: Sequence[Change],
-    refusals: Sequence[Refusal],
-    ledger: Ledger,
     slim: ir.Model | None,
     output: Path | None,
     verification: Verification | None,
-    clock: Clock,
+    timing: Mapping[str, float],
 ) -> Report:
     """Everything that was done and left alone, as schema 1."""
-    decided = {c.block.name: c for c in changes}
+    decided = {c.block.name: c for c in decision.changes}
     survey = prepared.survey
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
-        model=_model(prepared, recipe, ledger, slim, output),
+        model=_model(prepared, recipe, decision.ledger, slim, output),
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes) for b in survey.blocks],
-        refusals=[*survey.refusals, *refusals],
+        refusals=[*survey.refusals, *decision.refusals],
         verification=verification,
-        calibration=_calibration(prepared.batches, changes),
-        timing=clock.seconds,
+        calibration=_calibration(prepared.batches, decision.changes),
+        timing=timing,
     )
 
 

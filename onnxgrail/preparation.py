@@ -101,6 +101,8 @@ def _observed(
 
 
 def _explained(error: ModelError, batches: Batches) -> ModelError:
+    if error.hint:  # it failed before any input was looked at
+        return ModelError(*error.args, hint=error.hint)
     if not batches.synthetic:
         return ModelError(str(error), hint="The model must run before it can be compressed")
     return ModelError(str(error), hint="The inputs were drawn: give --data or --input-shapes if the model needs others")

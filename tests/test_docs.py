@@ -143,6 +143,44 @@ def test_readme_lists_exactly_the_commands() -> None:
     assert sorted(listed) == sorted(main.list_commands(click.Context(main)))
 
 
+def test_defaults_in_the_readme_are_those_of_the_program() -> None:
+    import click
+
+    from onnxgrail.cli import main
+
+    command = main.commands["compress"]
+    known = {name: p for p in command.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
+    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|", README, re.MULTILINE)
+    assert rows
+    for names, default in rows:
+        for name in re.findall(r"--[\w-]+", names):
+            option = known[name]  # an option that does not exist must not be listed
+            said = default.strip("`")
+            if said in {"none", "all", "drawn"}:
+                assert not option.show_default, name
+            elif said in {"off", "closed loop"}:
+                assert option.is_flag, name
+            else:
+                assert said == str(option.default), name
+
+
+def test_exit_codes_in_the_readme_are_those_of_the_help() -> None:
+    from onnxgrail.cli import main
+
+    codes = str(main.help).partition("Exit codes:")[2]
+    assert re.findall(r"^\| (\d) \|", README, re.MULTILINE) == re.findall(r"\b(\d) ", codes)
+
+
+def test_code_in_the_guide_is_the_code_of_the_program() -> None:
+    guide = (ROOT / "docs" / "adding-an-op.md").read_text(encoding="utf-8")
+    places = [*(ROOT / "onnxgrail" / "graph" / "ops").glob("*.py"), *(ROOT / "tests" / "contract").glob("*.py")]
+    lines = {line.strip() for place in places for line in place.read_text(encoding="utf-8").splitlines()}
+    blocks = re.findall(r"^```python\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    stale = [line for block in blocks for line in block.splitlines() if line.strip() not in lines]
+    assert not stale, f"docs/adding-an-op.md shows code that has changed: {stale}"
+
+
 def test_named_files_exist() -> None:
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = document.read_text(encoding="utf-8")

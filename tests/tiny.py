@@ -102,7 +102,8 @@ def feed(model: ir.Model, seed: int = 1, **sizes: int) -> dict[str, Array]:
 
 def lines(text: str, **names: object) -> str:
     """Node text with `$name` filled in, for layers that repeat."""
-    return re.sub(r"\$(\w+)", lambda m: str(names[m[1]]), text)
+    known = "|".join(sorted(names, key=len, reverse=True))
+    return re.sub(rf"\$({known})", lambda m: str(names[m[1]]), text)
 
 
 def mlp(depth: int = 3, width: int = 8, *, features: int = 6) -> ir.Model:

@@ -109,7 +109,8 @@ def open_session(
             source if isinstance(source, bytes) else str(source), sess_options=options, providers=list(providers)
         )
     except Exception as error:
-        raise ModelError(f"ONNX Runtime cannot run this model: {reason(error)}") from error
+        hint = "Try it in onnxruntime alone; a newer release may know its opset"
+        raise ModelError(f"ONNX Runtime cannot run this model: {reason(error)}", hint=hint) from error
     got = handle.get_providers()
     if providers and providers[0] not in got:
         raise ModelError(

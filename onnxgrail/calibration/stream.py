@@ -55,9 +55,10 @@ class Stream:
 
         Every node before `limit` must be final: no block that is still to be decided touches it.
         """
-        target = self._lives.best(self._position, limit)
-        if target <= self._position:
+        if limit <= self._position:
             return
+        # Always some way, even where every cut ahead is wider: standing still would run the whole prefix per block.
+        target = self._lives.best(self._position + 1, limit)
         keep = self._lives.at(target)
         fresh = [name for name in keep if name not in self._cache[0]]
         if fresh:

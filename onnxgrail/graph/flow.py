@@ -56,6 +56,7 @@ class Site:
     def __init__(self, flow: Flow, node: ir.Node, version: int) -> None:
         self.flow, self.node, self.version = flow, node, version
         self.key = key(node)
+        self.read: set[int] = set()  # operands whose marks were asked for
 
     # ---- what is there
     def name(self, operand: int) -> str:
@@ -109,6 +110,7 @@ class Site:
 
     def marks(self, operand: int) -> tuple[Mark, ...]:
         """Marks of an input, as they stand after everything tied so far."""
+        self.read.add(operand)
         return self._normal(self.flow.marks.get(self.name(operand), ()))
 
     # ---- what the rule states

@@ -29,6 +29,8 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
     following = frozenset(name for name, sources in survey.facts.sizes.items() if not narrowed.isdisjoint(sources))
     replaced: set[ir.Value] = set()
+    # IR version 3 wants every initializer among the inputs
+    listed = bool(graph.initializers) and all(v.is_graph_input() for v in graph.initializers.values())
     nodes = list(graph)
     for node in nodes:
         touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
@@ -42,6 +44,8 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
         if name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
     _sweep(graph, replaced)
+    if listed:
+        graph.inputs.extend(v for v in graph.initializers.values() if not v.is_graph_input())
 
 
 def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -146,8 +150,10 @@ def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
             continue
         node = value.producer()
         if node is None:
-            if value.name and value.name in graph.initializers and not value.is_graph_input():
+            if value.name and value.name in graph.initializers:
                 del graph.initializers[value.name]
+                if value.is_graph_input():
+                    graph.inputs.remove(value)
             continue
         if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
             continue

@@ -15,6 +15,8 @@ from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.rule import find_rule
 from onnxgrail.graph.survey import Survey
 
+SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
+
 
 def trace(model: ir.Model, facts: Facts) -> Survey:
     """Find every set of channels that can be removed together, or the node that stands in the way.
@@ -63,7 +65,12 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
     elif function is None:
         site.freeze(marked, f"no rule for {node.domain or 'ai.onnx'} {node.op_type}-{version}")
     else:
+        site.read.clear()
         function(site)
+        unread = () if node.op_type in SIZES_AND_TYPES else [k for k in site.operands if k not in site.read]
+        site.freeze(
+            [m for k in unread for m in site.marks(k)], f"{node.op_type} reads them as something else than channels"
+        )
 
 
 def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:

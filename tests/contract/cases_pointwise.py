@@ -10,17 +10,22 @@ from tests.tiny import ints, scalar
 FULL = "an activation of full width that cannot be narrowed"
 
 PLAIN = (
-    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Abs", "Neg",
-    "Exp", "Identity", "Elu", "Selu", "Celu", "Mish", "Sin", "Cos", "Sign", "Atan", "Sinh", "Cosh",
+    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Abs",
+    "Neg", "Exp", "Identity", "Elu", "Selu", "Celu", "Mish", "Sin", "Cos", "Sign", "Atan", "Sinh", "Cosh",
     "Asinh",
 )  # fmt: skip
 
 UNARY = [
     *(Case(op=op, body=f"z = {op}(h)") for op in PLAIN),
     *(Case(op=op, body=f"p = Exp(h)\nz = {op}(p)") for op in ("Log", "Sqrt", "Reciprocal")),
-    *(Case(op=op, body=f"p = Mul(h, three)\nz = {op}(p)", weights={"three": scalar(3)}) for op in ("Floor", "Ceil", "Round")),
-    *(Case(op=op, body=f"p = Tanh(h)\nq = Mul(p, half)\nz = {op}(q)", weights={"half": scalar(0.9)})
-      for op in ("Asin", "Acos", "Atanh", "Tan")),
+    *(
+        Case(op=op, body=f"p = Mul(h, three)\nz = {op}(p)", weights={"three": scalar(3)})
+        for op in ("Floor", "Ceil", "Round")
+    ),
+    *(
+        Case(op=op, body=f"p = Tanh(h)\nq = Mul(p, half)\nz = {op}(q)", weights={"half": scalar(0.9)})
+        for op in ("Asin", "Acos", "Atanh", "Tan")
+    ),
     Case(op="Acosh", body="p = Exp(h)\nq = Add(p, one)\nz = Acosh(q)", weights={"one": scalar(1)}),
     Case(op="Swish", body="z = Swish(h)", opset=24),
     Case(op="Gelu", body='z = Gelu<approximate="tanh">(h)', note="tanh"),
@@ -42,27 +47,39 @@ UNARY = [
         weights={"nine": scalar(9)},
     ),
     Case(op="QuickGelu", domain="com.microsoft", body="z = com.microsoft.QuickGelu<alpha=1.702>(h)"),
-]  # fmt: skip
+]
 
 BINARY = [
     *(Case(op=op, body=f"z = {op}(h, g)", note="tied") for op in ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean")),
-    *(Case(op=op, body=f"z = {op}(c, h)", weights={"c": (8,)}, note="constant")
-      for op in ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean")),
-    *(Case(op=op, body=f"b = {op}(h, g)\nf = Cast<to=1>(b)\nz = Mul(f, h)", note="tied")
-      for op in ("Greater", "Less", "GreaterOrEqual", "LessOrEqual")),
-    *(Case(op=op, body=f"b = {op}(h, c)\nz = Cast<to=1>(b)", weights={"c": (1, 8)}, note="constant")
-      for op in ("Greater", "Less", "GreaterOrEqual", "LessOrEqual")),
-    *(Case(
-        op=op,
-        body=f"a = Greater(h, zero)\nb = Greater(g, zero)\nc = {op}(a, b)\nz = Cast<to=1>(c)",
-        weights={"zero": scalar(0)},
-    ) for op in ("And", "Or", "Xor")),
-    *(Case(
-        op=op,
-        body="a = Mul(h, nine)\nb = Mul(g, nine)\nc = Cast<to=6>(a)\nd = Cast<to=6>(b)\n"
-             f"e = {op}(c, d)\nz = Cast<to=1>(e)",
-        weights={"nine": scalar(9)},
-    ) for op in ("BitwiseAnd", "BitwiseOr")),
+    *(
+        Case(op=op, body=f"z = {op}(c, h)", weights={"c": (8,)}, note="constant")
+        for op in ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean")
+    ),
+    *(
+        Case(op=op, body=f"b = {op}(h, g)\nf = Cast<to=1>(b)\nz = Mul(f, h)", note="tied")
+        for op in ("Greater", "Less", "GreaterOrEqual", "LessOrEqual")
+    ),
+    *(
+        Case(op=op, body=f"b = {op}(h, c)\nz = Cast<to=1>(b)", weights={"c": (1, 8)}, note="constant")
+        for op in ("Greater", "Less", "GreaterOrEqual", "LessOrEqual")
+    ),
+    *(
+        Case(
+            op=op,
+            body=f"a = Greater(h, zero)\nb = Greater(g, zero)\nc = {op}(a, b)\nz = Cast<to=1>(c)",
+            weights={"zero": scalar(0)},
+        )
+        for op in ("And", "Or", "Xor")
+    ),
+    *(
+        Case(
+            op=op,
+            body="a = Mul(h, nine)\nb = Mul(g, nine)\nc = Cast<to=6>(a)\nd = Cast<to=6>(b)\n"
+            f"e = {op}(c, d)\nz = Cast<to=1>(e)",
+            weights={"nine": scalar(9)},
+        )
+        for op in ("BitwiseAnd", "BitwiseOr")
+    ),
     Case(op="Div", body="p = Exp(g)\nz = Div(h, p)", note="tied"),
     Case(op="Div", body="z = Div(h, c)", weights={"c": np.linspace(1, 2, 8, dtype=np.float32)}, note="constant"),
     Case(op="Pow", body="p = Exp(h)\nz = Pow(p, c)", weights={"c": (8,)}),
@@ -71,9 +88,18 @@ BINARY = [
     Case(op="PRelu", body="z = PRelu(h, c)", weights={"c": (8, 1, 1)}, frame="maps"),
     Case(op="PRelu", body="z = PRelu(h, c)", weights={"c": (1,)}, note="shared-slope"),
     Case(op="Where", body="b = Greater(h, g)\nz = Where(b, h, g)", note="tied"),
-    Case(op="Where", body="b = Greater(h, zero)\nz = Where(b, h, c)", weights={"zero": scalar(0), "c": (1, 8)}, note="constant"),
-    Case(op="Where", body="z = Where(c, h, g)", note="constant-condition",
-         weights={"c": np.array([0, 1, 1, 0, 1, 1, 1, 0], bool)}),
+    Case(
+        op="Where",
+        body="b = Greater(h, zero)\nz = Where(b, h, c)",
+        weights={"zero": scalar(0), "c": (1, 8)},
+        note="constant",
+    ),
+    Case(
+        op="Where",
+        body="z = Where(c, h, g)",
+        note="constant-condition",
+        weights={"c": np.array([0, 1, 1, 0, 1, 1, 1, 0], bool)},
+    ),
     Case(op="Sum", body="z = Sum(h, g, c)", weights={"c": (8,)}, note="three"),
     Case(op="Sum", body="z = Sum(h)", note="one"),
     Case(op="Add", body="z = Add(h, c)", weights={"c": scalar(0.5)}, note="scalar"),
@@ -86,8 +112,13 @@ BINARY = [
     Case(op="Mul", body="s = Sigmoid(h)\nz = Mul(s, h)", note="silu"),
     Case(op="Mul", body="p = GlobalAveragePool(h)\nq = Sigmoid(p)\nz = Mul(h, q)", frame="maps", note="gate"),
     Case(op="Mul", body="z = Mul(h, c)", weights={"c": (5, 8)}, frame="tokens", note="per-token-and-channel"),
-    Case(op="Add", body="p = ReduceMean<keepdims=0>(g, one)\nq = Unsqueeze(p, one)\nz = Add(h, q)", weights={"one": ints(1)},
-         frame="tokens", note="broadcast-tokens"),
-]  # fmt: skip
+    Case(
+        op="Add",
+        body="p = ReduceMean<keepdims=0>(g, one)\nq = Unsqueeze(p, one)\nz = Add(h, q)",
+        weights={"one": ints(1)},
+        frame="tokens",
+        note="broadcast-tokens",
+    ),
+]
 
 CASES = [*UNARY, *BINARY]

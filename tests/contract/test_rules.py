@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from onnxgrail.graph.ops import rule
+from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
-from tests.contract.cases_mixing import CASES as MIXING
+from tests.contract.cases_linear import CASES as LINEAR
 from tests.contract.cases_pointwise import CASES as POINTWISE
+from tests.contract.cases_reduce import CASES as REDUCE
 from tests.contract.rule_case import SIDE, Case, build
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
-CASES = [*POINTWISE, *MIXING, *LAYOUT]
+CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *JOIN]
 
 
 def covered(case: Case) -> tuple[str, str, int]:
@@ -25,8 +27,8 @@ def covered(case: Case) -> tuple[str, str, int]:
 
 
 def test_every_rule_has_a_case() -> None:
-    rules = {entry[:3] for entry in rule.table()}
-    assert not rules - {covered(c) for c in CASES}
+    missing = sorted({entry[:3] for entry in rule.table()} - {covered(c) for c in CASES})
+    assert not missing
 
 
 def test_names_tell_cases_apart() -> None:
@@ -38,9 +40,9 @@ def test_names_tell_cases_apart() -> None:
 def test_rule(case: Case) -> None:
     model = build(case)
     assert (case.domain, case.op) in {(n.domain, n.op_type) for n in model.graph}
-    survey = narrowed_equals_masked(model, feed(model))
-    units = sorted(b.units for b in survey.blocks)
-    assert units == sorted((*case.units, SIDE))
+    for seed, ratio in enumerate(case.ratios):
+        survey = narrowed_equals_masked(model, feed(model), ratio, seed=seed)
+    assert sorted(b.units for b in survey.blocks) == sorted((*case.units, SIDE))
     stuck = [r for r in survey.refusals if r.value == "w_in"]
     if case.refused:
         assert any(

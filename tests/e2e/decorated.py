@@ -18,7 +18,9 @@ def decorated() -> onnx.ModelProto:
     graph = model.graph
     graph.node.extend(
         [
-            helper.make_node("Scaled", ["x", "gain"], ["s"], name="call", domain="local", doc_string="calls a function"),
+            helper.make_node(
+                "Scaled", ["x", "gain"], ["s"], name="call", domain="local", doc_string="calls a function"
+            ),
             helper.make_node("Clip", ["s", "", "top"], ["clipped"], name="skips an input"),
             helper.make_node("Dropout", ["clipped"], ["second", ""], name="leaves an output out"),
             helper.make_node("Softmax", ["y"], ["chances"], axis=-1),
@@ -41,7 +43,11 @@ def decorated() -> onnx.ModelProto:
 
 def _function() -> onnx.FunctionProto:
     function = helper.make_function(
-        "local", "Scaled", ["a", "b"], ["c"], [helper.make_node("Mul", ["a", "b"], ["c"], name="inner")],
+        "local",
+        "Scaled",
+        ["a", "b"],
+        ["c"],
+        [helper.make_node("Mul", ["a", "b"], ["c"], name="inner")],
         [helper.make_opsetid("", nets.OPSET)],
     )
     function.doc_string = "a times b"
@@ -71,7 +77,10 @@ def _annotate(model: onnx.ModelProto) -> None:
 
 
 def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every set field as (path, value); elements that have a name are known by it, and their order is a leaf as well."""
+    """Every set field as (path, value); elements with a name are known by it, and their order is a leaf as well.
+
+    Metadata are a mapping, so their order counts for nothing.
+    """
     for field, value in message.ListFields():
         here = f"{path}/{field.name}"
         if field.type != field.TYPE_MESSAGE:
@@ -80,7 +89,7 @@ def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, here)
         else:
             keys = [key(item) or f"#{position}" for position, item in enumerate(value)]
-            yield f"{here}/order", keys
+            yield f"{here}/order", sorted(keys) if field.name == "metadata_props" else keys
             for item, name in zip(value, keys, strict=True):
                 yield from leaves(item, f"{here}[{name}]")
 
@@ -106,5 +115,3 @@ def differences(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, tu
 def values(model: onnx.ModelProto) -> dict[str, bytes]:
     """Initializers as bytes of their arrays."""
     return {t.name: numpy_helper.to_array(t).tobytes() for t in model.graph.initializer}
-
-

@@ -32,6 +32,13 @@ def model_of(
     return model
 
 
+def to_bytes(model: Any) -> bytes:
+    """An onnx_ir model as a file would hold it."""
+    import onnx_ir
+
+    return bytes(onnx_ir.to_proto(model).SerializeToString())
+
+
 def weights_of(model: onnx.ModelProto) -> Arrays:
     """Initializers by name."""
     return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}

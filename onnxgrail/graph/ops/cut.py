@@ -31,6 +31,12 @@ class Cut:
     dead: Bools
     narrowing: frozenset[str]
 
+    @property
+    def version(self) -> int:
+        """Opset of the standard operators."""
+        graph = self.node.graph
+        return graph.opset_imports.get("", 13) if isinstance(graph, ir.Graph) else 13
+
     def input_name(self, operand: int) -> str:
         """Name of an input in the original model, '' when absent."""
         value = self.node.inputs[operand] if operand < len(self.node.inputs) else None

@@ -111,7 +111,7 @@ def narrow_split(cut: Cut) -> None:
         name = cut.output_name(output)
         stays = cut.alive(name).get(axis)
         sizes.append(cut.shape(name)[axis] if stays is None else int(stays.sum()))
-    if "split" in cut.node.attributes:
+    if "split" in cut.node.attributes or cut.version < 13:
         cut.node.attributes["split"] = ir.AttrInt64s("split", sizes)
     elif len(set(sizes)) > 1 or cut.input_name(1):
         cut.node.attributes.pop("num_outputs", None)

@@ -120,8 +120,11 @@ def group_normalisation(site: Site) -> None:
         table = labels.reshape(groups, -1)
         site.union(np.broadcast_to(table[:, :1], table.shape), table)
         for k in (1, 2):
-            per_channel = site.shape(k) == labels.shape
-            site.carry(k, Mark((0,), labels if per_channel else table[:, 0]))
+            if site.is_constant(k):
+                per_channel = site.shape(k) == labels.shape
+                site.carry(k, Mark((0,), labels if per_channel else table[:, 0]))
+            else:
+                site.freeze([mark], "its parameters are computed at run time")
     site.emit(mix(site, site.marks(0), set(range(2, len(site.shape(0))))))
 
 

@@ -45,6 +45,18 @@ def narrow_reshape(cut: Cut) -> None:
     _lay_over(cut, change, sizes)
 
 
+@narrow("Squeeze")
+def narrow_squeeze(cut: Cut) -> None:
+    """One that drops whatever has size 1 must not drop an axis of which one position is left."""
+    if "axes" in cut.node.attributes or cut.input_name(1):
+        return
+    axes = [axis for axis, size in enumerate(cut.shape(cut.input_name(0))) if size == 1]
+    if cut.version < 13:
+        cut.node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+    else:
+        cut.set_operand(1, np.array(axes, dtype=np.int64), "axes")
+
+
 @narrow("Expand")
 def narrow_expand(cut: Cut) -> None:
     """The target shape follows."""

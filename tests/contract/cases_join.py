@@ -1,0 +1,172 @@
+"""Cases of the rules in `ops/join.py` and of those that read sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.contract.rule_case import Case
+from tests.tiny import ints, scalar
+
+RUNTIME = "computed at run time"
+FULL = "an activation of full width that cannot be narrowed"
+MANY = (0.25, 0.6, 0.9)  # few, an uneven number and all but one unit
+
+JOIN = [
+    Case(op="Concat", body="z = Concat<axis=1>(h, g)", width=16, units=(8, 8)),
+    Case(op="Concat", body="z = Concat<axis=-1>(h, x2)", inputs="float[N,4] x2", width=12, note="with-input"),
+    Case(op="Concat", body="z = Concat<axis=-1>(h, h)", width=16, note="twice"),
+    Case(op="Concat", body="z = Concat<axis=1>(h, g)", frame="tokens", note="along-tokens"),
+    Case(op="Concat", body="z = Concat<axis=0>(h, c)", weights={"c": (1, 8)}, note="constant-row"),
+    Case(
+        op="Concat",
+        body="z = Concat<axis=1>(h, x2)",
+        inputs="float[N,2,8] x2",
+        frame="tokens",
+        units=(),
+        refused="another piece of the Concat",
+        note="along-input",
+    ),
+    Case(
+        op="Split",
+        ratios=MANY,
+        body="p, q = Split<axis=1, num_outputs=2>(h)\nz = Mul(p, q)",
+        width=4,
+        units=(4,),
+        note="gate",
+    ),
+    Case(
+        op="Split",
+        ratios=MANY,
+        body="p, q = Split<axis=-1>(h, s)\nr = Relu(p)\nz = Concat<axis=-1>(q, r)",
+        weights={"s": ints(3, 5)},
+        note="sizes",
+    ),
+    Case(
+        op="Split",
+        ratios=MANY,
+        body="p, q, r = Split<axis=1, num_outputs=3>(h)\ns = Relu(p)\nz = Concat<axis=1>(r, s)",
+        width=5,
+        units=(5,),
+        note="uneven",
+    ),
+    Case(
+        op="Split",
+        ratios=MANY,
+        body="p, q = Split<axis=1, split=[2,6]>(h)\nr = Relu(q)\nz = Concat<axis=1>(p, r)",
+        opset=11,
+        note="attribute",
+    ),
+    Case(
+        op="Split",
+        ratios=MANY,
+        body="p, q = Split<axis=1>(h)\nr = Relu(q)\nz = Concat<axis=1>(p, r)",
+        opset=11,
+        note="default-11",
+    ),
+    Case(
+        op="Split",
+        ratios=MANY,
+        body="p, q = Split<axis=1>(h)\nr = Relu(q)\nz = Concat<axis=1>(p, r)",
+        opset=13,
+        note="default-13",
+    ),
+    Case(
+        op="Gather",
+        body="z = Gather<axis=1>(h, i)",
+        weights={"i": ints(3, 0, -1, 5)},
+        width=4,
+        units=(4,),
+        note="channels",
+    ),
+    Case(op="Gather", body="z = Gather<axis=1>(h, i)", weights={"i": ints(7, 6, 5, 4, 3, 2, 1, 0)}, note="permuted"),
+    Case(op="Gather", body="z = Gather<axis=1>(h, i)", weights={"i": np.array(2)}, frame="tokens", note="one-token"),
+    Case(op="Gather", body="z = Gather<axis=1>(h, i)", weights={"i": ints(1, 1, 0)}, frame="tokens", note="tokens"),
+    Case(
+        op="Gather",
+        body="e = Gather(v, ids)\nz = Add(h, e)",
+        weights={"v": (7, 8)},
+        inputs="int64[N,5] ids",
+        frame="tokens",
+        note="embedding",
+    ),
+    Case(
+        op="Gather",
+        body="z = Gather<axis=1>(h, ids)",
+        inputs="int64[4] ids",
+        width=4,
+        units=(),
+        refused=RUNTIME,
+        note="from-input",
+    ),
+    Case(
+        op="Gather",
+        body="b = Greater(h, c)\ni = Cast<to=7>(b)\ne = Gather(v, i)\nr = ReduceSum<keepdims=0>(e, a)\nz = Mul(h, r)",
+        weights={"v": (7, 8), "c": scalar(0), "a": ints(1)},
+        units=(),
+        refused="something else than channels",
+        note="index-from-channels",
+    ),
+    Case(
+        op="Gather",
+        body="e = Gather<axis=1>(h, i)\nz = ReduceSum<keepdims=0>(e, a)",
+        width=4,
+        units=(4,),
+        note="2-d-index",
+        weights={"i": np.array([[0, 1, 2, 3], [4, 5, 6, 7]]), "a": ints(1)},
+    ),
+    Case(op="GatherND", body="z = GatherND(h, i)", weights={"i": np.array([[0], [2]])}, frame="tokens", note="rows"),
+    Case(
+        op="GatherND",
+        body="g0 = GatherND<batch_dims=1>(h, i)\nz = Unsqueeze(g0, a)",
+        weights={"i": ints(1, 0, 2)[:, None], "a": ints(0)},
+        width=3,
+        units=(),
+        refused=RUNTIME,
+        note="channels",
+    ),
+    Case(
+        op="GatherElements", body="z = GatherElements<axis=1>(h, i)", inputs="int64[N,8] i", units=(), refused=RUNTIME
+    ),
+    Case(
+        op="GatherElements",
+        body="z = GatherElements<axis=0>(h, i)",
+        weights={"i": np.zeros((2, 8), np.int64)},
+        units=(),
+        refused=RUNTIME,
+        note="rows",
+    ),
+]
+
+SIZES = [
+    Case(op="Shape", body="s = Shape(h)\nr = Relu(h)\nz = Reshape(r, s)"),
+    Case(op="Size", body="s = Size(h)\nm = Min(s, o)\nf = Cast<to=1>(m)\nz = Div(h, f)", weights={"o": np.array(2)}),
+    Case(
+        op="Range",
+        body="s = Shape<start=1, end=2>(h)\nt = Squeeze(s)\np = Range(o, t, i)\ne = Gather(v, p)\nz = Add(h, e)",
+        weights={"o": np.array(0), "i": np.array(1), "v": (9, 8)},
+        frame="tokens",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape(h)\nc = ConstantOfShape<value = float[1] {2.0}>(s)\nz = Mul(h, c)",
+        units=(),
+        refused=FULL,
+        by="Mul",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(h)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape(t)\nz = Add(h, c)",
+        weights={"o": ints(1)},
+        note="rows",
+    ),
+    Case(op="EyeLike", body="e = EyeLike(h)\nz = Add(h, e)", units=(), refused=FULL, by="Add"),
+    Case(
+        op="NonZero",
+        body="i = NonZero(h)\nt = Transpose(i)\nv = GatherND(h, t)\nr = Shape<end=2>(h)\nq = Reshape(v, r)\n"
+        "z = Add(h, q)",
+        units=(),
+        refused="positions of nonzero channels",
+    ),
+]
+
+CASES = [*JOIN, *SIZES]

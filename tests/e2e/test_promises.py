@@ -1,0 +1,219 @@
+"""What `contract.md`'s readers rely on whatever the model: nothing moves that was not asked to move."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+
+import onnxgrail
+from onnxgrail.cli import main
+
+from . import nets
+from .decorated import decorated, differences, leaves, values
+
+NETS = {
+    "mlp": (nets.mlp, nets.vectors),
+    "convnet": (nets.convnet, nets.images),
+    "transformer": (nets.transformer, lambda: nets.tokens(padded=True)),
+    "decorated": (decorated, nets.vectors),
+}
+# What the format library changes and nobody can read anything from.
+HARMLESS = re.compile(r"/graph/node\[second\]/output$")  # an empty name at the end
+WEIGHT_INFO = re.compile(r"/graph/value_info(/order$|\[(w\d|b\d|unused|top)\])")
+WEIGHT_NOTES = re.compile(r"/graph/initializer\[\w+\]/(doc_string|metadata_props)")
+WIDTHS = re.compile(r"/graph/value_info\[(z|h|m)\d\]/type/tensor_type/shape/dim\[#1\]/dim_value$")
+
+
+def run(model: Any, feed: nets.Arrays) -> dict[str, Any]:
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def saved(folder: Path, name: str) -> tuple[Path, Path, nets.Arrays]:
+    """A net and its data as files."""
+    make, draw = NETS[name]
+    onnx.save(make(), folder / "m.onnx")
+    np.savez(folder / "d.npz", **draw())
+    return folder / "m.onnx", folder / "d.npz", draw()
+
+
+def command(*words: object) -> Any:
+    return CliRunner().invoke(main, ["compress", *(str(w) for w in words)])
+
+
+def digest(path: Path) -> tuple[str, int]:
+    return hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns
+
+
+# ----------------------------------------------------------------------------------------- nothing asked, nothing done
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_ratio_zero_changes_no_bit(name: str, tmp_path: Path) -> None:
+    model, data, feed = saved(tmp_path, name)
+    result = command(model, "--ratio", 0, "--data", data)
+    assert result.exit_code == 0, result.output
+    slim = tmp_path / "m.compressed.onnx"
+    before, after = run(model, feed), run(slim, feed)
+    assert list(before) == list(after)
+    for key, array in before.items():
+        assert array.tobytes() == after[key].tobytes()
+    assert values(onnx.load(model)) == values(onnx.load(slim))
+
+
+@pytest.mark.parametrize("choice", [{"compensate": "none"}, {"reducer": "fold"}, {"closed_loop": False}])
+def test_ratio_zero_changes_no_bit_with_any_method(choice: dict[str, Any]) -> None:
+    model, feed = nets.transformer(), nets.tokens()
+    result = onnxgrail.compress(model, data=feed, ratio=0, **choice)
+    slim = onnx.ModelProto.FromString(nets.to_bytes(result.model))
+    np.testing.assert_array_equal(run(model, feed)["y"], run(slim, feed)["y"])
+    assert result.report.data["model"]["achieved_ratio"] == 0
+
+
+def test_blocks_that_were_not_asked_for_keep_their_bytes(tmp_path: Path) -> None:
+    model, data, _ = saved(tmp_path, "transformer")
+    assert command(model, "--blocks", "mlp", "--include", "u0", "--data", data, "--no-check").exit_code == 0
+    before, after = values(onnx.load(model)), values(onnx.load(tmp_path / "m.compressed.onnx"))
+    assert {n for n in before if before[n] != after[n]} == {"up0", "up0_bias", "down0"}
+
+
+# ---------------------------------------------------------------------------------------------------------- same bytes
+
+
+def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
+    model, data, _ = saved(tmp_path, "transformer")
+    for selector, reducer in (("wanda", "prune"), ("random", "prune"), ("wanda", "fold")):
+        outputs = [tmp_path / f"{selector}.{reducer}.{k}.onnx" for k in range(2)]
+        for output in outputs:
+            words = (model, output, "--data", data, "--selector", selector, "--reducer", reducer, "--samples", 13)
+            assert command(*words).exit_code == 0
+        assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    seeds = [tmp_path / f"seed{seed}.onnx" for seed in (1, 2)]
+    for seed, output in enumerate(seeds, start=1):
+        assert command(model, output, "--data", data, "--selector", "random", "--seed", seed).exit_code == 0
+    assert seeds[0].read_bytes() != seeds[1].read_bytes()
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "drawn"])
+def test_two_processes_give_the_same_bytes(data: bool, tmp_path: Path) -> None:
+    model, file, _ = saved(tmp_path, "decorated")
+    outputs = [tmp_path / f"{k}.onnx" for k in range(2)]
+    for seed, output in enumerate(outputs):
+        words = ["compress", str(model), str(output), "-q", *(["--data", str(file)] if data else [])]
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxgrail", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+
+
+def test_the_input_is_never_touched(tmp_path: Path) -> None:
+    model, data, _ = saved(tmp_path, "mlp")
+    (tmp_path / "external").mkdir()
+    linked = tmp_path / "external" / "m.onnx"
+    onnx.save(onnx.load(model), linked, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    files = [model, linked, linked.with_name("m.onnx.data"), data]
+    before = [digest(f) for f in files]
+    for source in (model, linked):
+        for words in ((), ("--force",), ("--dry-run", "--force"), ("--force", "--save-as-external-data")):
+            assert command(source, "--data", data, *words).exit_code == 0
+        assert command(source, source, "--force").exit_code == 1
+    assert [digest(f) for f in files] == before
+
+
+# --------------------------------------------------------------------------------------------- everything else is kept
+
+
+def changes(tmp_path: Path, name: str = "decorated", **choices: Any) -> dict[str, tuple[Any, Any]]:
+    model, data, _ = saved(tmp_path, name)
+    onnxgrail.compress(model, data=data, **choices)
+    found = differences(onnx.load(model), onnx.load(tmp_path / "m.compressed.onnx"))
+    return {path: pair for path, pair in found.items() if not HARMLESS.search(path)}
+
+
+def test_everything_but_the_narrowed_weights_is_kept(tmp_path: Path) -> None:
+    found = changes(tmp_path, ratio=0.5)
+    weights = {f"/graph/initializer[{n}]/{part}" for n in ("w0", "b0", "w1", "b1") for part in ("dims", "raw_data")}
+    weights |= {f"/graph/initializer[w2]/{part}" for part in ("dims", "raw_data")}
+    widths = {path for path in found if WIDTHS.search(path)}
+    assert len(widths) == 5
+    rest = {p for p in found if not (WEIGHT_INFO.search(p) or WEIGHT_NOTES.search(p))}
+    assert rest == weights | widths
+
+
+def test_ratio_zero_keeps_everything(tmp_path: Path) -> None:
+    found = changes(tmp_path, ratio=0)
+    assert not {p for p in found if not (WEIGHT_INFO.search(p) or WEIGHT_NOTES.search(p))}
+
+
+@pytest.mark.parametrize("ratio", [0, 0.5])
+def test_weights_keep_their_notes(ratio: float, tmp_path: Path) -> None:
+    assert not {p for p in changes(tmp_path, ratio=ratio) if WEIGHT_NOTES.search(p)}
+
+
+@pytest.mark.parametrize("ratio", [0, 0.5])
+def test_no_value_info_is_invented(ratio: float, tmp_path: Path) -> None:
+    assert not {p for p in changes(tmp_path, ratio=ratio) if WEIGHT_INFO.search(p)}
+
+
+def test_the_walk_sees_every_kind_of_change() -> None:
+    paths = [path for path, _ in leaves(decorated())]
+    for part in ("ir_version", "opset_import", "producer_name", "model_version", "domain", "functions", "denotation"):
+        assert any(part in path for path in paths), part
+    for part in ("doc_string", "metadata_props", "dim_param", "quantization_annotation", "input[x]", "output[second]"):
+        assert any(part in path for path in paths), part
+    other = decorated()
+    other.graph.node[0].attribute[0].i = 0
+    other.functions[0].node[0].op_type = "Add"
+    other.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    del other.graph.output[0]
+    assert len(differences(decorated(), other)) >= 4
+
+
+def test_only_shapes_move_in_a_transformer(tmp_path: Path) -> None:
+    found = changes(tmp_path, "transformer", ratio=0.5)
+    nodes = {p for p in found if p.startswith("/graph/node")}
+    assert nodes == {f"/graph/node[{n}{k}_s]/input" for n in "qkv" for k in range(2)}  # the shape they are cut to
+    assert not {p for p in found if not p.startswith(("/graph/node", "/graph/initializer", "/graph/value_info"))}
+
+
+def test_dynamic_axes_still_move(tmp_path: Path) -> None:
+    model, data, _ = saved(tmp_path, "transformer")
+    assert command(model, "--data", data, "--ratio", 0.5, "--no-check").exit_code == 0
+    for batch, length in ((1, 1), (3, 17)):
+        feed = {"ids": np.zeros((batch, length), np.int64), "attention_mask": np.ones((batch, length), np.int64)}
+        assert run(tmp_path / "m.compressed.onnx", feed)["y"].shape == (batch, length, 6)
+
+
+# ------------------------------------------------------------------------------------------------------------- no data
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_without_data_it_works_and_says_what_that_costs(name: str, tmp_path: Path) -> None:
+    model, _, feed = saved(tmp_path, name)
+    result = command(model, "--ratio", 0.3)
+    assert result.exit_code == 0, result.output
+    warning = result.stderr.splitlines()[0]
+    assert warning.startswith("Warning: no --data: ")
+    assert re.search(r"synthetic.*0\.79", warning)
+    assert run(tmp_path / "m.compressed.onnx", feed).keys() == run(model, feed).keys()
+    assert "asked 30.0 %" in result.stdout
+    assert command(model, "--ratio", 0.3, "--force", "-q").stderr == ""

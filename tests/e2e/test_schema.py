@@ -1,0 +1,236 @@
+"""The report of schema 1: every field, a mask oracle that needs nothing but it and the two models, and the cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration import stream
+from onnxgrail.cli import main
+
+from . import nets
+
+FIELDS = {
+    "": "schema tool recipe environment model blocks refusals verification timing peak_rss_bytes",
+    "tool": "name version",
+    "environment": "onnx onnxruntime numpy providers threads",
+    "model": (
+        "input output sha256_before sha256_after params_before params_after macs_before macs_after "
+        "bytes_before bytes_after asked_ratio achieved_ratio"
+    ),
+    "verification": "checker ort_load outputs",
+    "block": "name kind units unit_size kept exact members error outcome",
+    "member": "initializer axis role kept cluster",
+    "error": "plain compensated validation",
+    "outcome": "status reason",
+    "refusal": "value node op reason",
+    "output": "name cosine nmse max_abs",
+}
+
+
+def report_of(model: onnx.ModelProto, feed: nets.Arrays, folder: Path, *words: str) -> tuple[dict[str, Any], Path]:
+    """The report and the file that the command line makes."""
+    onnx.save(model, folder / "m.onnx")
+    np.savez(folder / "d.npz", **feed)
+    path, output = folder / "r.json", folder / "o.onnx"
+    common = ["compress", str(folder / "m.onnx"), str(output), "--data", str(folder / "d.npz"), "--report", str(path)]
+    result = CliRunner().invoke(main, [*common, *words])
+    assert result.exit_code == 0, result.output
+    return json.loads(path.read_text()), output
+
+
+def has(data: dict[str, Any], name: str) -> None:
+    missing = set(FIELDS[name].split()) - set(data)
+    assert not missing, f"{name or 'report'} lacks {missing}"
+
+
+def test_every_field_of_schema_1(tmp_path: Path) -> None:
+    data, _ = report_of(nets.convnet(), nets.images(), tmp_path)
+    has(data, "")
+    for name in ("tool", "environment", "model", "verification"):
+        has(data[name], name)
+    assert (data["schema"], data["tool"]["name"]) == (1, "onnxgrail")
+    assert data["tool"]["version"] == onnxgrail.__version__
+    assert set(data["recipe"]) >= {"ratio", "blocks", "selector", "reducer", "compensate", "closed_loop", "seed"}
+    assert data["blocks"]
+    for block in data["blocks"]:
+        has(block, "block")
+        has(block["error"], "error")
+        has(block["outcome"], "outcome")
+        for member in block["members"]:
+            has(member, "member")
+        assert {m["role"] for m in block["members"]} >= {"producer", "consumer"}
+        assert block["exact"] is True
+    for refusal in data["refusals"]:
+        has(refusal, "refusal")
+    assert [has(o, "output") for o in data["verification"]["outputs"]] == [None]
+    assert data["timing"]["forward"] > 0
+    assert all(seconds >= 0 for seconds in data["timing"].values())
+    assert data["peak_rss_bytes"] > 10**7
+    assert data["verification"]["checker"] is data["verification"]["ort_load"] is True
+
+
+def test_sizes_and_ratios_are_those_of_the_files(tmp_path: Path) -> None:
+    data, output = report_of(nets.mlp(), nets.vectors(), tmp_path, "--ratio", "0.5")
+    model = data["model"]
+    source = tmp_path / "m.onnx"
+    for path, when in ((source, "before"), (output, "after")):
+        weights = nets.weights_of(onnx.load(path))
+        assert model[f"params_{when}"] == sum(a.size for a in weights.values())
+        assert model[f"macs_{when}"] == sum(a.size for a in weights.values() if a.ndim == 2)
+        assert model[f"bytes_{when}"] == path.stat().st_size
+    assert (model["input"], model["output"], model["asked_ratio"]) == (str(source), str(output), 0.5)
+    assert model["achieved_ratio"] == pytest.approx(1 - model["params_after"] / model["params_before"])
+
+
+def test_refusals_name_node_and_reason(tmp_path: Path) -> None:
+    data, _ = report_of(nets.transformer(), nets.tokens(), tmp_path)
+    assert data["refusals"]
+    assert all(r["value"] and r["reason"] for r in data["refusals"])
+
+
+# ----------------------------------------------------------------------------------------------------- the mask oracle
+
+
+def masked(model: onnx.ModelProto, blocks: list[dict[str, Any]]) -> onnx.ModelProto:
+    """The original in which what every consumer member does not keep is zero."""
+    weights = {t.name: t for t in model.graph.initializer}
+    for block in blocks:
+        for member in block["members"]:
+            if member["role"] == "consumer" and block["kept"] < block["units"]:
+                tensor = weights[member["initializer"]]
+                array = numpy_helper.to_array(tensor).copy()
+                dropped = np.setdiff1d(np.arange(array.shape[member["axis"]]), member["kept"])
+                np.moveaxis(array, member["axis"], 0)[dropped] = 0
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+def run(model: onnx.ModelProto, feed: nets.Arrays) -> list[Any]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, feed))
+
+
+def llama() -> tuple[onnx.ModelProto, nets.Arrays]:
+    found = models.load("char_llama")
+    with np.load(found.calibration) as file:
+        return onnx.load(found.model), {n: file[n][:16, :48] for n in file.files}
+
+
+def digits() -> tuple[onnx.ModelProto, nets.Arrays]:
+    found = models.load("digits_resnet")
+    with np.load(found.calibration) as file:
+        return onnx.load(found.model), {n: file[n][:64] for n in file.files}
+
+
+@pytest.mark.parametrize("round_to", ["1", "8"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (nets.mlp(), nets.vectors()),
+        lambda: (nets.convnet(), nets.images()),
+        lambda: (nets.transformer(), nets.tokens(padded=True)),
+        digits,
+        llama,
+    ],
+    ids=["mlp", "convnet", "transformer", "digits", "llama"],
+)
+def test_exact_means_the_masked_original(
+    make: Callable[[], tuple[onnx.ModelProto, nets.Arrays]], round_to: str, tmp_path: Path
+) -> None:
+    model, feed = make()
+    words = ("--compensate", "none", "--reducer", "prune", "--ratio", "0.4", "--round-to", round_to, "--no-check")
+    data, output = report_of(model, feed, tmp_path, *words)
+    assert any(b["kept"] < b["units"] for b in data["blocks"])
+    slim, expected = run(onnx.load(output), feed), run(masked(onnx.load(tmp_path / "m.onnx"), data["blocks"]), feed)
+    original = run(model, feed)
+    for got, wanted, dense in zip(slim, expected, original, strict=True):
+        scale = np.abs(wanted).max()
+        assert np.abs(got - wanted).max() < 1e-5 * scale
+        assert np.abs(dense - wanted).max() > 1e-2 * scale
+
+
+def test_kept_lists_give_the_shapes_of_the_output(tmp_path: Path) -> None:
+    data, output = report_of(nets.transformer(), nets.tokens(), tmp_path, "--ratio", "0.5")
+    before, after = nets.weights_of(onnx.load(tmp_path / "m.onnx")), nets.weights_of(onnx.load(output))
+    for block in data["blocks"]:
+        for member in block["members"]:
+            name, axis, kept = member["initializer"], member["axis"], member["kept"]
+            assert len(kept) == after[name].shape[axis]
+            if member["role"] != "consumer":
+                np.testing.assert_array_equal(after[name], np.take(before[name], kept, axis=axis))
+    assert [b["kind"] for b in data["blocks"]] == ["heads", "mlp", "heads", "mlp"]  # attention before its layer's MLP
+    assert [b["unit_size"] for b in data["blocks"]] == [nets.HEAD, 1, nets.HEAD, 1]
+
+
+def test_clusters_of_a_fold(tmp_path: Path) -> None:
+    data, output = report_of(nets.mlp(), nets.vectors(), tmp_path, "--reducer", "fold", "--compensate", "none")
+    before, after = nets.weights_of(onnx.load(tmp_path / "m.onnx")), nets.weights_of(onnx.load(output))
+    first = data["blocks"][0]
+    for member in first["members"]:
+        assert len(member["cluster"]) == first["units"]
+        assert sorted(set(member["cluster"])) == list(range(first["kept"]))
+    cluster = np.array(first["members"][0]["cluster"])
+    means = [before["w0"][cluster == k].mean(axis=0) for k in range(first["kept"])]
+    np.testing.assert_allclose(after["w0"], means, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("words", [(), ("--reducer", "fold"), ("--open-loop",)])
+def test_compensation_is_never_worse_on_its_own_data(words: tuple[str, ...], tmp_path: Path) -> None:
+    data, _ = report_of(nets.transformer(), nets.tokens(count=4), tmp_path, "--ratio", "0.5", *words)
+    for block in data["blocks"]:
+        assert block["error"]["compensated"] <= block["error"]["plain"]
+    assert any(b["error"]["compensated"] < 0.9 * b["error"]["plain"] for b in data["blocks"])
+
+
+# ------------------------------------------------------------------------------------------------------------ the cost
+
+
+def executed(monkeypatch: pytest.MonkeyPatch, depth: int, **choices: Any) -> tuple[int, int]:
+    """Nodes that calibration runs on a chain of `depth` hidden layers, per feed, and nodes the model has."""
+    model, count = nets.mlp((16,) * (depth + 2)), 0
+    real = stream.open_session
+
+    def counting(source: bytes, **options: Any) -> Any:
+        size = len(onnx.ModelProto.FromString(source).graph.node)
+        session = real(source, **options)
+        inner = session.run
+
+        def run_and_count(feed: Any) -> Any:
+            nonlocal count
+            count += size
+            return inner(feed)
+
+        session.run = run_and_count
+        return session
+
+    monkeypatch.setattr(stream, "open_session", counting)
+    result = onnxgrail.compress(model, data=nets.vectors(16, 16), ratio=0.5, check=False, batch_size=8, **choices)
+    monkeypatch.undo()
+    assert sum(b["kept"] < b["units"] for b in result.report.data["blocks"]) == depth
+    return math.ceil(count / 2), len(model.graph.node)
+
+
+def test_closed_loop_costs_grow_with_the_depth_and_not_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = [executed(monkeypatch, depth) for depth in (4, 8, 16, 32)]
+    for ran, nodes in costs:
+        assert nodes * 0.8 < ran < 3 * nodes
+    steps = [(costs[k + 1][0] - costs[k][0]) / (costs[k + 1][1] - costs[k][1]) for k in range(3)]
+    assert max(steps) < 1.2 * min(steps)
+
+
+def test_open_loop_runs_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, nodes = executed(monkeypatch, 8, closed_loop=False)
+    assert nodes * 0.5 < ran <= nodes

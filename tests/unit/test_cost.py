@@ -1,0 +1,104 @@
+"""Predicted parameters and multiply-accumulates are those of the narrowed model itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.graph import cost
+from onnxgrail.graph.trace import trace
+from tests.oracle import killed, narrowed, survey_of
+from tests.tiny import cnn, feed, ints, mlp, tiny
+
+MODELS = {
+    "mlp": mlp(2),
+    "cnn": cnn(),
+    "transposed": tiny(
+        "float[N,3,4,4] x => float[] y",
+        "a = Conv(x, w0, b0)\nb = Conv<group=8, pads=[1,1,1,1]>(a, w1)\nc = ConvTranspose(b, w2)\n"
+        "d = Conv<group=2>(c, w3)\ne = GlobalAveragePool(d)\nf = Flatten(e)\ny = Gemm<transB=1>(f, w4, b4)",
+        {
+            "w0": (8, 3, 1, 1),
+            "b0": (8,),
+            "w1": (8, 1, 3, 3),
+            "w2": (8, 6, 2, 2),
+            "w3": (4, 3, 1, 1),
+            "w4": (5, 4),
+            "b4": (5,),
+        },
+    ),
+    "tied": tiny(
+        "float[N,6] x => float[] y",
+        "a = MatMul(x, u)\nb = Relu(a)\nc = MatMul(b, d)\ne = MatMul(c, u)\nf = Relu(e)\ny = MatMul(f, d)",
+        {"u": (6, 8), "d": (8, 6)},
+    ),
+    "shared-bias": tiny(
+        "float[N,6] x => float[] y",
+        "a = MatMul(x, u)\nb = Add(a, s)\nc = MatMul(b, d)\ne = Add(c, s)\ny = MatMul(e, f)",
+        {"u": (6, 8), "d": (8, 8), "s": (8,), "f": (8, 3)},
+    ),
+    "heads": tiny(
+        "float[N,5,8] x => float[] y",
+        "q = MatMul(x, wq)\nr = Reshape(q, s)\nt = Transpose<perm=[0,2,1,3]>(r)\nu = Transpose<perm=[0,2,3,1]>(r)\n"
+        "a = MatMul(t, u)\nb = Softmax(a)\nc = MatMul(b, t)\nd = Transpose<perm=[0,2,1,3]>(c)\ne = Reshape(d, m)\n"
+        "y = MatMul(e, wo)",
+        {"wq": (8, 12), "s": ints(0, 0, 4, 3), "m": ints(0, 0, 12), "wo": (12, 5)},
+    ),
+}
+
+
+def counted_macs(model: ir.Model) -> int:
+    """By the definition of each op, from the shapes of a run."""
+    shapes = observe(model, feed(model)).shapes
+    total = 0
+    for node in model.graph:
+        names = [v.name or "" if v is not None else "" for v in node.inputs]
+        out = node.outputs[0].name or ""
+        if node.op_type == "Conv":
+            total += math.prod(shapes[out]) * math.prod(shapes[names[1]][1:])
+        elif node.op_type == "ConvTranspose":
+            total += math.prod(shapes[names[0]]) * math.prod(shapes[names[1]][1:])
+        elif node.op_type in {"MatMul", "Gemm"}:
+            total += math.prod(shapes[out]) * shapes[names[0]][-1]
+    return total
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.6])
+@pytest.mark.parametrize("name", MODELS)
+def test_prediction_equals_the_narrowed_model(name: str, ratio: float) -> None:
+    model = MODELS[name]
+    survey = survey_of(model, feed(model))
+    assert survey.blocks
+    dead = killed(survey, ratio)
+    slim = narrowed(model, survey, dead)
+    assert cost.macs(model, survey) == counted_macs(model)
+    assert cost.macs(model, survey, dead) == counted_macs(slim) < counted_macs(model)
+    count, size = cost.removed(survey, dead)
+    if name != "shared-bias":  # there a constant is stored twice afterwards
+        assert cost.parameters(model) - count == cost.parameters(slim)
+        assert size == 4 * count
+    assert cost.macs(slim, trace(slim, observe(slim, feed(slim)))) == cost.macs(model, survey, dead)
+
+
+def test_shape_constants_are_no_parameters() -> None:
+    model = MODELS["heads"]
+    assert cost.parameters(model) == 8 * 12 + 12 * 5
+
+
+def test_nothing_is_removed_when_nothing_is_dead() -> None:
+    model = MODELS["cnn"]
+    survey = survey_of(model, feed(model))
+    dead = np.zeros(survey.ids, dtype=bool)
+    assert cost.removed(survey, dead) == (0, 0)
+    assert cost.macs(model, survey, dead) == cost.macs(model, survey)
+
+
+def test_share_of_one_block() -> None:
+    model = MODELS["mlp"]
+    survey = survey_of(model, feed(model))
+    block = next(b for b in survey.blocks if b.kind == "mlp")
+    assert cost.block_share(survey, model, block) == (6 * 8 + 8 + 8 * 6, 3 * 2 * 6 * 8)

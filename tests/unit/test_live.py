@@ -1,0 +1,67 @@
+"""Live ranges against a walk over the graph, and the choice of a place to cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.live import Lives, lives
+from tests.tiny import cnn, feed, mlp, scalar, tiny
+
+
+def observed(model: ir.Model) -> tuple[Facts, Lives]:
+    facts = observe(model, feed(model))
+    return facts, lives(model, facts)
+
+
+def needed(model: ir.Model, facts: Facts, position: int) -> set[str]:
+    """Activations that exist in front of a node and are read by it or a later one."""
+    nodes = list(model.graph)
+    made = {v.name for v in model.graph.inputs} | {v.name for n in nodes[:position] for v in n.outputs}
+    read = {v.name for n in nodes[position:] for v in n.inputs if v is not None}
+    return {str(n) for n in (made & read) - facts.constants}
+
+
+@pytest.mark.parametrize("model", [mlp(2), cnn()], ids=["mlp", "cnn"])
+def test_what_a_cut_has_to_keep(model: ir.Model) -> None:
+    facts, found = observed(model)
+    for position in range(len(list(model.graph))):
+        assert set(found.at(position)) == needed(model, facts, position)
+
+
+def test_load_counts_bytes_of_what_is_kept_except_inputs() -> None:
+    model = mlp(2)
+    facts, found = observed(model)
+    for position in range(len(list(model.graph))):
+        kept = needed(model, facts, position) - {"x"}
+        assert found.load[position] == sum(4 * np.prod(facts.shapes[n]) for n in kept)
+
+
+def test_bodies_keep_what_they_read_alive() -> None:
+    model = tiny(
+        "float[N,6] x, bool flag => float[] y",
+        "h = Relu(x)\na = Neg(h)\nb = Abs(a)\n"
+        "y = If (flag) <then_branch = yes () => (float[N,6] t) { t = Add(b, h) },"
+        " else_branch = no () => (float[N,6] e) { e = Sub(b, h) }>",
+        {},
+    )
+    facts = observe(model, feed(model) | {"flag": np.array(True)})
+    assert set(lives(model, facts).at(3)) == {"b", "h", "flag"}
+
+
+def test_constants_never_live() -> None:
+    model = tiny("float[N,6] x => float[] y", "c = Neg(one)\nd = Exp(c)\nh = Mul(x, d)\ny = Abs(h)", {"one": scalar(1)})
+    _, found = observed(model)
+    assert set(found.names) == {"x", "h"}
+
+
+def test_the_best_cut_is_the_latest_among_the_light_ones() -> None:
+    load = np.array([9, 4, 8, 5, 7, 1, 9])
+    found = Lives((), np.zeros(0, np.int64), np.zeros(0, np.int64), load)
+    assert found.best(0, 4) == 3
+    assert found.best(0, 4, slack=1.0) == 1
+    assert found.best(2, 2) == 2
+    assert found.best(0, 6) == 5

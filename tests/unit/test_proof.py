@@ -1,0 +1,105 @@
+"""The proof before anything is decided: a rule that lies is caught, and costs only the blocks it lies about."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.calibration.proof import prove
+from onnxgrail.calibration.session import CPU
+from onnxgrail.core import Block, Refusal
+from onnxgrail.graph.flow import Site
+from onnxgrail.graph.ops import rule
+from onnxgrail.graph.survey import Survey
+from onnxgrail.plan import kept_units
+from tests.oracle import survey_of
+from tests.tiny import cnn, feed, ints, mlp, tiny
+
+
+def proved(model: ir.Model, survey: Survey) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
+    kept = {b.name: kept_units(b.units, b.unit_size, 0.4, 1) for b in survey.blocks}
+    return prove(model, survey, survey.blocks, kept, feed(model), providers=CPU)
+
+
+def passing(site: Site) -> None:
+    """A rule that lets everything through."""
+    site.emit(site.marks(0))
+
+
+def three_layers(op: str) -> ir.Model:
+    """Three matrices' hidden widths, the middle one behind an op."""
+    return tiny(
+        "float[N,5] x => float[] y",
+        f"a = MatMul(x, w0)\nb = Relu(a)\nc = MatMul(b, w1)\nd = {op}\ne = MatMul(d, w2)\n"
+        "f = Relu(e)\ny = MatMul(f, w3)",
+        {"w0": (5, 8), "w1": (8, 7), "w2": (7, 6), "w3": (6, 4), "scale": (7,), "axis": ints(1), "shape": ints(-1, 7)},
+    )
+
+
+@pytest.mark.parametrize("model", [mlp(3), cnn()], ids=["mlp", "cnn"])
+def test_sound_blocks_pass(model: ir.Model) -> None:
+    survey = survey_of(model, feed(model))
+    assert proved(model, survey) == (survey.blocks, ())
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "words"),
+    [
+        ("Softmax", "Softmax(c)", "differs from the masked one"),
+        ("LayerNormalization", "LayerNormalization(c, scale)", "narrowed graph"),
+        ("CumSum", "CumSum(c, axis)", "differs from the masked one"),
+    ],
+)
+def test_a_rule_that_lies_costs_one_block(monkeypatch: pytest.MonkeyPatch, op: str, text: str, words: str) -> None:
+    monkeypatch.setitem(rule._RULES, ("", op), [(1, passing)])
+    model = three_layers(text)
+    survey = survey_of(model, feed(model))
+    assert sorted(b.units for b in survey.blocks) == [6, 7, 8]
+    blocks, refusals = proved(model, survey)
+    assert sorted(b.units for b in blocks) == [6, 8]
+    (refusal,) = refusals
+    assert refusal.value == "w1"
+    assert words in refusal.reason
+
+
+def test_a_rewrite_that_is_missing_costs_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(rule._NARROWS, ("", "Reshape"))
+    model = three_layers("Reshape(c, shape)")
+    blocks, (refusal,) = proved(model, survey_of(model, feed(model)))
+    assert sorted(b.units for b in blocks) == [6, 8]
+    assert "does not run" in refusal.reason
+
+
+def test_several_liars_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rule._RULES, ("", "Softmax"), [(1, passing)])
+    layers, source = [], "x"
+    weights: dict[str, tuple[int, ...]] = {}
+    for i in range(7):
+        act = "Softmax" if i in {1, 4} else "Tanh"
+        layers.append(f"h{i} = MatMul({source}, u{i})\nr{i} = {act}(h{i})\nz{i} = MatMul(r{i}, d{i})")
+        weights |= {f"u{i}": (5, 6 + i), f"d{i}": (6 + i, 5)}
+        source = f"z{i}"
+    body = "\n".join(layers).replace("z6", "y")
+    model = tiny("float[N,5] x => float[] y", body, weights)
+    survey = survey_of(model, feed(model))
+    blocks, refusals = proved(model, survey)
+    assert {r.value for r in refusals} == {"u1", "u4"}
+    assert len(blocks) + len(refusals) == len(survey.blocks)
+
+
+def test_the_model_is_not_changed() -> None:
+    model = cnn()
+    before = ir.to_proto(model).SerializeToString()
+    proved(model, survey_of(model, feed(model)))
+    assert ir.to_proto(model).SerializeToString() == before
+
+
+def test_not_a_number_in_both_is_no_difference() -> None:
+    model = tiny(
+        "float[N,5] x => float[] y, float[] z",
+        "h = MatMul(x, w0)\nr = Relu(h)\ny = MatMul(r, w1)\nz = Sqrt(x)",
+        {"w0": (5, 8), "w1": (8, 4)},
+    )
+    survey = survey_of(model, feed(model))
+    assert (feed(model)["x"] < 0).any()
+    assert proved(model, survey)[1] == ()

@@ -1,0 +1,54 @@
+"""A piece of a graph computes what the whole computes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.graph.live import lives
+from onnxgrail.graph.segment import cut
+from onnxgrail.graph.serial import to_bytes
+from tests.oracle import run
+from tests.tiny import cnn, feed, mlp
+
+
+@pytest.mark.parametrize("model", [mlp(3), cnn()], ids=["mlp", "cnn"])
+def test_pieces_between_cuts_compose_to_the_whole(model: ir.Model) -> None:
+    arrays = feed(model)
+    facts = observe(model, arrays)
+    found = lives(model, facts)
+    nodes = list(model.graph)
+    edges = [0, len(nodes) // 3, 2 * len(nodes) // 3]
+    known = dict(arrays)
+    for start, stop in itertools.pairwise(edges):
+        piece = cut(model, found.at(start), found.at(stop), facts)
+        assert len(list(piece.graph)) <= stop - start
+        known = {**arrays, **run(to_bytes(piece), {n: known[n] for n in found.at(start)})}
+    last = cut(model, found.at(edges[-1]), ["y"], facts)
+    got = run(to_bytes(last), {n: known[n] for n in found.at(edges[-1])})
+    assert np.array_equal(got["y"], run(model, arrays)["y"])
+
+
+def test_a_piece_takes_other_batches() -> None:
+    model = mlp(2)
+    facts = observe(model, feed(model))
+    piece = cut(model, ["x1"], ["y"], facts)
+    assert [v.name for v in piece.graph.inputs] == ["x1"]
+    assert run(to_bytes(piece), {"x1": np.ones((9, 6), np.float32)})["y"].shape == (9, 4)
+
+
+def test_the_whole_is_not_changed() -> None:
+    model = mlp(2)
+    before = ir.to_proto(model).SerializeToString()
+    cut(model, ["x1"], ["x2"], observe(model, feed(model)))
+    assert ir.to_proto(model).SerializeToString() == before
+
+
+def test_inputs_that_do_not_determine_the_outputs() -> None:
+    model = mlp(2)
+    with pytest.raises(ValueError):  # noqa: PT011  the message is onnx_ir's
+        cut(model, ["r1"], ["y"], observe(model, feed(model)))
