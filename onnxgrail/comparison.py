@@ -6,6 +6,7 @@ The module is not called `compare`: importing a submodule of that name would hid
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,11 +147,16 @@ def run_both(
     batches: Batches,
     *,
     providers: Sequence[str] = ("CPUExecutionProvider",),
+    folder: Path | None = None,
     progress: Progress = silent,
 ) -> dict[str, Sums]:
-    """Sums of differences per output over all batches; padded tokens are left out."""
+    """Sums of differences per output over all batches; padded tokens are left out.
+
+    `folder` is where external data of models given as bytes lie.
+    """
     sums: dict[str, Sums] = {}
-    with open_session(a, providers=providers) as one, open_session(b, providers=providers) as two:
+    with ExitStack() as stack:
+        one, two = (stack.enter_context(open_session(m, providers=providers, folder=folder)) for m in (a, b))
         for number, feed in enumerate(batches):
             progress("compare", number, len(batches))
             sums = add_batch(sums, one.run(feed), two.run(feed), mask=padding_mask(feed))

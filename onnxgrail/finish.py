@@ -17,6 +17,7 @@ from onnxgrail.core import Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
+from onnxgrail.graph.model_io import LIMIT, inline, weight_bytes
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
@@ -38,29 +39,36 @@ CHECKED_FEEDS = 4
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     """A copy of the model with all decisions written in."""
     slim = prepared.model.clone()
+    slim.meta.update(prepared.model.meta)
     apply(slim.graph, prepared.survey, ledger)
     return slim
 
 
 def verify(
-    prepared: Prepared, slim: ir.Model, output: Path | None, recipe: Recipe, progress: Progress
+    prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
 ) -> tuple[Verification, tuple[Fidelity, ...]]:
-    """Run the ONNX checker and compare original and result on a few feeds.
+    """Run the ONNX checker and compare original and result on a few feeds, before anything is written.
 
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
     before = prepared.source if prepared.folder is not None else to_bytes(prepared.model)
-    after = output if output is not None else to_bytes(slim)
-    results = finish(run_both(before, after, few, providers=recipe.providers, progress=progress))
-    return Verification(checker=_checks(slim, output), ort_load=True, outputs=tuple(entries(results))), results
+    sums = run_both(before, to_bytes(slim), few, providers=recipe.providers, folder=prepared.folder, progress=progress)
+    results = finish(sums)
+    return Verification(checker=_checks(slim), ort_load=True, outputs=tuple(entries(results))), results
 
 
-def _checks(slim: ir.Model, output: Path | None) -> bool:
-    """Whether the ONNX checker accepts the result (files with ops outside the standard fail it before and after)."""
+def _checks(slim: ir.Model) -> bool | None:
+    """Whether the ONNX checker accepts the result; None where it is too large to be handed over in memory.
+
+    Files with ops outside the standard fail it before and after.
+    """
+    if weight_bytes(slim) > LIMIT:
+        return None
+    inline(slim)
     try:
-        onnx.checker.check_model(str(output) if output is not None else ir.to_proto(slim))
+        onnx.checker.check_model(ir.to_proto(slim))
     except (onnx.checker.ValidationError, ValueError):
         return False
     return True

@@ -44,7 +44,8 @@ def inspect(model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = 
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
     predicted = []
     for ratio in RATIOS:
-        kept = plan.widths(survey.blocks, dataclasses.replace(recipe, ratio=ratio))
+        usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
+        kept = plan.widths(usual, dataclasses.replace(recipe, ratio=ratio))
         gone, saved = _gone(prepared, _dead(prepared, kept), macs)
         predicted.append(
             {

@@ -73,15 +73,16 @@ def compress(
     decision = decide(prepared, recipe, clock, progress)
     if not decision.changes and recipe.ratio > 0:
         raise _nothing(prepared, recipe, decision, clock)
-    with clock.stage("write"):
+    with clock.stage("narrow"):
         slim = narrowed(prepared, decision.ledger)
-        if target is not None:
-            save(slim, target, external=save_as_external_data)
     verification: Verification | None = None
     results: tuple[Fidelity, ...] = ()
     if recipe.check:
         with clock.stage("verify"):
-            verification, results = verify(prepared, slim, target, recipe, progress)
+            verification, results = verify(prepared, slim, recipe, progress)
+    with clock.stage("write"):
+        if target is not None:
+            save(slim, target, external=save_as_external_data)
     report = report_of(
         prepared, recipe, decision, slim=slim, output=target, verification=verification, timing=clock.seconds
     )

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.graph.serial import INFORMED, to_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
@@ -30,7 +31,7 @@ def load(source: Source) -> ir.Model:
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the given model", None)
     raise ModelError(
-        f"cannot read a model from {type(source).__name__}", hint="give a path, bytes, a ModelProto or a graph"
+        f"cannot read a model from {type(source).__name__}", hint="Give a path, bytes, a ModelProto or a graph"
     )
 
 
@@ -45,7 +46,7 @@ def _from_path(path: Path) -> ir.Model:
 
 
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
-    hint = "check that the file is complete and was exported as ONNX"
+    hint = "Check that the file is complete and was exported as ONNX"
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except Exception as error:  # the protobuf backends raise different types
@@ -57,7 +58,7 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
 
 def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.Model:
     if proto.graph.sparse_initializer:
-        raise ModelError(f"{label} has sparse weights, which are not supported", hint="store them dense first")
+        raise ModelError(f"{label} has sparse weights, which are not supported", hint="Store them dense first")
     if not proto.graph.node:
         raise ModelError(f"{label} has a graph without nodes")
     for tensor in proto.graph.initializer:
@@ -67,6 +68,7 @@ def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.M
         model = ir.from_proto(proto)
     except Exception as error:
         raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
+    model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, folder)
     if not _sorted(model.graph):
@@ -79,7 +81,7 @@ def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -
     location = entries.get("location", "")
     if folder is None:
         raise ModelError(
-            f"{label} keeps {tensor.name} in external data {location}", hint="give the path of the model file"
+            f"{label} keeps {tensor.name} in external data {location}", hint="Give the path of the model file"
         )
     if not location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise ModelError(f"{label}: {tensor.name} points outside the model's folder ({location!r})")
@@ -87,7 +89,7 @@ def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -
     if not path.is_file():
         raise ModelError(
             f"{label}: external data file {location} is missing from {folder}",
-            hint="copy it beside the model; exporters write the weights there",
+            hint="Copy it beside the model; exporters write the weights there",
         )
     need = int(entries.get("offset", 0)) + int(entries.get("length", 0))
     if path.stat().st_size < need:
@@ -111,6 +113,22 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
+def inline(model: ir.Model) -> None:
+    """Take weights from files into memory, as copies: the mapped originals may be in use elsewhere."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = ir.Tensor(
+                    tensor.numpy().copy(),
+                    dtype=tensor.dtype,
+                    shape=tensor.shape,
+                    name=tensor.name,
+                    doc_string=tensor.doc_string,
+                    metadata_props=tensor.metadata_props,
+                )
+
+
 def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
     """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
 
@@ -127,14 +145,14 @@ def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
             if external:
                 ir.save(model, draft, external_data=data)
             else:
-                ir.external_data.load_to_model(model)
-                draft.write_bytes(ir.to_proto(model).SerializeToString())
+                inline(model)
+                draft.write_bytes(to_file(model).SerializeToString())
             for name in [data, path.name]:
                 if (Path(scratch) / name).exists():
                     (Path(scratch) / name).replace(path.parent / name)
     except OSError as error:
         raise OutputError(
-            f"cannot write {path}: {error.strerror or error}", hint="choose another output folder"
+            f"cannot write {path}: {error.strerror or error}", hint="Choose another output folder"
         ) from error
 
 

@@ -112,8 +112,12 @@ def _sole(graph: ir.Graph, value: ir.Value, users: list[tuple[ir.Node, int, Oper
 
 
 def _set(value: ir.Value, array: Array) -> None:
-    tensor = ir.tensor(array, name=value.name)
-    value.const_value = tensor
+    """New numbers for an initializer, which keeps its name, notes and metadata."""
+    old = value.const_value
+    assert old is not None
+    value.const_value = ir.Tensor(
+        array, old.dtype, name=value.name, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
+    )
     value.shape = ir.Shape(array.shape)
 
 

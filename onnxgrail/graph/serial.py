@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -18,3 +18,17 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
     data: bytes = proto.SerializeToString()
     return data
+
+
+INFORMED = "onnxgrail.value_info"  # key of a model's transient `meta`: names that came with a value_info
+
+
+def to_file(model: ir.Model) -> onnx.ModelProto:
+    """The model as it is written: onnx-ir describes every initializer, which only some source files did."""
+    proto: onnx.ModelProto = ir.to_proto(model)
+    informed: Collection[str] = model.meta.get(INFORMED, ())
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    infos = [info for info in proto.graph.value_info if info.name not in weights or info.name in informed]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(infos)
+    return proto

@@ -31,7 +31,7 @@ def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple
         if not np.isfinite(array).all():
             raise ModelError(
                 f"the weight {slot.initializer} of block {block.name} holds NaN or infinity",
-                hint=f"leave it out with --exclude '{block.name}' or repair the model",
+                hint=f"Leave it out with --exclude '{block.name}' or repair the model",
             )
         found.append(slots.read(array, slot))
     return tuple(found)
