@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxgrail import plan
 from onnxgrail.algebra.compensate import COMPENSATORS, Compensator
+from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.calibration.proof import prove
@@ -68,7 +69,7 @@ def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress)
             clock.seconds["forward"] = _measured(run, blocks, progress)
         else:
             for block in blocks:
-                run.settle(View(block=block, weights=run.weights(block), stats=()))
+                run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
     return Decision(chosen=chosen, changes=tuple(run.changes), refusals=refusals, ledger=run.ledger)
 
 
@@ -84,9 +85,9 @@ class _Run:
         """A block's weights as they are now."""
         return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
 
-    def settle(self, view: View) -> None:
-        """Decide one block and write it into the ledger."""
-        change = reduce_and_compensate(
+    def choose(self, view: View) -> Change:
+        """Decide one block."""
+        return reduce_and_compensate(
             view,
             self.kept[view.block.name],
             selector=SELECTORS[self.recipe.selector],
@@ -94,8 +95,15 @@ class _Run:
             compensator=_compensator(self.recipe),
             rng=np.random.default_rng((self.recipe.seed, int(view.block.ids[0]))),
         )
+
+    def settle(self, change: Change) -> None:
+        """Write a decision into the ledger."""
         self.changes.append(change)
-        self.ledger = weights.record(change, self.prepared.model, self.prepared.survey, self.ledger)
+        self.ledger = self.after(change, self.ledger)
+
+    def after(self, change: Change, ledger: Ledger) -> Ledger:
+        """A ledger with one more decision."""
+        return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
 
 
 def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
@@ -117,11 +125,17 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, folder=prepared.folder
     ) as stream:
         for step in todo:
-            stream.advance(run.ledger, step.limit)
-            found = iter(stream.measure([p for b in step.blocks for p in b.probes], run.ledger, tick))
+            before = run.ledger
+            stream.advance(before, step.limit)
+            found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
             measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
             for block, stats in zip(step.blocks, measured, strict=True):
-                run.settle(View(block=block, weights=run.weights(block), stats=stats))
+                view = View(block=block, weights=run.weights(block), stats=stats)
+                change = run.choose(view)
+                if change.reducer.cluster is not None:  # averaged statistics promise too much
+                    joint = stream.measure_fold(block.probes, change.reducer.kept, before, run.after(change, before))
+                    change = judge(view, change, joint)
+                run.settle(change)
         return stream.forward
 
 

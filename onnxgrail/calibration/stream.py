@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from onnxgrail.algebra.gram import gram_of, zero_stats
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
-from onnxgrail.core import Array, Bools, Feed, Probe, Stats
+from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
@@ -80,10 +81,35 @@ class Stream:
             found = {n: cache[n] for n in here} | (self._run(session, cache) if session else {})
             for number, probe in enumerate(probes):
                 for name in (probe.value, *probe.also):
-                    rows = _rows(found[name], probe, mask)
-                    sums[number] = sums[number].merge(gram_of(found[name], probe, rows))
+                    x, placed = found[name], self._placed(probe, name, ledger)
+                    sums[number] = sums[number].merge(gram_of(x, placed, _rows(x, probe, mask)))
             tick()
         return tuple(sums)
+
+    def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
+        """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
+        names = sorted({n for p in probes for n in (p.value, *p.also)})
+        pairs = [_paired(p, kept) for p in probes]
+        sums = [zero_stats(pair) for pair in pairs]
+        with self._open(names, before) as wide, self._open(names, after) as narrow:
+            for cache, mask in zip(self._cache, self._masks, strict=True):
+                old, new = self._run(wide, cache), self._run(narrow, cache)
+                for number, (probe, pair) in enumerate(zip(probes, pairs, strict=True)):
+                    for name in (probe.value, *probe.also):
+                        index = self._placed(probe, name, before).index
+                        folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
+                        both = np.concatenate([old[name], new[name]], axis=probe.axis)
+                        placed = replace(pair, index=np.concatenate([index, folded]))
+                        sums[number] = sums[number].merge(gram_of(both, placed, _rows(both, probe, mask)))
+        return tuple(sums)
+
+    def _placed(self, probe: Probe, name: str, ledger: Ledger) -> Probe:
+        """The probe with positions counted in the tensor as it is now: other blocks may have left its axis already."""
+        for mark in self._survey.marks.get(name, ()):
+            if mark.axes == (probe.axis,) and ledger.dead[mark.labels].any():
+                place = np.cumsum(~ledger.dead[mark.labels]) - 1
+                return replace(probe, index=place[probe.index])
+        return probe
 
     def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
         started = time.perf_counter()
@@ -99,6 +125,11 @@ class Stream:
         return open_session(
             to_bytes(piece), providers=self._providers, outputs=outputs, folder=self._folder, extended=not spatial
         )
+
+
+def _paired(probe: Probe, kept: Ints) -> Probe:
+    """A probe of u + k units."""
+    return replace(probe, index=np.concatenate([probe.index, probe.index[kept]]))
 
 
 def _rows(x: Array, probe: Probe, mask: Bools | None) -> Bools | None:
