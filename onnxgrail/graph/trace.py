@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Refusal
@@ -120,5 +121,8 @@ def _flatten(flow: Flow, mark: Mark, why: Refusal) -> bool:
     if len(mark.axes) < 2:
         return False
     keep = max(mark.axes, key=lambda a: mark.labels.shape[mark.along(a)])
-    flow.labels.tie(mark, [a for a in mark.axes if a != keep], why)
-    return True
+    before = flow.labels.find(mark.labels)
+    tied = flow.labels.tie(mark, [a for a in mark.axes if a != keep], why)
+    if tied is not None and len(tied.axes) > 1:  # permanent positions are in the way, and they merge with nothing
+        flow.labels.freeze(mark.labels, why)
+    return not np.array_equal(before, flow.labels.find(mark.labels))
