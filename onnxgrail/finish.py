@@ -17,7 +17,7 @@ from onnxgrail.core import Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
-from onnxgrail.graph.model_io import LIMIT, inline, weight_bytes
+from onnxgrail.graph.model_io import LIMIT, copy, inline, weight_bytes
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
@@ -38,8 +38,7 @@ CHECKED_FEEDS = 4
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     """A copy of the model with all decisions written in."""
-    slim = prepared.model.clone()
-    slim.meta.update(prepared.model.meta)
+    slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
     return slim
 

@@ -13,6 +13,7 @@ from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.graph.serial import INFORMED, to_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
+SMALL = 256  # bytes up to which a weight stays in the model file beside external data
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
 
 
@@ -23,7 +24,7 @@ def load(source: Source) -> ir.Model:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
     if isinstance(source, ir.Model):
-        return source.clone()
+        return copy(source)
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, bytes):
@@ -113,12 +114,22 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
-def inline(model: ir.Model) -> None:
-    """Take weights from files into memory, as copies: the mapped originals may be in use elsewhere."""
+def copy(model: ir.Model) -> ir.Model:
+    """A model that can be changed; weights are shared until they are replaced."""
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    return clone
+
+
+def inline(model: ir.Model, below: int | None = None) -> None:
+    """Take weights from files into memory (only those of at most `below` bytes, if given).
+
+    They are copied: the mapped originals may be in use elsewhere.
+    """
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
+            if isinstance(tensor, ir.ExternalTensor) and (below is None or tensor.nbytes <= below):
                 value.const_value = ir.Tensor(
                     tensor.numpy().copy(),
                     dtype=tensor.dtype,
@@ -142,11 +153,11 @@ def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=path.parent) as scratch:
             draft = Path(scratch) / path.name
+            whole = copy(model)
+            inline(whole, below=SMALL if external else None)
             if external:
-                ir.save(model, draft, external_data=data)
-            else:
-                inline(model)
-                draft.write_bytes(to_file(model).SerializeToString())
+                ir.external_data.unload_from_model(whole, scratch, data, size_threshold_bytes=SMALL)
+            draft.write_bytes(to_file(whole).SerializeToString())
             for name in [data, path.name]:
                 if (Path(scratch) / name).exists():
                     (Path(scratch) / name).replace(path.parent / name)

@@ -28,6 +28,12 @@ def to_file(model: ir.Model) -> onnx.ModelProto:
     proto: onnx.ModelProto = ir.to_proto(model)
     informed: Collection[str] = model.meta.get(INFORMED, ())
     weights = {tensor.name for tensor in proto.graph.initializer}
+    for tensor in proto.graph.initializer:
+        once = {entry.key: entry.value for entry in tensor.metadata_props}
+        if len(once) < len(tensor.metadata_props):  # onnx-ir writes those of an initializer twice
+            del tensor.metadata_props[:]
+            for name, value in once.items():
+                tensor.metadata_props.add(key=name, value=value)
     infos = [info for info in proto.graph.value_info if info.name not in weights or info.name in informed]
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)

@@ -144,6 +144,25 @@ def test_channel_shuffle_keeps_inner_branches() -> None:
     assert any(r.op == "output" for r in survey.refusals)
 
 
+def test_shuffle_of_a_half_that_must_stay_stops() -> None:
+    """Half of every interleaved pair is permanent: the other half cannot go without breaking the box."""
+    model = tiny(
+        "float[N,3,4,4] x => float[] y",
+        """a = Conv(x, w0)
+        c = Concat<axis=1>(a, x)
+        d = Reshape(c, split)
+        e = Transpose<perm=[0,2,1,3,4]>(d)
+        f = Reshape(e, merged)
+        g = GlobalAveragePool(f)
+        h = Flatten(g)
+        y = MatMul(h, w1)""",
+        {"w0": (3, 3, 1, 1), "w1": (6, 4), "split": ints(-1, 2, 3, 4, 4), "merged": ints(-1, 6, 4, 4)},
+    )
+    survey = narrowed_equals_masked(model, feed(model))
+    assert not survey.blocks
+    assert any(r.value == "w0" and "box" in r.reason for r in survey.refusals)
+
+
 def test_unet_with_skip_and_computed_sizes() -> None:
     model = tiny(
         "float[N,3,H,W] x => float[] y",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxgrail.graph.ops import rule
+from tests.contract.cases_fused import CASES as FUSED
 from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
 from tests.contract.cases_linear import CASES as LINEAR
@@ -14,7 +15,7 @@ from tests.contract.rule_case import SIDE, Case, build
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
-CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *JOIN]
+CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *FUSED, *JOIN]
 
 
 def covered(case: Case) -> tuple[str, str, int]:

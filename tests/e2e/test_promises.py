@@ -164,7 +164,6 @@ def test_ratio_zero_keeps_everything(tmp_path: Path) -> None:
     assert not {p for p in found if not (WEIGHT_INFO.search(p) or WEIGHT_NOTES.search(p))}
 
 
-@pytest.mark.xfail(reason="onnx-ir writes the metadata of every initializer twice; `save` has to remove the copy")
 @pytest.mark.parametrize("ratio", [0, 0.5])
 def test_weights_keep_their_notes(ratio: float, tmp_path: Path) -> None:
     assert not {p for p in changes(tmp_path, ratio=ratio) if WEIGHT_NOTES.search(p)}

@@ -69,9 +69,6 @@ def test_weights_in_a_second_file_make_no_difference(external: bool, inline: Pat
     np.testing.assert_allclose(run(made), run(expected), atol=1e-6)
 
 
-STILL_MAPPED = pytest.mark.xfail(reason="`save` lets onnx-ir close the mapped file of small weights that are in use")
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -80,7 +77,7 @@ STILL_MAPPED = pytest.mark.xfail(reason="`save` lets onnx-ir close the mapped fi
         ("--save-as-external-data",),
         ("--no-check",),
         ("--no-check", "--dry-run"),
-        pytest.param(("--no-check", "--save-as-external-data"), marks=STILL_MAPPED),
+        ("--no-check", "--save-as-external-data"),
     ],
 )
 def test_even_small_weights_may_lie_in_a_second_file(words: tuple[str, ...], tmp_path: Path) -> None:

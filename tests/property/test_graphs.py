@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -39,88 +40,124 @@ class Sketch:
         return name
 
 
-def maps_step(draw: st.DrawFn, g: Sketch, x: str) -> str:
-    """One more node on a feature map."""
-    channels = g.shapes[x][0]
-    kind = draw(
-        st.sampled_from(["conv", "conv", "unary", "bn", "depthwise", "grouped", "join", "pool", "gate", "shuffle"])
-    )
-    same = [n for n, s in g.shapes.items() if s == g.shapes[x]]
-    if kind == "unary":
-        return g.add(f"{draw(st.sampled_from(UNARY))}({x})", g.shapes[x])
-    if kind == "bn":
-        names = f"bnmv{len(g.lines)}"
-        g.weights |= batch_norm(names, channels)
-        return g.add(f"BatchNormalization({x}, {', '.join(c + names[4:] for c in names[:4])})", g.shapes[x])
-    if kind == "depthwise":
-        w, b = g.weight(channels, 1, 3, 3), g.weight(channels)
-        return g.add(f"Conv<group={channels}, pads=[1,1,1,1]>({x}, {w}, {b})", g.shapes[x])
-    if kind == "grouped" and channels % 2 == 0:
-        out = 2 * draw(st.integers(1, 3))
-        return g.add(f"Conv<group=2>({x}, {g.weight(out, channels // 2, 1, 1)})", (out, SIDE, SIDE))
-    if kind == "join":
-        other = draw(st.sampled_from(same))
-        op = draw(st.sampled_from(["Add", "Mul", "Max", "Concat<axis=1>"]))
-        size = 2 * channels if op.startswith("Concat") else channels
-        return g.add(f"{op}({x}, {other})", (size, SIDE, SIDE))
-    if kind == "pool":
-        return g.add(f"MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>({x})", g.shapes[x])
-    if kind == "gate":
-        pooled = g.add(f"GlobalAveragePool({x})", (channels, 1, 1))
-        squeezed = g.add(f"Conv({pooled}, {g.weight(3, channels, 1, 1)})", (3, 1, 1))
-        grown = g.add(f"Conv({squeezed}, {g.weight(channels, 3, 1, 1)})", (channels, 1, 1))
-        return g.add(f"Mul({x}, {grown})", g.shapes[x])
-    if kind == "shuffle" and channels % 2 == 0:
-        split = g.add(f"Reshape({x}, {g.constant(ints(-1, 2, channels // 2, SIDE, SIDE))})", ())
-        turned = g.add(f"Transpose<perm=[0,2,1,3,4]>({split})", ())
-        return g.add(f"Reshape({turned}, {g.constant(ints(-1, channels, SIDE, SIDE))})", g.shapes[x])
+Step = Callable[[st.DrawFn, Sketch, str], str]
+
+
+def unary(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    return g.add(f"{draw(st.sampled_from(UNARY))}({x})", g.shapes[x])
+
+
+def join(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    """With anything of the same shape, on any axis that channels lie on."""
+    other = draw(st.sampled_from([n for n, s in g.shapes.items() if s == g.shapes[x]]))
+    axis = 0 if len(g.shapes[x]) == 3 else 1
+    op = draw(st.sampled_from(["Add", "Mul", "Max", f"Concat<axis={axis + 1}>"]))
+    shape = list(g.shapes[x])
+    shape[axis] *= 2 if "Concat" in op else 1
+    return g.add(f"{op}({x}, {other})", tuple(shape))
+
+
+def conv(draw: st.DrawFn, g: Sketch, x: str) -> str:
     out = draw(st.integers(2, 8))
-    return g.add(f"Conv({x}, {g.weight(out, channels, 1, 1)}, {g.weight(out)})", (out, SIDE, SIDE))
+    return g.add(f"Conv({x}, {g.weight(out, g.shapes[x][0], 1, 1)}, {g.weight(out)})", (out, SIDE, SIDE))
 
 
-def rows_step(draw: st.DrawFn, g: Sketch, x: str) -> str:
-    """One more node on (tokens, features)."""
+def depthwise(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    channels = g.shapes[x][0]
+    w, b = g.weight(channels, 1, 3, 3), g.weight(channels)
+    return g.add(f"Conv<group={channels}, pads=[1,1,1,1]>({x}, {w}, {b})", g.shapes[x])
+
+
+def grouped(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    channels = g.shapes[x][0]
+    if channels % 2:
+        return conv(draw, g, x)
+    out = 2 * draw(st.integers(1, 3))
+    return g.add(f"Conv<group=2>({x}, {g.weight(out, channels // 2, 1, 1)})", (out, SIDE, SIDE))
+
+
+def norm_by_batch(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    names = f"bnmv{len(g.lines)}"
+    g.weights |= batch_norm(names, g.shapes[x][0])
+    return g.add(f"BatchNormalization({x}, {', '.join(c + names[4:] for c in names[:4])})", g.shapes[x])
+
+
+def pool(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    return g.add(f"MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>({x})", g.shapes[x])
+
+
+def gate(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    channels = g.shapes[x][0]
+    pooled = g.add(f"GlobalAveragePool({x})", (channels, 1, 1))
+    squeezed = g.add(f"Conv({pooled}, {g.weight(3, channels, 1, 1)})", (3, 1, 1))
+    grown = g.add(f"Conv({squeezed}, {g.weight(channels, 3, 1, 1)})", (channels, 1, 1))
+    return g.add(f"Mul({x}, {grown})", g.shapes[x])
+
+
+def shuffle(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    channels = g.shapes[x][0]
+    if channels % 2:
+        return conv(draw, g, x)
+    split = g.add(f"Reshape({x}, {g.constant(ints(-1, 2, channels // 2, SIDE, SIDE))})", ())
+    turned = g.add(f"Transpose<perm=[0,2,1,3,4]>({split})", ())
+    return g.add(f"Reshape({turned}, {g.constant(ints(-1, channels, SIDE, SIDE))})", g.shapes[x])
+
+
+def linear(draw: st.DrawFn, g: Sketch, x: str) -> str:
     tokens, width = g.shapes[x]
-    kind = draw(
-        st.sampled_from(["linear", "linear", "unary", "bias", "join", "split", "slice", "norm", "heads", "turn"])
-    )
-    same = [n for n, s in g.shapes.items() if s == g.shapes[x]]
-    if kind == "unary":
-        return g.add(f"{draw(st.sampled_from(UNARY))}({x})", g.shapes[x])
-    if kind == "bias":
-        return g.add(f"Add({g.weight(*draw(st.sampled_from([(width,), (1, width), (tokens, 1)])))}, {x})", g.shapes[x])
-    if kind == "join":
-        op = draw(st.sampled_from(["Add", "Mul", "Concat<axis=-1>"]))
-        return g.add(f"{op}({x}, {draw(st.sampled_from(same))})", (tokens, 2 * width if "Concat" in op else width))
-    if kind == "split" and width % 2 == 0:
-        a, b = f"a{len(g.lines)}", f"b{len(g.lines)}"
-        g.lines.append(f"{a}, {b} = Split<axis=-1, num_outputs=2>({x})")
-        return g.add(f"Mul({a}, {b})", (tokens, width // 2))
-    if kind == "slice" and width > 2:
-        start = draw(st.integers(0, width - 2))
-        bounds = ", ".join(g.constant(ints(v)) for v in (start, width, 2))
-        return g.add(f"Slice({x}, {bounds})", (tokens, width - start))
-    if kind == "norm":
-        return g.add(f"LayerNormalization({x}, {g.weight(width)})", g.shapes[x])
-    if kind == "turn":
-        turned = g.add(f"Transpose<perm=[0,2,1]>({x})", ())
-        mixed = g.add(f"MatMul({turned}, {g.weight(tokens, tokens)})", ())
-        return g.add(f"Transpose<perm=[0,2,1]>({mixed})", g.shapes[x])
-    if kind == "heads":
-        heads, size = draw(st.sampled_from([(2, 2), (3, 2), (4, 1)]))
-        parts = []
-        for _ in range(3):
-            made = g.add(f"MatMul({x}, {g.weight(width, heads * size)})", ())
-            cut = g.add(f"Reshape({made}, {g.constant(ints(0, 0, heads, size))})", ())
-            parts.append(g.add(f"Transpose<perm=[0,2,1,3]>({cut})", ()))
-        turned = g.add(f"Transpose<perm=[0,1,3,2]>({parts[1]})", ())
-        scores = g.add(f"Softmax(s{len(g.lines)})", ())
-        g.lines.insert(-1, f"s{len(g.lines) - 1} = MatMul({parts[0]}, {turned})")
-        mixed = g.add(f"MatMul({scores}, {parts[2]})", ())
-        back = g.add(f"Transpose<perm=[0,2,1,3]>({mixed})", ())
-        return g.add(f"Reshape({back}, {g.constant(ints(0, 0, -1))})", (tokens, heads * size))
     out = draw(st.integers(2, 8))
     return g.add(f"MatMul({x}, {g.weight(width, out)})", (tokens, out))
+
+
+def bias(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    tokens, width = g.shapes[x]
+    return g.add(f"Add({g.weight(*draw(st.sampled_from([(width,), (1, width), (tokens, 1)])))}, {x})", g.shapes[x])
+
+
+def split(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    tokens, width = g.shapes[x]
+    if width % 2:
+        return linear(draw, g, x)
+    a, b = f"a{len(g.lines)}", f"b{len(g.lines)}"
+    g.lines.append(f"{a}, {b} = Split<axis=-1, num_outputs=2>({x})")
+    return g.add(f"Mul({a}, {b})", (tokens, width // 2))
+
+
+def tail(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    tokens, width = g.shapes[x]
+    start = draw(st.integers(0, width - 2))
+    bounds = ", ".join(g.constant(ints(v)) for v in (start, width, 2))
+    return g.add(f"Slice({x}, {bounds})", (tokens, width - start))
+
+
+def norm(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    return g.add(f"LayerNormalization({x}, {g.weight(g.shapes[x][1])})", g.shapes[x])
+
+
+def over_tokens(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    tokens = g.shapes[x][0]
+    turned = g.add(f"Transpose<perm=[0,2,1]>({x})", ())
+    mixed = g.add(f"MatMul({turned}, {g.weight(tokens, tokens)})", ())
+    return g.add(f"Transpose<perm=[0,2,1]>({mixed})", g.shapes[x])
+
+
+def heads(draw: st.DrawFn, g: Sketch, x: str) -> str:
+    tokens, width = g.shapes[x]
+    count, size = draw(st.sampled_from([(2, 2), (3, 2), (4, 1)]))
+    parts = []
+    for _ in range(3):
+        made = g.add(f"MatMul({x}, {g.weight(width, count * size)})", ())
+        cut = g.add(f"Reshape({made}, {g.constant(ints(0, 0, count, size))})", ())
+        parts.append(g.add(f"Transpose<perm=[0,2,1,3]>({cut})", ()))
+    turned = g.add(f"Transpose<perm=[0,1,3,2]>({parts[1]})", ())
+    scores = g.add(f"MatMul({parts[0]}, {turned})", ())
+    mixed = g.add(f"MatMul({g.add(f'Softmax({scores})', ())}, {parts[2]})", ())
+    back = g.add(f"Transpose<perm=[0,2,1,3]>({mixed})", ())
+    return g.add(f"Reshape({back}, {g.constant(ints(0, 0, -1))})", (tokens, count * size))
+
+
+ON_MAPS: list[Step] = [conv, conv, unary, norm_by_batch, depthwise, grouped, join, pool, gate, shuffle]
+ON_ROWS: list[Step] = [linear, linear, unary, bias, join, split, tail, norm, heads, over_tokens]
 
 
 @st.composite
@@ -128,11 +165,11 @@ def graphs(draw: st.DrawFn) -> ir.Model:
     """Five to ten nodes behind one another, each free to read something earlier again; a head that reads the last."""
     g = Sketch()
     images = draw(st.booleans())
-    step, start = (maps_step, (3, SIDE, SIDE)) if images else (rows_step, (5, 6))
+    steps, start = (ON_MAPS, (3, SIDE, SIDE)) if images else (ON_ROWS, (5, 6))
     g.shapes["x"] = start
     last = "x"
     for _ in range(draw(st.integers(4, 9))):
-        last = step(draw, g, last)
+        last = draw(st.sampled_from(steps))(draw, g, last)
     if images:
         channels = g.shapes[last][0]
         if draw(st.booleans()):

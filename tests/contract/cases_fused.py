@@ -1,0 +1,210 @@
+"""Cases of the rules in `ops/attention.py` and `ops/fused.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from tests.contract.rule_case import Case
+from tests.tiny import ints
+
+MIXED = "mixes the whole channel axis"
+CACHE = "key-value cache"
+PARTIAL = "do not all carry heads"
+FORM = "this form of FusedMatMul"
+
+Microsoft = partial(Case, domain="com.microsoft", frame="tokens")
+Standard = partial(Case, opset=23, frame="tokens")
+
+THIRD = "v = MatMul(x, wv)\n"  # h and g are the query and the key
+APART = "".join(f"{n}r = Reshape({n}, apart)\n{n}h = Transpose<perm=[0,2,1,3]>({n}r)\n" for n in "hgv")
+TOGETHER = "t = Transpose<perm=[0,2,1,3]>(o)\nz = Reshape(t, joined)"
+SHAPES = {"apart": ints(0, 0, 4, 2), "joined": ints(0, 0, 8)}
+ANGLES = {t: np.random.default_rng(3).normal(size=(7, 1)).astype(np.float32) for t in ("cos", "sin")}
+SHARED = "k = MatMul(x, wk)\nv = MatMul(x, wv)\n"  # two key-value heads
+
+ATTENTION = [
+    Standard(
+        op="Attention",
+        body=f"{THIRD}z = Attention<q_num_heads=4, kv_num_heads=4>(h, g, v)",
+        weights={"wv": (6, 8)},
+        units=(4,),
+    ),
+    Standard(
+        op="Attention",
+        body=f"{SHARED}z = Attention<q_num_heads=4, kv_num_heads=2>(h, k, v)",
+        weights={"wk": (6, 4), "wv": (6, 4)},
+        units=(2,),
+        note="shared-heads",
+    ),
+    Standard(
+        op="Attention",
+        body=f"{THIRD}{APART}o = Attention<scale=0.3>(hh, gh, vh, bias)\n{TOGETHER}",
+        weights={"wv": (6, 8), "bias": (1, 4, 5, 5), **SHAPES},
+        units=(4,),
+        note="4-d-biased",
+    ),
+    Standard(
+        op="Attention",
+        body=f"{THIRD}{APART}o = Attention(hh, gh, vh, mask)\n{TOGETHER}",
+        weights={"wv": (6, 8), **SHAPES},
+        inputs="bool[N,1,5,5] mask",
+        units=(4,),
+        note="4-d-masked",
+    ),
+    Standard(
+        op="Attention",
+        body=f"{THIRD}{APART}o, pk, pv = Attention(hh, gh, vh, , past_k, past_v)\n{TOGETHER}",
+        weights={"wv": (6, 8), **SHAPES},
+        inputs="float[N,4,3,2] past_k, float[N,4,3,2] past_v",
+        units=(),
+        refused=CACHE,
+        note="cached",
+    ),
+    Standard(
+        op="Attention",
+        body="z = Attention<q_num_heads=4, kv_num_heads=4>(h, m, m)",
+        inputs="float[N,5,8] m",
+        units=(),
+        refused=PARTIAL,
+        note="memory-from-input",
+    ),
+    Standard(
+        op="RotaryEmbedding",
+        body="z = RotaryEmbedding<num_heads=4>(h, cos, sin, ids)",
+        weights=ANGLES,
+        inputs="int64[N,5] ids",
+        units=(4,),
+    ),
+    Standard(
+        op="RotaryEmbedding",
+        body="hr = Reshape(h, apart)\nhh = Transpose<perm=[0,2,1,3]>(hr)\no = RotaryEmbedding(hh, cos, sin, ids)\n"
+        + TOGETHER,
+        weights={**ANGLES, **SHAPES},
+        inputs="int64[N,5] ids",
+        units=(4,),
+        note="4-d",
+    ),
+    Microsoft(
+        op="RotaryEmbedding",
+        body="z = com.microsoft.RotaryEmbedding<num_heads=4>(h, ids, cos, sin)",
+        weights=ANGLES,
+        inputs="int64[N,5] ids",
+        units=(4,),
+    ),
+    Microsoft(
+        op="MultiHeadAttention",
+        body=f"{THIRD}z = com.microsoft.MultiHeadAttention<num_heads=4>(h, g, v, b)",
+        weights={"wv": (6, 8), "b": (24,)},
+        units=(4,),
+    ),
+    Microsoft(
+        op="MultiHeadAttention",
+        body=f"{THIRD}z = com.microsoft.MultiHeadAttention<num_heads=4>(h, g, v, , , bias)",
+        weights={"wv": (6, 8), "bias": (1, 4, 5, 5)},
+        units=(4,),
+        note="biased-scores",
+    ),
+    Microsoft(
+        op="Attention",
+        body="z = com.microsoft.Attention<num_heads=4>(h, w, b)",
+        weights={"w": (8, 24), "b": (24,)},
+        units=(4, 8),
+    ),
+    Microsoft(
+        op="Attention",
+        body="z = com.microsoft.Attention<num_heads=2, qkv_hidden_sizes=[4,4,8]>(h, w, b)",
+        weights={"w": (8, 16), "b": (16,)},
+        units=(2, 8),
+        note="sizes",
+    ),
+    Microsoft(
+        op="GroupQueryAttention",
+        body="v = MatMul(x, wv)\nq = Concat<axis=-1>(h, h)\nk = Concat<axis=-1>(g, g)\nw = Concat<axis=-1>(v, v)\n"
+        "z, pk, pv = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=2>(q, k, w, , , lengths, total)",
+        weights={"wv": (6, 8), "lengths": np.full(3, 4, np.int32), "total": np.array(5, np.int32)},
+        width=16,
+        units=(),
+        refused=CACHE,
+    ),
+]
+
+FUSED = [
+    Microsoft(op="Gelu", body="z = com.microsoft.Gelu(h)"),
+    Microsoft(op="BiasGelu", body="z = com.microsoft.BiasGelu(h, c)", weights={"c": (8,)}),
+    Microsoft(op="FastGelu", body="z = com.microsoft.FastGelu(h, c)", weights={"c": (8,)}),
+    Microsoft(op="FastGelu", body="z = com.microsoft.FastGelu(h)", note="no-bias"),
+    Microsoft(
+        op="FusedConv",
+        body='z = com.microsoft.FusedConv<activation="Relu">(h, v, b)',
+        weights={"v": (6, 8, 1, 1), "b": (6,)},
+        frame="maps",
+        width=6,
+        units=(6, 8),
+    ),
+    Microsoft(
+        op="FusedConv",
+        body='z = com.microsoft.FusedConv<activation="Relu", group=8, pads=[1,1,1,1]>(h, v, b)',
+        weights={"v": (8, 1, 3, 3), "b": (8,)},
+        frame="maps",
+        note="depthwise",
+    ),
+    Microsoft(
+        op="FusedConv",
+        body='s = Conv(x, also)\nz = com.microsoft.FusedConv<activation="Relu">(h, v, b, s)',
+        weights={"v": (6, 8, 1, 1), "b": (6,), "also": (6, 3, 1, 1)},
+        frame="maps",
+        width=6,
+        units=(6, 8),
+        note="summed",
+    ),
+    Microsoft(
+        op="FusedGemm",
+        body='z = com.microsoft.FusedGemm<activation="Relu", transB=1>(h, v, b)',
+        weights={"v": (6, 8), "b": (6,)},
+        frame="rows",
+        width=6,
+        units=(6, 8),
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body="z = com.microsoft.FusedMatMul<transB=1, alpha=0.5>(h, v)",
+        weights={"v": (6, 8)},
+        width=6,
+        units=(6, 8),
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body=f"{THIRD}{APART}a = com.microsoft.FusedMatMul<transB=1, alpha=0.7>(hh, gh)\np = Softmax(a)\n"
+        f"o = MatMul(p, vh)\n{TOGETHER}",
+        weights={"wv": (6, 8), **SHAPES},
+        units=(4,),
+        note="scores",
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body="t = Transpose<perm=[0,2,1]>(h)\nz = com.microsoft.FusedMatMul<transA=1>(t, v)",
+        weights={"v": (8, 6)},
+        width=6,
+        units=(),
+        refused=FORM,
+        note="first-transposed",
+    ),
+    Microsoft(
+        op="SkipLayerNormalization",
+        body="z = com.microsoft.SkipLayerNormalization(h, g, c, d)",
+        weights={"c": (8,), "d": (8,)},
+        units=(),
+        refused=MIXED,
+    ),
+    Microsoft(
+        op="SkipSimplifiedLayerNormalization",
+        body="z = com.microsoft.SkipSimplifiedLayerNormalization(h, g, c)",
+        weights={"c": (8,)},
+        units=(),
+        refused=MIXED,
+    ),
+]
+
+CASES = [*ATTENTION, *FUSED]
