@@ -189,3 +189,13 @@ def test_named_files_exist() -> None:
         missing = [p for p in links if not (document.parent / p).exists()]
         missing += [p for p in paths if not (ROOT / p).exists()]
         assert not missing, f"{document.name}: {missing}"
+
+
+def test_the_page_of_ops_is_that_of_the_rules() -> None:
+    spec = importlib.util.spec_from_file_location("ops_page", ROOT / "docs" / "ops_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "ops.md").read_text(encoding="utf-8") == module.page()
+    assert "`Reshape`" in module.page()

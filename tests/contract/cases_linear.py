@@ -8,6 +8,15 @@ from tests.contract.rule_case import Case
 from tests.tiny import ints
 
 LINEAR = [
+    Case(
+        op="MatMul",
+        body="r = Reshape(h, apart)\np = MatMul(r, v)\nz = Reshape(p, joined)",
+        weights={"apart": ints(0, 5, 4, 2), "v": (2, 3), "joined": ints(0, 5, 12)},
+        frame="tokens",
+        width=12,
+        units=(2, 3),
+        note="each-head",
+    ),
     Case(op="MatMul", body="z = MatMul(h, v)", weights={"v": (8, 6)}, width=6, units=(6, 8)),
     Case(
         op="MatMul", body="z = MatMul(h, v)", weights={"v": (8, 6)}, width=6, units=(6, 8), frame="tokens", note="3-d"

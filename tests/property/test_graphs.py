@@ -125,6 +125,8 @@ def split(draw: st.DrawFn, g: Sketch, x: str) -> str:
 
 def tail(draw: st.DrawFn, g: Sketch, x: str) -> str:
     tokens, width = g.shapes[x]
+    if width < 3:
+        return linear(draw, g, x)
     start = draw(st.integers(0, width - 2))
     bounds = ", ".join(g.constant(ints(v)) for v in (start, width, 2))
     return g.add(f"Slice({x}, {bounds})", (tokens, width - start))

@@ -8,6 +8,7 @@ Both live in this folder, so adding an op is one place.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.ops.cut import Cut
@@ -60,10 +61,29 @@ def find_narrow(domain: str, op: str) -> Narrow | None:
     return _NARROWS.get(("" if domain in _STANDARD else domain, op))
 
 
-def table() -> list[tuple[str, str, int, bool, str]]:
-    """Every rule as (domain, op, since, whether it is rewritten, how channels pass), sorted."""
+class Row(NamedTuple):
+    """One rule, for the documentation: `passing` is its first line, `rewritten` that of the op's rewrite or ''."""
+
+    domain: str
+    op: str
+    since: int
+    rewritten: str
+    passing: str
+
+    @property
+    def family(self) -> tuple[str, str, int, str]:
+        """Everything but the op: rows that agree in it share a line."""
+        return self.domain, self.passing, self.since, self.rewritten
+
+
+def table() -> list[Row]:
+    """Every rule, sorted by domain, op and opset."""
     return sorted(
-        (domain, op, since, (domain, op) in _NARROWS, (function.__doc__ or "").strip().splitlines()[0])
+        Row(domain, op, since, _first_line(_NARROWS.get((domain, op))), _first_line(function))
         for (domain, op), entries in _RULES.items()
         for since, function in entries
     )
+
+
+def _first_line(function: Callable[..., None] | None) -> str:
+    return ((function.__doc__ or "") if function else "").strip().split("\n", maxsplit=1)[0]
