@@ -15,7 +15,7 @@ from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.facts import captures, key
-from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.survey import Ledger, Operand, Survey
 
@@ -29,8 +29,6 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
     following = frozenset(name for name, sources in survey.facts.sizes.items() if not narrowed.isdisjoint(sources))
     replaced: set[ir.Value] = set()
-    # IR version 3 wants every initializer among the inputs
-    listed = bool(graph.initializers) and all(v.is_graph_input() for v in graph.initializers.values())
     nodes = list(graph)
     for node in nodes:
         touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
@@ -44,8 +42,6 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
         if name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
     _sweep(graph, replaced)
-    if listed:
-        graph.inputs.extend(v for v in graph.initializers.values() if not v.is_graph_input())
 
 
 def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -70,7 +66,11 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
         if _sole(graph, value, users, captured):
             _set(value, array)
             continue
-        fresh = _initializer(graph, array, f"{param}/narrowed")
+        producer = value.producer()
+        if producer is not None and producer.op_type == "ConstantOfShape" and param not in ledger.arrays:
+            fresh = _filled(graph, producer, array.shape, f"{param}/narrowed")
+        else:
+            fresh = constant(graph, array, f"{param}/narrowed")
         for node, position, _ in users:
             old = node.inputs[position]
             assert old is not None
@@ -121,11 +121,13 @@ def _set(value: ir.Value, array: Array) -> None:
     value.shape = ir.Shape(array.shape)
 
 
-def _initializer(graph: ir.Graph, array: Array, name: str) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value
+def _filled(graph: ir.Graph, source: ir.Node, shape: tuple[int, ...], name: str) -> ir.Value:
+    """A narrower copy of a weight that the file holds as one number and a shape."""
+    dims = constant(graph, np.array(shape, dtype=np.int64), f"{name}/shape")
+    node = ir.Node("", "ConstantOfShape", [dims], list(source.attributes.values()), name=name)
+    node.outputs[0].name = name
+    graph.insert_after(source, node)
+    return node.outputs[0]
 
 
 def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
@@ -154,10 +156,8 @@ def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
             continue
         node = value.producer()
         if node is None:
-            if value.name and value.name in graph.initializers:
+            if value.name and value.name in graph.initializers and not value.is_graph_input():
                 del graph.initializers[value.name]
-                if value.is_graph_input():
-                    graph.inputs.remove(value)
             continue
         if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
             continue

@@ -100,20 +100,26 @@ def _box(flow: Flow) -> None:
 
     A kept set of a tensor is a product over its axes, so labels that need two axes to be told apart are tied along one.
     """
-    why = Refusal(value="", node="", op="", reason="channels of one tensor would no longer form a box")
     changed = True
     while changed:
         changed = False
         for name, marks in flow.marks.items():
+            why = _boxed(name)
             normal = [flow.labels.normal(m, why) for m in marks]
             flow.marks[name] = tuple(m for m in normal if m is not None)
             for mark in flow.marks[name]:
                 changed |= _flatten(flow, mark, why)
         for position, use in enumerate(flow.uses):
+            why = _boxed(use.value)
             joint = flow.labels.normal(use.mark, why)
             if joint is not None and len(use.mark.axes) > 1:
                 changed |= _flatten(flow, joint, why)
                 flow.uses[position] = dataclasses.replace(use, mark=joint)
+
+
+def _boxed(name: str) -> Refusal:
+    reason = f"the channels of {name} go only in pieces that would not leave a rectangular tensor"
+    return Refusal(value=name, node=name, op="", reason=reason)
 
 
 def _flatten(flow: Flow, mark: Mark, why: Refusal) -> bool:

@@ -160,7 +160,7 @@ def test_shuffle_of_a_half_that_must_stay_stops() -> None:
     )
     survey = narrowed_equals_masked(model, feed(model))
     assert not survey.blocks
-    assert any(r.value == "w0" and "box" in r.reason for r in survey.refusals)
+    assert any(r.value == "w0" and "rectangular" in r.reason for r in survey.refusals)
 
 
 def test_unet_with_skip_and_computed_sizes() -> None:

@@ -207,9 +207,28 @@ def test_initializers_that_are_inputs() -> None:
     )
     survey = narrowed_equals_masked(model, feed(model))
     slim = ir.to_proto(narrowed(model, survey, killed(survey, 0.5)))
+    assert [v.name for v in slim.graph.input] == [v.name for v in model.graph.inputs]
     declared = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in slim.graph.input}
     assert {t.name: list(t.dims) for t in slim.graph.initializer} == {n: s for n, s in declared.items() if n != "x"}
     assert declared["w"] == [4, 3, 1, 1]
+
+
+@pytest.mark.parametrize("ir_version", [3, 10])
+def test_weights_that_are_one_number_and_a_shape(ir_version: int) -> None:
+    """The onnx package's light models: nothing is written out that the file did not hold."""
+    model = tiny(
+        "float[N,6] x => float[] y",
+        "w = ConstantOfShape<value: tensor = float[1] {0.5}>(ws)\na = MatMul(x, w)\nb = Add(a, c)\nr = Relu(b)\n"
+        "y = MatMul(r, v)",
+        {"ws": ints(6, 8), "c": (8,), "v": (8, 5)},
+        opset=9,
+        ir_version=ir_version,
+    )
+    survey = narrowed_equals_masked(model, feed(model))
+    slim = ir.to_proto(narrowed(model, survey, killed(survey, 0.5)))
+    assert [v.name for v in slim.graph.input] == [v.name for v in model.graph.inputs]
+    assert [n.op_type for n in slim.graph.node if "Constant" in n.op_type][-1] == "ConstantOfShape"
+    assert max(len(t.raw_data) for t in slim.graph.initializer) <= 4 * 8 * 5
 
 
 IF = """

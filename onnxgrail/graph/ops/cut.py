@@ -89,13 +89,22 @@ class Cut:
 
 
 def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
-    """Register a new initializer under a name that is free in the graph."""
+    """A new constant under a name that is free in the graph.
+
+    It becomes an initializer, or a Constant node where every initializer is a model input too (IR version 3), since
+    inputs are the model's interface.
+    """
     free, count = name, 0
     taken = graph.initializers
     while free in taken:
         count += 1
         free = f"{name}_{count}"
     tensor = ir.tensor(np.array(array, order="C"), name=free)
+    if taken and all(v.is_graph_input() for v in taken.values()):
+        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=free)
+        node.outputs[0].name = free
+        graph.insert_before(graph[0], node)
+        return node.outputs[0]
     value = ir.Value(name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value

@@ -82,7 +82,15 @@ def _permuted(mark: Mark, order: list[int]) -> Mark:
 def expand(site: Site) -> None:
     """Broadcast axes repeat; an axis that exists only by expansion brings channels of its own."""
     before, after = site.shape(0), site.out_shape()
-    repeated(site, before, after)
+    offset = len(after) - len(before)
+    sizes = [1] * offset + list(before)
+    marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
+    if not marks and site.dtype(0).kind in "fb":
+        # copies made along an axis (a mask for every head) can go one by one; the last axis holds features
+        varying = site.flow.facts.varying.get(site.out_name(), frozenset())
+        grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1 and a not in varying]
+        marks = [Mark((a,), site.flow.labels.fresh(after[a])) for a in grown]
+    site.emit(marks)
 
 
 @rule("Tile")
@@ -94,23 +102,6 @@ def tile(site: Site) -> None:
         repeats = [after[a] // before[a] for a in mark.axes]
         moved.append(Mark(mark.axes, np.tile(mark.labels, repeats)))
     site.emit(moved)
-
-
-def repeated(site: Site, before: Sequence[int], after: Sequence[int]) -> None:
-    """Broadcasting of one tensor to a larger shape."""
-    offset = len(after) - len(before)
-    sizes = [1] * offset + list(before)
-    marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
-    if site.is_constant(0) or not marks:
-        # a count baked into the target shape: any of the copies can go
-        grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1]
-        if site.dtype(0).kind in "fb" and _static(site, grown):
-            marks += [Mark((a,), site.flow.labels.fresh(after[a])) for a in grown]
-    site.emit(marks)
-
-
-def _static(site: Site, axes: list[int]) -> bool:
-    return bool(axes) and len(site.out_shape()) == 4 and axes == [1]
 
 
 def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
