@@ -7,7 +7,49 @@ import numpy as np
 from tests.contract.rule_case import Case
 from tests.tiny import ints
 
+APART, JOINED = ints(0, 5, 4, 2), ints(0, 5, 8)
+EINSUM = [
+    Case(
+        op="Einsum",
+        body="r = Reshape(h, apart)\ns = Reshape(g, apart)\n"
+        'a = Einsum<equation="bthd, bshd -> bhts">(r, s)\nb = Softmax(a)\n'
+        'c = Einsum<equation="bhts,bshd->bthd">(b, s)\nz = Reshape(c, joined)',
+        weights={"apart": APART, "joined": JOINED},
+        frame="tokens",
+        units=(4,),
+        note="heads",
+    ),
+    Case(op="Einsum", body='z = Einsum<equation="bc">(h)', note="no-arrow"),
+    Case(op="Einsum", body='t = Einsum<equation="btc->bct">(h)\nz = Transpose<perm=[0,2,1]>(t)', frame="tokens"),
+    Case(
+        op="Einsum",
+        body='a = Einsum<equation="btc->bt">(h)\nb = Unsqueeze(a, last)\nz = Mul(b, s)',
+        weights={"last": ints(2), "s": (8,)},
+        frame="tokens",
+        units=(),
+        refused="contracted with another activation",
+        note="summed",
+    ),
+    Case(
+        op="Einsum",
+        body='z = Einsum<equation="...c,...c->...c">(h, g)',
+        frame="tokens",
+        units=(),
+        refused="ellipsis",
+        note="ellipsis",
+    ),
+    Case(
+        op="Einsum",
+        body='z = Einsum<equation="bc,cd->bd">(h, v)',
+        weights={"v": (8, 8)},
+        units=(),
+        refused="constant operand",
+        note="constant",
+    ),
+]
+
 LINEAR = [
+    *EINSUM,
     Case(
         op="MatMul",
         body="r = Reshape(h, apart)\np = MatMul(r, v)\nz = Reshape(p, joined)",
