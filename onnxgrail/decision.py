@@ -65,6 +65,7 @@ def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress)
             )
     with clock.stage("calibrate"):
         run = _Run(prepared, recipe, kept)
+        clock.seconds["forward"] = 0.0
         if _needs_data(recipe):
             clock.seconds["forward"] = _measured(run, blocks, progress)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from onnxgrail.core import Ints
@@ -149,10 +151,11 @@ def space_to_depth(site: Site) -> None:
     _shuffle(site, lambda labels: np.tile(labels, size * size))
 
 
-def _shuffle(site: Site, move: object) -> None:
+def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
+    """Channels trade places with space; `move` gives the labels of each new channel, or all that meet in it."""
     labels = _channels(site, 0)
     if labels is not None:
-        moved = move(labels)  # type: ignore[operator]
+        moved = move(labels)
         if moved.ndim > 1:
             site.union(np.broadcast_to(moved[:, :1], moved.shape), moved)
             moved = moved[:, 0]

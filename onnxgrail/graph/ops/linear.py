@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.broadcast import Operand, combine
@@ -64,14 +65,15 @@ def linear(site: Site, x: int, w: int, *, inward: int, outward: int, bias: int |
     site.emit([*passing, Mark((rank - 1,), produced)])
 
 
-def _bias(site: Site, operand: int, produced: object) -> None:
-    labels = Mark((0,), produced)  # type: ignore[arg-type]
+def _bias(site: Site, operand: int, produced: Ints) -> None:
+    """A bias of full width is cut with the outputs; one that is the same for all stays."""
     shape = site.shape(operand)
-    if not site.is_constant(operand):
-        if shape and shape[-1] > 1:
-            site.freeze([labels, *site.marks(operand)], "its bias is computed at run time")
-    elif shape and shape[-1] > 1:
-        site.carry(operand, Mark((len(shape) - 1,), labels.labels))
+    if not shape or shape[-1] == 1:
+        return
+    if site.is_constant(operand):
+        site.carry(operand, Mark((len(shape) - 1,), produced))
+    else:
+        site.freeze([Mark((0,), produced), *site.marks(operand)], "its bias is computed at run time")
 
 
 def _left(site: Site) -> None:

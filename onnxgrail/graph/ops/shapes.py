@@ -122,7 +122,7 @@ def narrow_slice(cut: Cut) -> None:
             starts[position], ends[position] = stays[axis][:first].sum(), stays[axis][:last].sum()
             change[position] = True
     for operand, sizes, hint in ((1, starts, "starts"), (2, ends, "ends")):
-        _replace_bounds(cut, operand, sizes.astype(values[operand - 1].dtype), change, hint)  # type: ignore[union-attr]
+        _replace_bounds(cut, operand, sizes.astype(values[0].dtype), change, hint)
 
 
 def _replace_bounds(cut: Cut, operand: int, sizes: Ints, change: Bools, hint: str) -> None:
