@@ -108,7 +108,14 @@ class Labels:
         return None
 
     def tie(self, mark: Mark, axes: Sequence[int], why: Refusal) -> Mark | None:
-        """Merge all labels along tensor axes: no position can go alone.  None when nothing varies any more."""
+        """Merge all labels along tensor axes: no position can go alone.
+
+        None when nothing varies any more, or when permanent positions, which merge with nothing, keep the rest in place.
+        """
         for position in [mark.along(a) for a in axes if a in mark.axes]:
             self.union(np.take(mark.labels, [0], axis=position), mark.labels, why)
-        return self.normal(mark, why)
+        tied = self.normal(mark, why)
+        if tied is not None and set(tied.axes) & set(axes):
+            self.freeze(tied.labels, why)
+            return None
+        return tied

@@ -128,7 +128,5 @@ def _flatten(flow: Flow, mark: Mark, why: Refusal) -> bool:
         return False
     keep = max(mark.axes, key=lambda a: mark.labels.shape[mark.along(a)])
     before = flow.labels.find(mark.labels)
-    tied = flow.labels.tie(mark, [a for a in mark.axes if a != keep], why)
-    if tied is not None and len(tied.axes) > 1:  # permanent positions are in the way, and they merge with nothing
-        flow.labels.freeze(mark.labels, why)
+    flow.labels.tie(mark, [a for a in mark.axes if a != keep], why)
     return not np.array_equal(before, flow.labels.find(mark.labels))

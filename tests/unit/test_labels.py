@@ -107,3 +107,12 @@ def test_broadcasting_a_mark_to_more_axes(axes: tuple[int, int], want: list[list
     own = axes[0] if want[0][0] == want[0][1] else axes[1]
     mark = Mark((own,), np.array([1, 2]))
     assert mark.on(axes, (2, 2)).tolist() == want
+
+
+def test_tying_to_a_permanent_position_stops_the_rest() -> None:
+    """What merges with nothing must not look as if it still could be tied: callers would try for ever."""
+    labels = Labels()
+    fresh = labels.fresh(3)
+    mark = Mark((1, 2), np.stack([fresh, np.zeros(3, dtype=np.int64)]))
+    assert labels.tie(mark, [1], WHY) is None
+    assert set(fresh.tolist()) <= set(labels.frozen())
