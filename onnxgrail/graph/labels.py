@@ -110,7 +110,7 @@ class Labels:
     def tie(self, mark: Mark, axes: Sequence[int], why: Refusal) -> Mark | None:
         """Merge all labels along tensor axes: no position can go alone.
 
-        None when nothing varies any more, or when permanent positions, which merge with nothing, keep the rest in place.
+        None when nothing varies any more, or when permanent positions, which merge with nothing, hold the rest.
         """
         for position in [mark.along(a) for a in axes if a in mark.axes]:
             self.union(np.take(mark.labels, [0], axis=position), mark.labels, why)
