@@ -21,6 +21,7 @@ from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
+from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
@@ -38,7 +39,7 @@ class Stream:
     ) -> None:
         self._model, self._survey = model, survey
         self._providers, self._folder = tuple(providers), folder
-        self._lives = lives(model, survey.facts)
+        self._lives = lives(model, survey.facts, effort(model, survey))
         self._position = 0
         feeds = list(batches)
         self._masks = [padding_mask(feed) for feed in feeds]
@@ -58,8 +59,7 @@ class Stream:
         """
         if limit <= self._position:
             return
-        # Always some way, even where every cut ahead is wider: standing still would run the whole prefix per block.
-        target = self._lives.best(self._position + 1, limit)
+        target = self._lives.best(self._position, limit)
         keep = self._lives.at(target)
         fresh = [name for name in keep if name not in self._cache[0]]
         if fresh:

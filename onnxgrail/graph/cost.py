@@ -34,6 +34,16 @@ def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
     return sum(_node_macs(node, survey, shape, dead) for node in model.graph)
 
 
+def effort(model: ir.Model, survey: Survey) -> list[int]:
+    """What every node costs to run: its multiply-accumulates and the elements it puts out."""
+    shape = shapes(survey, None)
+    costs = []
+    for node in model.graph:
+        names = [v.name for v in node.outputs if v.name and v.name in survey.facts.shapes]
+        costs.append(_node_macs(node, survey, shape, None) + sum(math.prod(shape(name)) for name in names))
+    return costs
+
+
 def shapes(survey: Survey, dead: Bools | None) -> Shapes:
     """Shape of every tensor by name, narrowed when units are gone."""
 

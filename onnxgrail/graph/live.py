@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,25 +20,37 @@ class Lives:
     Attributes:
         names: activations; born: first cut at which each exists; last: last node that reads it.
         load: (nodes + 1,) bytes alive at every cut, model inputs not counted (they are there anyway).
+        work: (nodes + 1,) effort of all nodes in front of every cut.
     """
 
     names: tuple[str, ...]
     born: Ints
     last: Ints
     load: Ints
+    work: Ints
 
     def at(self, position: int) -> list[str]:
         """Names of the tensors that a cut has to keep."""
         return [self.names[k] for k in np.flatnonzero((self.born <= position) & (self.last >= position)).tolist()]
 
-    def best(self, low: int, high: int, slack: float = 1.5) -> int:
-        """The latest cut in [low, high] whose live set is within `slack` of the smallest there."""
-        window = self.load[low : high + 1]
-        return low + int(np.flatnonzero(window <= slack * window.min())[-1])
+    def best(self, low: int, high: int, again: float = 0.2, slack: float = 1.5) -> int:
+        """A cut in [low, high] that keeps little, near the end.
+
+        Work between the cut and `high` is done again the next time, so only cuts that leave at most a share `again` of
+        the work in [low, high] are looked at: however small the tensors near the inputs are, a run through the network
+        costs at most 1 / (1 - again) of its nodes.  Among those it is the latest within `slack` of the smallest.
+        """
+        left = self.work[high] - self.work[low : high + 1]
+        near = left <= again * left[0]
+        load = np.where(near, self.load[low : high + 1], np.iinfo(np.int64).max)
+        return low + int(np.flatnonzero(load <= slack * load.min())[-1])
 
 
-def lives(model: ir.Model, facts: Facts) -> Lives:
-    """Live ranges over the nodes of a graph; constants and what follows from them never live."""
+def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
+    """Live ranges over the nodes of a graph; constants and what follows from them never live.
+
+    `effort` says what each node costs to run, in any unit.
+    """
     born: dict[str, int] = {v.name: 0 for v in model.graph.inputs if v.name and v.name not in facts.constants}
     inputs = set(born)
     last: dict[str, int] = {}
@@ -58,4 +71,5 @@ def lives(model: ir.Model, facts: Facts) -> Lives:
             load[last[name] + 1] -= size
     starts = np.array([born[n] for n in names], dtype=np.int64)
     stops = np.array([last[n] for n in names], dtype=np.int64)
-    return Lives(tuple(names), starts, stops, np.cumsum(load)[: count + 1])
+    work = np.concatenate([[0], np.cumsum(np.asarray(effort, dtype=np.int64))])
+    return Lives(tuple(names), starts, stops, np.cumsum(load)[: count + 1], work)

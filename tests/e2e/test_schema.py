@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from click.testing import CliRunner
@@ -19,6 +20,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration import stream
 from onnxgrail.cli import main
+from tests.tiny import tiny
 
 from . import nets
 
@@ -200,7 +202,14 @@ def test_compensation_is_never_worse_on_its_own_data(words: tuple[str, ...], tmp
 
 def executed(monkeypatch: pytest.MonkeyPatch, depth: int, **choices: Any) -> tuple[int, int]:
     """Nodes that calibration runs on a chain of `depth` hidden layers, per feed, and nodes the model has."""
-    model, count = nets.mlp((16,) * (depth + 2)), 0
+    return counted(monkeypatch, nets.mlp((16,) * (depth + 2)), nets.vectors(16, 16), depth, **choices)
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch, model: onnx.ModelProto, data: Any, blocks: int, **choices: Any
+) -> tuple[int, int]:
+    """Nodes that calibration runs per feed of 8 samples out of 16, and nodes the model has."""
+    count = 0
     real = stream.open_session
 
     def counting(source: bytes, **options: Any) -> Any:
@@ -217,9 +226,9 @@ def executed(monkeypatch: pytest.MonkeyPatch, depth: int, **choices: Any) -> tup
         return session
 
     monkeypatch.setattr(stream, "open_session", counting)
-    result = onnxgrail.compress(model, data=nets.vectors(16, 16), ratio=0.5, check=False, batch_size=8, **choices)
+    result = onnxgrail.compress(model, data=data, ratio=0.5, check=False, batch_size=8, **choices)
     monkeypatch.undo()
-    assert sum(b["kept"] < b["units"] for b in result.report.data["blocks"]) == depth
+    assert sum(b["kept"] < b["units"] for b in result.report.data["blocks"]) == blocks
     return math.ceil(count / 2), len(model.graph.node)
 
 
@@ -229,6 +238,22 @@ def test_closed_loop_costs_grow_with_the_depth_and_not_its_square(monkeypatch: p
         assert nodes * 0.8 < ran < 3 * nodes
     steps = [(costs[k + 1][0] - costs[k][0]) / (costs[k + 1][1] - costs[k][1]) for k in range(3)]
     assert max(steps) < 1.2 * min(steps)
+
+
+def test_small_inputs_do_not_hold_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token ids weigh less than any activation, yet the cut has to leave them."""
+    depth = 12
+    lines = ["e0 = Gather(table, ids)"]
+    for k in range(depth):
+        lines += [f"h{k} = MatMul(e{k}, up{k})", f"r{k} = Relu(h{k})", f"d{k} = MatMul(r{k}, down{k})"]
+        lines += [f"e{k + 1} = Add(e{k}, d{k})"]
+    weights = {"table": (7, 16)} | {f"up{k}": (16, 32) for k in range(depth)}
+    weights |= {f"down{k}": (32, 16) for k in range(depth)} | {"head": (16, 5)}
+    lines += [f"n = LayerNormalization(e{depth}, scale)", "y = MatMul(n, head)"]
+    model = ir.to_proto(tiny("int64[N,6] ids => float[N,6,5] y", "\n".join(lines), weights | {"scale": (16,)}))
+    ids = np.random.default_rng(0).integers(0, 7, (16, 6))
+    ran, nodes = counted(monkeypatch, model, {"ids": ids}, depth)
+    assert ran < 2.5 * nodes
 
 
 def test_open_loop_runs_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:

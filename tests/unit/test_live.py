@@ -14,7 +14,7 @@ from tests.tiny import cnn, feed, mlp, scalar, tiny
 
 def observed(model: ir.Model) -> tuple[Facts, Lives]:
     facts = observe(model, feed(model))
-    return facts, lives(model, facts)
+    return facts, lives(model, facts, [1] * len(model.graph))
 
 
 def needed(model: ir.Model, facts: Facts, position: int) -> set[str]:
@@ -49,7 +49,7 @@ def test_bodies_keep_what_they_read_alive() -> None:
         {},
     )
     facts = observe(model, feed(model) | {"flag": np.array(True)})
-    assert set(lives(model, facts).at(3)) == {"b", "h", "flag"}
+    assert set(lives(model, facts, [1] * len(model.graph)).at(3)) == {"b", "h", "flag"}
 
 
 def test_constants_never_live() -> None:
@@ -60,8 +60,17 @@ def test_constants_never_live() -> None:
 
 def test_the_best_cut_is_the_latest_among_the_light_ones() -> None:
     load = np.array([9, 4, 8, 5, 7, 1, 9])
-    found = Lives((), np.zeros(0, np.int64), np.zeros(0, np.int64), load)
-    assert found.best(0, 4) == 3
-    assert found.best(0, 4, slack=1.0) == 1
+    found = Lives((), np.zeros(0, np.int64), np.zeros(0, np.int64), load, np.arange(7))
+    assert found.best(0, 4, again=1.0) == 3
+    assert found.best(0, 4, again=1.0, slack=1.0) == 1
     assert found.best(2, 2) == 2
-    assert found.best(0, 6) == 5
+    assert found.best(0, 6, again=1.0) == 5
+
+
+def test_a_light_cut_near_the_inputs_does_not_hold_the_stream_back() -> None:
+    """Ids and masks weigh nothing; to stay with them would run the whole prefix for every block."""
+    load = np.array([0, 0, 50, 60, 50, 90, 50])
+    found = Lives((), np.zeros(0, np.int64), np.zeros(0, np.int64), load, np.array([0, 1, 2, 30, 60, 80, 100]))
+    assert found.best(0, 6) == 6
+    assert found.best(0, 5) == 5
+    assert found.best(0, 5, again=0.3) == 4

@@ -20,7 +20,7 @@ from tests.tiny import cnn, feed, mlp
 def test_pieces_between_cuts_compose_to_the_whole(model: ir.Model) -> None:
     arrays = feed(model)
     facts = observe(model, arrays)
-    found = lives(model, facts)
+    found = lives(model, facts, [1] * len(model.graph))
     nodes = list(model.graph)
     edges = [0, len(nodes) // 3, 2 * len(nodes) // 3]
     known = dict(arrays)
