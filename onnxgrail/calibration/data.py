@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -238,8 +238,3 @@ class _Take:
 
 def _unique(notes: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
-
-
-def with_notes(batches: Batches, *notes: str) -> Batches:
-    """The same batches with more notes."""
-    return replace(batches, notes=_unique([*batches.notes, *notes]))

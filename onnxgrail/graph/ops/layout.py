@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -109,11 +109,6 @@ def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
     if axis not in mark.axes:
         return mark
     return Mark(mark.axes, np.take(mark.labels, positions, axis=mark.along(axis)))
-
-
-def each(site: Site, axis: int, pick: Callable[[int], Ints]) -> list[Mark]:
-    """All marks of input 0 after picking positions along an axis."""
-    return [taken(m, axis, pick(site.shape(0)[axis])) for m in site.marks(0)]
 
 
 @rule("Slice", since=10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from onnxgrail.graph.flow import Site
@@ -78,18 +80,23 @@ def layer_normalisation(site: Site) -> None:
         site.emit(passing, output)
 
 
+def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:
+    """One value per channel in each of these operands is cut with the channels."""
+    labels = site.collapse(mark, 1)
+    for k in operands:
+        if site.is_constant(k):
+            site.carry(k, Mark((0,), labels))
+        else:
+            site.freeze([mark], "its parameters are computed at run time")
+
+
 @rule("BatchNormalization")
 def batch_normalisation(site: Site) -> None:
     """Axis 1 passes; scale, bias, mean and variance are cut."""
     passing = site.marks(0)
     for mark in passing:
         if 1 in mark.axes:
-            labels = site.collapse(mark, 1)
-            for k in range(1, 5):
-                if site.is_constant(k):
-                    site.carry(k, Mark((0,), labels))
-                else:
-                    site.freeze([mark], "its parameters are computed at run time")
+            _parameters(site, mark, range(1, 5))
     site.emit(site.marks(0))
 
 
@@ -100,12 +107,7 @@ def instance_normalisation(site: Site) -> None:
     passing = mix(site, site.marks(0), set(range(2, rank)))
     for mark in passing:
         if 1 in mark.axes:
-            labels = site.collapse(mark, 1)
-            for k in (1, 2):
-                if site.is_constant(k):
-                    site.carry(k, Mark((0,), labels))
-                else:
-                    site.freeze([mark], "its parameters are computed at run time")
+            _parameters(site, mark, (1, 2))
     site.emit(passing)
 
 
