@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, Change, Recipe, Refusal, Slot
+from onnxgrail.core import Block, Change, Ints, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.facts import Facts
 from onnxgrail.paths import write_text
 
 SCHEMA = 1
@@ -180,13 +181,13 @@ def calibration_entry(*, source: str, samples: int, synthetic: bool, notes: Sequ
     return {"source": source, "samples": samples, "synthetic": synthetic, "notes": list(notes)}
 
 
-def block_entry(block: Block, change: Change | None, axis_sizes: AxisSizes, *, exact: bool = True) -> dict[str, Any]:
+def block_entry(block: Block, change: Change | None, facts: Facts, *, exact: bool = True) -> dict[str, Any]:
     """One block of the report.
 
     Args:
         block: the block.
         change: what was decided; None when the block was not selected.
-        axis_sizes: original shape of every initializer that a slot names.
+        facts: of the original model.
         exact: narrowing it equals zeroing its consumers' dropped positions.
 
     Returns:
@@ -206,16 +207,7 @@ def block_entry(block: Block, change: Change | None, axis_sizes: AxisSizes, *, e
         "kept": len(kept),
         "kept_units": kept.tolist(),
         "exact": exact,
-        "members": [
-            {
-                "initializer": slot.initializer,
-                "axis": slot.axis,
-                "role": slot.role,
-                "kept": _kept_positions(block.slots, slot, gone, axis_sizes),
-                "cluster": None if cluster is None else cluster.tolist(),
-            }
-            for slot in block.slots
-        ],
+        "members": _members(block, gone, cluster, facts),
         "error": asdict(change.error)
         if change is not None
         else {"plain": None, "compensated": None, "validation": None},
@@ -223,13 +215,27 @@ def block_entry(block: Block, change: Change | None, axis_sizes: AxisSizes, *, e
     }
 
 
-def _kept_positions(slots: Sequence[Slot], slot: Slot, gone: Any, axis_sizes: AxisSizes) -> list[int]:
+def _members(block: Block, gone: Any, cluster: Any, facts: Facts) -> list[dict[str, Any]]:
+    """One entry per slot; a weight stored as integers with scales is named by the arrays that the file holds."""
+    found: list[dict[str, Any]] = []
+    for slot in block.slots:
+        common = {"cluster": None if cluster is None else cluster.tolist()}
+        kept = _kept_positions(block.slots, slot, gone, facts.shapes)
+        stored = facts.stored.get(slot.initializer)
+        parts = [(slot.initializer, slot.axis, kept)] if stored is None else stored.members(slot.axis, kept)
+        for number, (name, axis, positions) in enumerate(parts):
+            role = slot.role if number == 0 else "passenger"
+            found.append({"initializer": name, "axis": axis, "role": role, "kept": positions.tolist(), **common})
+    return found
+
+
+def _kept_positions(slots: Sequence[Slot], slot: Slot, gone: Any, axis_sizes: AxisSizes) -> Ints:
     """Positions along the slot's axis that no slot of the block drops there."""
     keep = np.ones(axis_sizes[slot.initializer][slot.axis], dtype=bool)
     for other in slots:
         if (other.param, other.axis) == (slot.param, slot.axis):
             keep[other.index[gone]] = False
-    return [int(position) for position in np.flatnonzero(keep)]
+    return np.flatnonzero(keep)
 
 
 def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, Any]:

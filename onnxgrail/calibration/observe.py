@@ -14,6 +14,7 @@ from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants, sizes
 from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.storage import is_dequantised, stored
 
 SMALL = 4096
 
@@ -28,7 +29,8 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
-    names = [v.name for node in model.graph for v in node.outputs if v.name]
+    nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
+    names = [v.name for node in nodes for v in node.outputs if v.name]
     with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
@@ -42,8 +44,17 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
             dtypes[name] = value.const_value.dtype.numpy()
             if value.const_value.size <= SMALL:
                 values[name] = value.const_value.numpy()
+    weights = stored(model, known, shapes)
+    shapes.update({name: weight.shape for name, weight in weights.items()})
+    dtypes.update({name: weight.dtype for name, weight in weights.items()})
     return Facts(
-        shapes=shapes, dtypes=dtypes, values=values, constants=known, varying=varying, sizes=sizes(model, dtypes)
+        shapes=shapes,
+        dtypes=dtypes,
+        values=values,
+        constants=known,
+        varying=varying,
+        sizes=sizes(model, dtypes),
+        stored=weights,
     )
 
 

@@ -95,7 +95,9 @@ def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
         for axis, units in operand.units.items():
             dims[axis] = int((~dead[units]).sum())
         count = math.prod(full) - math.prod(dims)
-        sizes[operand.param] = count, count * survey.facts.dtypes[operand.value].itemsize
+        stored = survey.facts.stored.get(operand.value)
+        bits = stored.bits if stored is not None else 8 * survey.facts.dtypes[operand.value].itemsize
+        sizes[operand.param] = count, count * bits // 8
     return sum(c for c, _ in sizes.values()), sum(b for _, b in sizes.values())
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
+from onnxgrail.graph.stored import Stored
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -26,6 +27,7 @@ class Facts:
         constants: names of the values that depend on no graph input.
         varying: per tensor, the axes whose size follows the batch.
         sizes: per integer value computed from shapes, the tensors whose shapes it was computed from.
+        stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -34,16 +36,17 @@ class Facts:
     constants: frozenset[str]
     varying: Mapping[str, frozenset[int]]
     sizes: Mapping[str, frozenset[str]]
+    stored: Mapping[str, Stored] = field(default_factory=dict)
 
 
 def constants(model: ir.Model) -> frozenset[str]:
     """Names of values that depend on no graph input: initializers and everything computed from them alone.
 
-    Dequantised weights are left out (they stay quantised), and so are random nodes and nodes with bodies.
+    Random nodes and nodes with bodies are left out.
     """
     known = set(model.graph.initializers)
     for node in model.graph:
-        if node.op_type in RANDOM or node.op_type in ("DequantizeLinear", "QuantizeLinear") or bodies(node):
+        if node.op_type in RANDOM or bodies(node):
             continue
         if all(value is None or value.name in known for value in node.inputs):
             known.update(value.name for value in node.outputs if value.name)

@@ -154,7 +154,14 @@ class Site:
         return self.flow.weight_labels[slot]
 
     def carry(self, operand: int, mark: Mark, role: Role = "passenger", source: tuple[str, int] | None = None) -> None:
-        """A constant operand carries the channels: it will be cut with them."""
+        """A constant operand carries the channels: it is cut with them, in whole blocks where blocks share a scale."""
+        stored = self.flow.facts.stored.get(self.source(operand))
+        for axis in mark.axes if stored is not None else ():
+            assert stored is not None
+            size, along = stored.block(axis), mark.labels.shape[mark.along(axis)]
+            if size > 1:
+                first = np.take(mark.labels, np.arange(along) // size * size, axis=mark.along(axis))
+                self.flow.labels.union(first, mark.labels, self.why(f"a block of {size} numbers shares a scale"))
         self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source))
 
     def kind(self, labels: Ints, kind: Kind) -> None:

@@ -14,9 +14,11 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
+from onnxgrail.graph.assign import assign, is_sole
 from onnxgrail.graph.facts import captures, key
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
+from onnxgrail.graph.rewrite_stored import cut_stored
 from onnxgrail.graph.survey import Ledger, Operand, Survey
 
 
@@ -60,11 +62,15 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     replaced: set[ir.Value] = set()
     captured = {name for node in nodes for name in captures(node)}
     for param, users in claims.items():
+        stored = survey.facts.stored.get(users[0][2].value)
+        if stored is not None:
+            replaced |= cut_stored(graph, stored, users, survey, ledger, captured)
+            continue
         value = users[0][0].inputs[users[0][1]]
         assert value is not None
         array = narrow_array(_original(value, users[0][2], survey, ledger), users[0][2].units, ledger.dead)
-        if _sole(graph, value, users, captured):
-            _set(value, array)
+        if is_sole(graph, value, [(node, position) for node, position, _ in users], captured):
+            assign(value, array)
             continue
         producer = value.producer()
         if producer is not None and producer.op_type == "ConstantOfShape" and param not in ledger.arrays:
@@ -99,26 +105,6 @@ def narrow_array(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:
     for axis, numbers in units.items():
         array = np.compress(~dead[numbers], array, axis=axis)
     return np.array(array, order="C")
-
-
-def _sole(graph: ir.Graph, value: ir.Value, users: list[tuple[ir.Node, int, Operand]], captured: set[str]) -> bool:
-    """Whether these users are the only readers of an initializer, so that it can be changed where it is."""
-    if value.name not in graph.initializers or value.is_graph_output() or value.name in captured:
-        return False
-    mine = {(node, position) for node, position, _ in users}
-    return all((use.node, use.idx) in mine for use in value.uses()) and all(
-        node.inputs[position] is value for node, position in mine
-    )
-
-
-def _set(value: ir.Value, array: Array) -> None:
-    """New numbers for an initializer, which keeps its name, notes and metadata."""
-    old = value.const_value
-    assert old is not None
-    value.const_value = ir.Tensor(
-        array, old.dtype, name=value.name, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
-    )
-    value.shape = ir.Shape(array.shape)
 
 
 def _filled(graph: ir.Graph, source: ir.Node, shape: tuple[int, ...], name: str) -> ir.Value:

@@ -14,6 +14,7 @@ from onnxgrail.graph.facts import Facts, captures, key
 from onnxgrail.graph.flow import Flow, Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.rule import find_rule
+from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.survey import Survey
 
 SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
@@ -41,12 +42,23 @@ def trace(model: ir.Model, facts: Facts) -> Survey:
 
 
 def _aliases(model: ir.Model) -> dict[str, str]:
-    """Names that Identity nodes give to initializers (the legacy exporter's way to tie and to deduplicate)."""
+    """Names that stand for the same weight.
+
+    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate), quantisers
+    dequantise one weight once per reader.
+    """
     found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     for node in model.graph:
         source = node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
         if node.op_type == "Identity" and source and (source in model.graph.initializers or source in found):
             found[key(node)] = found.get(source, source)
+        if is_dequantised(node):
+            names = [v.name if v is not None else "" for v in node.inputs]
+            attributes = sorted((name, str(a.value)) for name, a in node.attributes.items())
+            first = copies.setdefault(str((names, attributes)), key(node))
+            if first != key(node):
+                found[key(node)] = first
     return found
 
 

@@ -51,11 +51,16 @@ def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> L
 
 
 def original(slot: Slot, model: ir.Model, survey: Survey) -> Array:
-    """The slot's array as the model has it."""
-    value = model.graph.initializers.get(slot.initializer)
-    if value is not None and value.const_value is not None:
-        return value.const_value.numpy()
-    return survey.facts.values[slot.initializer]
+    """The slot's array as the model has it, as floats where it is stored as integers with scales."""
+
+    def load(name: str) -> Array:
+        value = model.graph.initializers.get(name)
+        if value is not None and value.const_value is not None:
+            return value.const_value.numpy()
+        return survey.facts.values[name]
+
+    stored = survey.facts.stored.get(slot.initializer)
+    return load(slot.initializer) if stored is None else stored.decode(load)
 
 
 def _array(slot: Slot, model: ir.Model, survey: Survey, ledger: Ledger) -> Array:

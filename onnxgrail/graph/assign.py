@@ -1,0 +1,44 @@
+"""New numbers for constants: in place where nobody else reads them, else as a copy of the reader's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.graph.ops.cut import constant
+
+Place = tuple[ir.Node, int]
+
+
+def is_sole(graph: ir.Graph, value: ir.Value, places: Sequence[Place], captured: Collection[str]) -> bool:
+    """Whether these operands are the only readers of an initializer, so that it can be changed where it is."""
+    if value.name not in graph.initializers or value.is_graph_output() or value.name in captured:
+        return False
+    mine = set(places)
+    return all((use.node, use.idx) in mine for use in value.uses()) and all(
+        node.inputs[position] is value for node, position in mine
+    )
+
+
+def assign(value: ir.Value, array: Array) -> None:
+    """New numbers for an initializer, which keeps its name, notes and metadata."""
+    old = value.const_value
+    assert old is not None
+    value.const_value = ir.Tensor(
+        array, old.dtype, name=value.name, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
+    )
+    value.shape = ir.Shape(array.shape)
+
+
+def set_operand(graph: ir.Graph, place: Place, array: Array, captured: Collection[str]) -> ir.Value | None:
+    """Give one operand new numbers; the value that it no longer reads, if it got a copy of its own."""
+    node, position = place
+    value = node.inputs[position]
+    assert value is not None
+    if is_sole(graph, value, [place], captured):
+        assign(value, array)
+        return None
+    node.replace_input_with(position, constant(graph, array, f"{value.name}/narrowed"))
+    return value

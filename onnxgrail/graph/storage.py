@@ -1,0 +1,89 @@
+"""Find the weights that a graph keeps as integers with scales."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.graph.stored import Stored
+from onnxgrail.graph.stored_packed import BYTE, Packed
+from onnxgrail.graph.stored_scaled import Scaled
+
+
+def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
+    """Every stored weight by the name under which consumers read it: a dequantised value, or packed blocks.
+
+    Args:
+        model: the graph.
+        constants: names of values that depend on no input.
+        shapes: of all tensors as the file has them.
+    """
+    found: dict[str, Stored] = {}
+    for node in model.graph:
+        names = [(v.name or "") if v is not None else "" for v in node.inputs]
+        output = node.outputs[0].name or ""
+        if is_dequantised(node) and output in constants:
+            found[output] = _scaled(model, node, names, shapes)
+        elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:] if n):
+            found[names[1]] = _packed(model, node, names, shapes)
+    return found
+
+
+def is_dequantised(node: ir.Node) -> bool:
+    """Whether a node turns integers and scales into floats."""
+    return node.op_type == "DequantizeLinear"
+
+
+def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Scaled:
+    shape = shapes[names[0]]
+    scale = shapes[names[1]]
+    size = _int(node, "block_size", 0)
+    return Scaled(
+        shape=shape,
+        dtype=_dtype(model, node, names[1]),
+        quantised=names[0],
+        scale=names[1],
+        zero=names[2] if len(names) > 2 else "",
+        axis=_int(node, "axis", 1) % max(len(shape), 1),
+        size=size,
+        per_axis=len(scale) == 1 and len(shape) > 0 and scale[0] == shape[_int(node, "axis", 1) % len(shape)],
+        named=names[0] if names[0] in model.graph.initializers else node.outputs[0].name or "",
+        bits=_bits(model, names[0]),
+    )
+
+
+def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Packed:
+    return Packed(
+        shape=(_int(node, "N", 0), _int(node, "K", 0)),
+        dtype=_dtype(model, node, names[2]),
+        packed=names[1],
+        scale=names[2],
+        zero=names[3] if len(names) > 3 else "",
+        bits=_int(node, "bits", 4),
+        size=_int(node, "block_size", 32),
+        flat=len(shapes[names[2]]) == 1,
+    )
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    found = node.attributes.get(name)
+    return default if found is None else found.as_int()
+
+
+def _bits(model: ir.Model, name: str) -> int:
+    value = model.graph.initializers.get(name)
+    return value.const_value.dtype.bitwidth if value is not None and value.const_value is not None else BYTE
+
+
+def _dtype(model: ir.Model, node: ir.Node, scale: str) -> np.dtype[Any]:
+    """The scale's type, which is the type of the numbers."""
+    asked = _int(node, "output_dtype", 0)
+    if asked:
+        return ir.DataType(asked).numpy()
+    value = model.graph.initializers.get(scale)
+    if value is not None and value.const_value is not None:
+        return value.const_value.dtype.numpy()
+    return np.dtype(np.float32)

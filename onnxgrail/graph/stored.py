@@ -1,0 +1,69 @@
+"""Weights that the file keeps as integers with scales: what their numbers are, and how they are cut and written back.
+
+A *stored* weight is seen by everything else as the float array that it stands for.  Only the rewriter asks for its
+parts: the integers, scales and zero points of a DequantizeLinear, or the packed blocks of a MatMulNBits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from onnxgrail.core import Array, Bools, Floats, Ints
+
+Load = Callable[[str], Array]
+Keep = Mapping[int, Bools]
+
+
+class Member(NamedTuple):
+    """One stored array that a cut along an axis of the float array reaches: its name, its axis, positions there."""
+
+    name: str
+    axis: int
+    positions: Ints
+
+
+class Stored(Protocol):
+    """What every kind of stored weight knows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the float array."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the float array."""
+
+    @property
+    def bits(self) -> int:
+        """Of one number in the file."""
+
+    @property
+    def held(self) -> bool:
+        """Whether its parts are inputs of the node that makes the float array (else of every node that reads it)."""
+
+    def block(self, axis: int) -> int:
+        """How many neighbours along an axis share a scale and must go together; 1 where each can go alone."""
+
+    def decode(self, load: Load) -> Array:
+        """The float array."""
+
+    def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
+        """Operand position -> new part, with only the kept positions; `values` are new numbers of full size."""
+
+    def members(self, axis: int, positions: Ints) -> list[Member]:
+        """Stored arrays that lose these positions, the one with the numbers first."""
+
+
+def safe(scale: Floats) -> Floats:
+    """Scales to divide by."""
+    return np.where(scale == 0, 1.0, scale)
+
+
+def kept(array: Array, keep: Keep) -> Array:
+    """Only the kept positions of every axis named."""
+    for axis, mask in keep.items():
+        array = np.compress(mask, array, axis=axis)
+    return np.array(array, order="C")
