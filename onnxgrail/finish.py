@@ -96,7 +96,7 @@ def report_of(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
         model=_model(prepared, recipe, decision.ledger, slim, output),
-        blocks=[block_entry(b, decided.get(b.name), survey.facts) for b in survey.blocks],
+        blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
         refusals=[*survey.refusals, *decision.refusals],
         verification=verification,
         calibration=_calibration(prepared.batches, decision.changes),

@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxgrail.core import Block, Change, Ints, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.stored import Stored
 from onnxgrail.paths import write_text
 
 SCHEMA = 1
@@ -181,13 +181,21 @@ def calibration_entry(*, source: str, samples: int, synthetic: bool, notes: Sequ
     return {"source": source, "samples": samples, "synthetic": synthetic, "notes": list(notes)}
 
 
-def block_entry(block: Block, change: Change | None, facts: Facts, *, exact: bool = True) -> dict[str, Any]:
+def block_entry(
+    block: Block,
+    change: Change | None,
+    axis_sizes: AxisSizes,
+    stored: Mapping[str, Stored] | None = None,
+    *,
+    exact: bool = True,
+) -> dict[str, Any]:
     """One block of the report.
 
     Args:
         block: the block.
         change: what was decided; None when the block was not selected.
-        facts: of the original model.
+        axis_sizes: original shape of every weight that a slot names.
+        stored: those of them that the file keeps as integers with scales.
         exact: narrowing it equals zeroing its consumers' dropped positions.
 
     Returns:
@@ -207,7 +215,7 @@ def block_entry(block: Block, change: Change | None, facts: Facts, *, exact: boo
         "kept": len(kept),
         "kept_units": kept.tolist(),
         "exact": exact,
-        "members": _members(block, gone, cluster, facts),
+        "members": _members(block, gone, cluster, axis_sizes, stored or {}),
         "error": asdict(change.error)
         if change is not None
         else {"plain": None, "compensated": None, "validation": None},
@@ -215,13 +223,15 @@ def block_entry(block: Block, change: Change | None, facts: Facts, *, exact: boo
     }
 
 
-def _members(block: Block, gone: Any, cluster: Any, facts: Facts) -> list[dict[str, Any]]:
+def _members(
+    block: Block, gone: Any, cluster: Any, axis_sizes: AxisSizes, quantised: Mapping[str, Stored]
+) -> list[dict[str, Any]]:
     """One entry per slot; a weight stored as integers with scales is named by the arrays that the file holds."""
     found: list[dict[str, Any]] = []
     for slot in block.slots:
         common = {"cluster": None if cluster is None else cluster.tolist()}
-        kept = _kept_positions(block.slots, slot, gone, facts.shapes)
-        stored = facts.stored.get(slot.initializer)
+        kept = _kept_positions(block.slots, slot, gone, axis_sizes)
+        stored = quantised.get(slot.initializer)
         parts = [(slot.initializer, slot.axis, kept)] if stored is None else stored.members(slot.axis, kept)
         for number, (name, axis, positions) in enumerate(parts):
             role = slot.role if number == 0 else "passenger"
