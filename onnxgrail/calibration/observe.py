@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.session import CPU, Session, open_session
-from onnxgrail.calibration.signature import Signature
+from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.facts import Facts, constants, sizes
+from onnxgrail.graph.facts import Facts, constants
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.storage import is_dequantised, stored
 
@@ -20,7 +20,7 @@ SMALL = 4096
 
 
 def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, folder: Path | None = None) -> Facts:
-    """Run the model once on `feed` and once on a shorter batch.
+    """Run the model once on `feed` and once on a smaller one.
 
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
@@ -37,7 +37,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
                 shapes[name], dtypes[name] = array.shape, array.dtype
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
-        varying = _varying(session, feed, shapes)
+        varying = _varying(session, shorter(feed, signature_of(model)), shapes)
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
             shapes[name] = value.const_value.numpy().shape
@@ -53,7 +53,6 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
         values=values,
         constants=known,
         varying=varying,
-        sizes=sizes(model, dtypes),
         stored=weights,
     )
 
@@ -70,19 +69,45 @@ def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
     return {name: a[:2] for name, a in arrays.items()}
 
 
-def _varying(session: Session, feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
-    """Axes whose size changes with the batch; empty when the batch cannot change."""
+def shorter(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
+    """Feeds with one sample less, for telling sizes that follow the input: first with every open axis shorter too.
+
+    Axes that share a symbol stay equal.  The model may refuse any of them.
+    """
     batch = max((a.shape[0] for a in feed.values() if a.ndim), default=1)
-    if batch < 2:
-        return {}
-    shorter = {n: a[: batch - 1] if a.ndim and a.shape[0] == batch else a for n, a in feed.items()}
-    try:
-        other = session.run(shorter)
-    except ModelError:  # a fixed batch is no error here
-        return {}
-    found = {}
-    for name, array in other.items():
-        axes = frozenset(k for k, (a, b) in enumerate(zip(array.shape, shapes[name], strict=False)) if a != b)
-        if axes:
-            found[name] = axes
+    declared = {entry.name: entry.shape for entry in signature}
+    found = []
+    for everywhere in (True, False):
+        candidate = dict(feed)
+        for name, array in feed.items():
+            dims = declared.get(name) or (None,) * array.ndim
+            cuts = [
+                slice(0, size - 1)
+                if size > 1 and ((axis == 0 and size == batch) or (axis > 0 and everywhere and isinstance(dim, str)))
+                else slice(None)
+                for axis, (size, dim) in enumerate(zip(array.shape, dims, strict=True))
+            ]
+            candidate[name] = np.ascontiguousarray(array[tuple(cuts)]).reshape(array[tuple(cuts)].shape)
+        if any(candidate[n].shape != feed[n].shape for n in feed):
+            found.append(candidate)
     return found
+
+
+def _varying(
+    session: Session, feeds: Sequence[Feed], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, frozenset[int]]:
+    """Axes whose size changes with the input; empty when nothing about the input can change."""
+    for feed in feeds:
+        try:
+            other = session.run(feed)
+        except ModelError:  # fixed sizes are no error here
+            continue
+        found = {}
+        for name, array in other.items():
+            axes = frozenset(
+                k for k, (a, b) in enumerate(zip(np.shape(array), shapes.get(name, ()), strict=False)) if a != b
+            )
+            if axes:
+                found[name] = axes
+        return found
+    return {}

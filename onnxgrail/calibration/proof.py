@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.observe import shorter
 from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.signature import signature_of
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph import weights
@@ -47,10 +49,12 @@ def prove(
         folder: where external data lie.
     """
 
-    def run(candidate: ir.Model) -> dict[str, Array]:
+    def run(candidate: ir.Model) -> list[dict[str, Array]]:
         with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
-            return session.run(feed)
+            return [session.run(f) for f in feeds]
 
+    feeds: list[Feed] = [feed]
+    feeds += _also(model, feed, providers, folder)
     limit = _limit(model)
     doubts: dict[str, str] = {}
 
@@ -75,6 +79,18 @@ def prove(
     return tuple(good), refusals
 
 
+def _also(model: ir.Model, feed: Feed, providers: Sequence[str], folder: Path | None) -> list[Feed]:
+    """A feed of other sizes, if the model takes one: a size that was written down as a number shows there."""
+    with open_session(to_bytes(model), optimise=False, providers=providers, folder=folder) as session:
+        for other in shorter(feed, signature_of(model)):
+            try:
+                session.run(other)
+            except ModelError:
+                continue
+            return [other]
+    return []
+
+
 def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> list[Block]:
     """A largest-effort subset that holds together: bisect, then join the halves that survive."""
     if not blocks or holds(blocks):
@@ -97,7 +113,7 @@ def _doubt(
     survey: Survey,
     blocks: Sequence[Block],
     widths: Mapping[str, int],
-    run: Callable[[ir.Model], dict[str, Array]],
+    run: Callable[[ir.Model], list[dict[str, Array]]],
     limit: float,
 ) -> str:
     """Why narrowing these blocks is not exact; '' when it is."""
@@ -110,7 +126,11 @@ def _doubt(
         return f"the narrowed graph does not run: {error}"
     masked = model.clone()
     apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=_masked(model, survey, blocks, dead)))
-    wanted = run(masked)
+    return next((why for a, b in zip(got, run(masked), strict=True) if (why := _gap(a, b, limit))), "")
+
+
+def _gap(got: Mapping[str, Array], wanted: Mapping[str, Array], limit: float) -> str:
+    """What differs between two runs; '' when nothing does."""
     for name, array in wanted.items():
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             if got[name].shape != array.shape:

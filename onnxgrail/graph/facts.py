@@ -25,8 +25,7 @@ class Facts:
         dtypes: numpy dtype of every tensor.
         values: arrays of values computed from constants alone, and of small integer tensors under the probe feed.
         constants: names of the values that depend on no graph input.
-        varying: per tensor, the axes whose size follows the batch.
-        sizes: per integer value computed from shapes, the tensors whose shapes it was computed from.
+        varying: per tensor, the axes whose size follows the input.
         stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
     """
 
@@ -35,7 +34,6 @@ class Facts:
     values: Mapping[str, Array]
     constants: frozenset[str]
     varying: Mapping[str, frozenset[int]]
-    sizes: Mapping[str, frozenset[str]]
     stored: Mapping[str, Stored] = field(default_factory=dict)
 
 
@@ -51,21 +49,6 @@ def constants(model: ir.Model) -> frozenset[str]:
         if all(value is None or value.name in known for value in node.inputs):
             known.update(value.name for value in node.outputs if value.name)
     return frozenset(known)
-
-
-def sizes(model: ir.Model, dtypes: Mapping[str, np.dtype]) -> dict[str, frozenset[str]]:
-    """For every integer value that follows from shapes: the names of the tensors whose shapes those are."""
-    found: dict[str, frozenset[str]] = {}
-    for node in model.graph:
-        names = [v.name for v in node.inputs if v is not None and v.name]
-        if node.op_type in ("Shape", "Size"):
-            sources = frozenset(names)
-        else:
-            sources = frozenset().union(*(found.get(n, frozenset()) for n in names))
-        if sources:
-            integers = (v.name for v in node.outputs if v.name and dtypes.get(v.name, np.dtype(float)).kind in "iu")
-            found.update(dict.fromkeys(integers, sources))
-    return found
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from onnxgrail.core import Array, Block, Bools, Ints, Refusal
 from onnxgrail.graph.facts import Facts
@@ -25,6 +25,26 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """Arithmetic on shapes.
+
+    Attributes:
+        behind: name of a computed value -> outputs of the Shape nodes that it was computed from.
+        measured: output of a Shape node -> the tensor whose shape it is.
+        staying: outputs of Shape nodes that go on reporting full sizes when their tensor is narrowed.
+    """
+
+    behind: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    measured: Mapping[str, str] = field(default_factory=dict)
+    staying: frozenset[str] = frozenset()
+
+    def following(self, narrowed: Collection[str]) -> frozenset[str]:
+        """Names of computed values that follow the shape of a narrowed tensor."""
+        moved = {s for s, tensor in self.measured.items() if tensor in narrowed} - self.staying
+        return frozenset(name for name, sources in self.behind.items() if sources & moved)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Survey:
     """All that can be narrowed in a graph, and what cannot.
 
@@ -35,6 +55,7 @@ class Survey:
         marks: unit numbers on the axes of activations; every mark has one axis.
         operands: (node key, input position) -> constant that is cut.
         ids: how many unit numbers there are, 0 included.
+        sizes: what is computed from shapes.
     """
 
     blocks: tuple[Block, ...]
@@ -43,6 +64,7 @@ class Survey:
     marks: Mapping[str, tuple[Mark, ...]]
     operands: Mapping[tuple[str, int], Operand]
     ids: int
+    sizes: Sizes = field(default_factory=Sizes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,8 @@ class Cut:
         facts: shapes and values of the *original* model.
         marks: marks of the original model's tensors, labels being unit numbers.
         dead: (ids,) which units go; entry 0 is False.
-        narrowing: names of values whose shape depends on a narrowed tensor's shape.
+        narrowing: names of sizes that follow a narrowed tensor's shape.
+        staying: outputs of Shape nodes that must go on reporting full sizes.
     """
 
     node: ir.Node
@@ -30,6 +31,7 @@ class Cut:
     marks: Mapping[str, tuple[Mark, ...]]
     dead: Bools
     narrowing: frozenset[str]
+    staying: frozenset[str]
 
     @property
     def version(self) -> int:
@@ -82,6 +84,24 @@ class Cut:
         node.outputs[0].name = name
         graph.insert_before(self.node, node)
         self.node.replace_input_with(operand, node.outputs[0])
+
+    def correct_output(self, steps: Sequence[tuple[str, Callable[[ir.Value], Sequence[ir.Value | Array]]]]) -> None:
+        """Put nodes behind the first output; whoever read it reads the last of them instead."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        value, last = self.node.outputs[0], self.node
+        readers = [(use.node, use.idx) for use in value.uses()]
+        for op, inputs in steps:
+            name = f"{self.output_name()}/{op}"
+            values = [
+                v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs(value))
+            ]
+            node = ir.Node("", op, values, num_outputs=1, name=name)
+            node.outputs[0].name = name
+            graph.insert_after(last, node)
+            value, last = node.outputs[0], node
+        for reader, position in readers:
+            reader.replace_input_with(position, value)
 
     def set_int(self, name: str, value: int) -> None:
         """Set an integer attribute."""

@@ -6,14 +6,20 @@ over it, so dimensions that follow the input keep following it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Bools, Ints
+from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.layout import bounds_of
 from onnxgrail.graph.ops.rule import narrow
+from onnxgrail.graph.sizes import slice_of
+
+Step = tuple[str, Callable[[ir.Value], Sequence[ir.Value | Array]]]
 
 
 @narrow("Reshape")
@@ -99,6 +105,31 @@ def _lay_over(cut: Cut, change: Bools, sizes: Ints) -> None:
     change[merged] = False
     if change.any():
         cut.compute_operand(1, "Where", [change, sizes, operand], "shape")
+
+
+@narrow("Shape", "Size")
+def narrow_shape(cut: Cut) -> None:
+    """Where arithmetic needs the full size, it goes on reporting that."""
+    if cut.output_name() not in cut.staying:
+        return
+    name = cut.input_name(0)
+    before, stays, varying = cut.shape(name), cut.alive(name), cut.facts.varying.get(name, frozenset())
+    count = [int(stays[axis].sum()) if axis in stays else size for axis, size in enumerate(before)]
+    if cut.node.op_type == "Size":
+        share = np.array(math.prod(before)), np.array(math.prod(count))
+        cut.correct_output([("Mul", lambda v: [v, share[0]]), ("Div", lambda v: [v, share[1]])])
+        return
+    start, end = slice_of(cut.node, len(before))
+    full, left = np.array(before[start:end], dtype=np.int64), np.array(count[start:end], dtype=np.int64)
+    follows = np.array([axis in varying for axis in range(start, end)])
+    steps: list[Step] = []
+    if ((full != left) & follows).any():  # a head axis merged with the batch keeps its proportion
+        scale, whole = (np.where(follows & (full != left), a, 1) for a in (full, left))
+        steps += [("Mul", lambda v: [v, scale]), ("Div", lambda v: [v, whole])]
+    if ((full != left) & ~follows).any():
+        change = (full != left) & ~follows
+        steps.append(("Where", lambda v: [change, full, v]))
+    cut.correct_output(steps)
 
 
 @narrow("Slice")
