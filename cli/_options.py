@@ -18,7 +18,6 @@ SELECTORS = ("wanda", "l1", "l2", "random")
 REDUCERS = ("prune", "fold")
 COMPENSATORS = ("grail", "none")
 BLOCKS = ("conv", "mlp", "heads", "stream")
-DEFAULT_BLOCKS = ("conv", "mlp", "heads")
 PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -34,10 +34,9 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     "--blocks",
     type=options.blocks,
     metavar="KINDS",
-    default=",".join(options.DEFAULT_BLOCKS),
+    default=",".join(options.BLOCKS),
     show_default=True,
-    help="Kinds to narrow: conv, mlp, heads, stream.  stream, the channels that residual connections share, costs the "
-    "most fidelity and is narrowed only when named.",
+    help="Kinds to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
 )
 @click.option("--include", type=options.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
 @click.option("--exclude", type=options.regex, metavar="REGEX", help="No blocks whose name or nodes match.")

@@ -65,10 +65,10 @@ def _blocks(found: Any, *, verbose: bool) -> None:
 def _sizes(found: Any) -> None:
     rows = [("whole model", render.count(found.params), render.count(found.macs), render.size(found.bytes))]
     for kind, held in found.shares.items():
-        rows.append((f"held by {kind} blocks", render.share(held["params"]), render.share(held["macs"]), ""))
-    kinds = " + ".join(kind for kind in found.shares if kind in options.DEFAULT_BLOCKS)
-    for guess in found.predicted if kinds else ():
-        label = f"at ratio {guess['ratio']:g} of {kinds}"
+        label = "held by all blocks" if kind == "all" else f"held by {kind} blocks"
+        rows.append((label, render.share(held["params"]), render.share(held["macs"]), ""))
+    for guess in found.predicted:
+        label = f"at ratio {guess['ratio']:g}"
         rows.append((label, render.count(guess["params"]), render.count(guess["macs"]), render.size(guess["bytes"])))
     render.table("", ("", "params", "MACs", "size"), rows)
 

@@ -217,7 +217,7 @@ class Recipe:
     """The user's choices, JSON-able; the field names are the option names of the command line."""
 
     ratio: float = 0.3
-    blocks: tuple[Kind, ...] = ("conv", "mlp", "heads")
+    blocks: tuple[Kind, ...] = KINDS
     include: str | None = None
     exclude: str | None = None
     samples: int | None = None

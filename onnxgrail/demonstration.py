@@ -21,12 +21,13 @@ import numpy as np
 
 from onnxgrail import __version__
 from onnxgrail.calibration.session import CPU, Session, open_session
-from onnxgrail.core import Array, Feed, Progress, silent
+from onnxgrail.core import Array, Feed, Kind, Progress, silent
 from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.paths import check_folder
 from onnxgrail.report import SCHEMA, environment, to_json
 
 COMPENSATE = ("none", "grail")
+INNER: tuple[Kind, ...] = ("conv", "mlp", "heads")  # a ratio then means about that share of the parameters
 WARM_UP = 3
 
 
@@ -187,6 +188,7 @@ def _compressed(
                 embedded.model,
                 target,
                 ratio=ratio,
+                blocks=INNER,
                 compensate=compensate,
                 data=embedded.calibration,
                 seed=seed,

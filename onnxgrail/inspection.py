@@ -37,8 +37,8 @@ def inspect(model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = 
     path = Path(model) if isinstance(model, str | Path) else Path("model")
     size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
-    for kind in KINDS:
-        some = [b for b in survey.blocks if b.kind == kind]
+    for kind in (*KINDS, "all"):
+        some = [b for b in survey.blocks if kind in (b.kind, "all")]
         if some:
             gone, saved = _gone(prepared, _dead(prepared, {b.name: 0 for b in some}), macs)
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}

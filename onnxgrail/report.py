@@ -111,7 +111,8 @@ class Inspection:
         path: the model file; params, macs, bytes: its size (elements, multiply-accumulates per sample, bytes on disk).
         blocks: dicts of name, kind, units, unit_size, producers, consumers (names), params, macs (what it holds).
         refusals: what is left alone, with node and reason.
-        shares: per kind {params, macs}: the share of the whole model that its blocks hold, 0 to 1.
+        shares: per kind, and for all of them together, {params, macs}: the share of the whole model that its blocks
+            hold, 0 to 1 (a weight between blocks of two kinds counts for both).
         predicted: dicts of ratio, params, macs, bytes.
     """
 

@@ -28,7 +28,7 @@ def test_inspect(tmp_path):
     assert (result.exit_code, result.stderr) == (0, "")
     data = json.loads(run("inspect", tmp_path / "m.onnx", "--json").stdout)
     assert [(b["kind"], b["units"]) for b in data["blocks"]] == [("conv", 16), ("stream", 8), ("conv", 12)]
-    for text in (data["blocks"][0]["name"], "1/1", "at ratio 0.25 of conv"):
+    for text in (data["blocks"][0]["name"], "1/1", "at ratio 0.25", "held by all blocks"):
         assert text in result.stdout
     assert all(refusal["reason"] in result.stdout for refusal in data["refusals"])
     assert "read by b" not in result.stdout

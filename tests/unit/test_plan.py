@@ -87,11 +87,12 @@ def test_kinds_and_patterns_choose_blocks() -> None:
     def chosen(**options: object) -> list[str]:
         return [b.name for b in selected(blocks, Recipe(**options))]  # type: ignore[arg-type]
 
-    assert chosen() == ["encoder.0.mlp", "encoder.1.mlp", "encoder.0.heads"]
+    assert chosen() == [b.name for b in blocks]
+    assert chosen(blocks=("mlp", "heads")) == ["encoder.0.mlp", "encoder.1.mlp", "encoder.0.heads"]
     assert chosen(blocks=("stream",)) == ["stem.stream"]
     assert chosen(include=r"encoder\.0\.") == ["encoder.0.mlp", "encoder.0.heads"]
     assert chosen(include="fc2$") == ["encoder.0.mlp"]
-    assert chosen(exclude="fc1") == ["encoder.0.heads"]
+    assert chosen(exclude="fc1") == ["encoder.0.heads", "stem.stream"]
     assert chosen(include="encoder", exclude="heads") == ["encoder.0.mlp", "encoder.1.mlp"]
 
 
