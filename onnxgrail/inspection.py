@@ -60,7 +60,10 @@ def inspect(model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = 
         params=params,
         macs=macs // prepared.samples,
         bytes=size,
-        blocks=tuple(_entry(prepared, b, macs) for b in survey.blocks),
+        blocks=tuple(
+            _entry(b, held, prepared.samples)
+            for b, held in zip(survey.blocks, cost.block_shares(survey, prepared.model), strict=True)
+        ),
         refusals=survey.refusals,
         shares=shares,
         predicted=tuple(predicted),
@@ -85,8 +88,7 @@ def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], 
     return cost.removed(prepared.survey, dead), macs - cost.macs(prepared.model, prepared.survey, dead)
 
 
-def _entry(prepared: Prepared, block: Block, macs: int) -> dict[str, Any]:
-    gone, saved = _gone(prepared, _dead(prepared, {block.name: 0}), macs)
+def _entry(block: Block, held: tuple[int, int], samples: int) -> dict[str, Any]:
     return {
         "name": block.name,
         "kind": block.kind,
@@ -94,6 +96,6 @@ def _entry(prepared: Prepared, block: Block, macs: int) -> dict[str, Any]:
         "unit_size": block.unit_size,
         "producers": sorted({s.initializer for s in block.producers}),
         "consumers": sorted({s.initializer for s in block.consumers}),
-        "params": gone[0],
-        "macs": saved // prepared.samples,
+        "params": held[0],
+        "macs": held[1] // samples,
     }

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Block, Bools
+from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.facts import key
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.survey import Operand, Survey
 
 Shapes = Callable[[str], tuple[int, ...]]
+
+PRODUCTS = frozenset(
+    {"Conv", "ConvTranspose", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits"}
+)
 
 
 def parameters(model: ir.Model) -> int:
@@ -58,7 +63,7 @@ def shapes(survey: Survey, dead: Bools | None) -> Shapes:
 
 
 def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
-    if node.op_type not in ("Conv", "ConvTranspose", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul"):
+    if node.op_type not in PRODUCTS:
         return 0
     names = [v.name or "" if v is not None else "" for v in node.inputs]
     output = node.outputs[0].name or ""
@@ -88,8 +93,12 @@ def _operand_shape(
 
 def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
     """How many weight elements and bytes go when units go, every working array counted once."""
+    return _removed(survey, survey.operands.values(), dead)
+
+
+def _removed(survey: Survey, operands: Iterable[Operand], dead: Bools) -> tuple[int, int]:
     sizes: dict[str, tuple[int, int]] = {}
-    for operand in survey.operands.values():
+    for operand in operands:
         full = survey.facts.shapes[operand.value]
         dims = list(full)
         for axis, units in operand.units.items():
@@ -101,8 +110,43 @@ def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
     return sum(c for c, _ in sizes.values()), sum(b for _, b in sizes.values())
 
 
-def block_share(survey: Survey, model: ir.Model, block: Block) -> tuple[int, int]:
-    """Parameters and MACs that would go if all units of one block went."""
-    dead = np.zeros(survey.ids, dtype=bool)
-    dead[block.ids] = True
-    return removed(survey, dead)[0], macs(model, survey) - macs(model, survey, dead)
+def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
+    """Per block, the parameters and MACs that would go if all of its units went.
+
+    Each block looks only at the nodes and operands that it touches, so this is linear in the size of the graph.
+    """
+    owner = np.zeros(survey.ids, dtype=np.int64)
+    for number, block in enumerate(survey.blocks, start=1):
+        owner[block.ids] = number
+    operands: dict[int, list[Operand]] = defaultdict(list)
+    for operand in survey.operands.values():
+        for number in _owners(owner, operand.units.values()):
+            operands[number].append(operand)
+    nodes: dict[int, list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        for number in _owners(owner, _units(node, survey)):
+            nodes[number].append(node)
+    found = []
+    for number, block in enumerate(survey.blocks, start=1):
+        dead = np.zeros(survey.ids, dtype=bool)
+        dead[block.ids] = True
+        full, left = (sum(_node_macs(n, survey, shapes(survey, d), d) for n in nodes[number]) for d in (None, dead))
+        found.append((_removed(survey, operands[number], dead)[0], full - left))
+    return found
+
+
+def _owners(owner: Ints, units: Iterable[Ints]) -> set[int]:
+    """Numbers of the blocks whose units these are."""
+    return {n for labels in units for n in np.unique(owner[labels]).tolist()} - {0}
+
+
+def _units(node: ir.Node, survey: Survey) -> list[Ints]:
+    """Units on the tensors and operands of a node that computes products."""
+    if node.op_type not in PRODUCTS:
+        return []
+    names = [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]
+    found = [mark.labels for name in names for mark in survey.marks.get(name, ())]
+    for position in range(len(node.inputs)):
+        operand = survey.operands.get((key(node), position))
+        found += [] if operand is None else list(operand.units.values())
+    return found

@@ -100,5 +100,9 @@ def test_nothing_is_removed_when_nothing_is_dead() -> None:
 def test_share_of_one_block() -> None:
     model = MODELS["mlp"]
     survey = survey_of(model, feed(model))
-    block = next(b for b in survey.blocks if b.kind == "mlp")
-    assert cost.block_share(survey, model, block) == (6 * 8 + 8 + 8 * 6, 3 * 2 * 6 * 8)
+    shares = {b.kind: share for b, share in zip(survey.blocks, cost.block_shares(survey, model), strict=True)}
+    assert shares["mlp"] == (6 * 8 + 8 + 8 * 6, 3 * 2 * 6 * 8)
+    for block, share in zip(survey.blocks, cost.block_shares(survey, model), strict=True):
+        dead = np.zeros(survey.ids, dtype=bool)
+        dead[block.ids] = True
+        assert share == (cost.removed(survey, dead)[0], cost.macs(model, survey) - cost.macs(model, survey, dead))
