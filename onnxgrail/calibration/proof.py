@@ -17,6 +17,7 @@ from onnxgrail.calibration.session import open_session
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph import weights
+from onnxgrail.graph.interface import changed, fit
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger, Survey
@@ -47,7 +48,7 @@ def prove(
         folder: where external data lie.
     """
 
-    def run(candidate: ir.Model) -> dict[str, Array]:
+    def run(candidate: ir.Model, feed: Feed) -> dict[str, Array]:
         with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
             return session.run(feed)
 
@@ -55,7 +56,7 @@ def prove(
     doubts: dict[str, str] = {}
 
     def holds(some: Sequence[Block]) -> bool:
-        why = _doubt(model, survey, some, widths, run, limit)
+        why = _doubt(model, survey, some, widths, feed, run, limit)
         if why and len(some) == 1:
             doubts[some[0].name] = why
         return not why
@@ -97,20 +98,22 @@ def _doubt(
     survey: Survey,
     blocks: Sequence[Block],
     widths: Mapping[str, int],
-    run: Callable[[ir.Model], dict[str, Array]],
+    feed: Feed,
+    run: Callable[[ir.Model, Feed], dict[str, Array]],
     limit: float,
 ) -> str:
     """Why narrowing these blocks is not exact; '' when it is."""
     dead = _sample(survey, blocks, widths)
+    ports = changed(model, survey, dead)
     slim = model.clone()
     try:
         apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
-        got = run(slim)
+        got = run(slim, fit(feed, ports))
     except (ModelError, RewriteError) as error:
         return f"the narrowed graph does not run: {error}"
     masked = model.clone()
     apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=_masked(model, survey, blocks, dead)))
-    wanted = run(masked)
+    wanted = fit(run(masked, feed), ports)
     for name, array in wanted.items():
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             if got[name].shape != array.shape:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
@@ -11,6 +13,7 @@ from onnxgrail.graph.ops.rule import rule
 FIXED = "the activation it reads carries no channels that can be narrowed"
 LEFT = "the constant stands on the left and mixes this axis"
 BATCHED = "its weight has batch axes"
+SHARED = "it is one value head that several query heads read; it stays, query heads can go"
 CONTRACTED = "it is contracted with another activation"
 
 
@@ -112,4 +115,16 @@ def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> No
         for axis, position in place.items():
             sizes[position] = own[axis]
         operands.append(Operand(k, tuple(sizes), tuple(marks), constant=False, offset=offset))
-    site.emit(combine(site, operands, shape))
+    site.emit(combine(site, _unshared(site, operands, rank), shape))
+
+
+def _unshared(site: Site, operands: list[Operand], rank: int) -> list[Operand]:
+    """Heads or features: where query heads share one value head, merging both into one axis would tie them all."""
+    batched = any(min(m.axes) < rank - 2 for o in operands for m in o.marks)
+    found = []
+    for o in operands:
+        shared = [m for m in o.marks if batched and m.axes == (rank - 1,)]
+        for mark in shared:
+            site.tie(mark, mark.axes, SHARED)
+        found.append(replace(o, marks=tuple(m for m in o.marks if all(m is not s for s in shared))))
+    return found
