@@ -71,10 +71,12 @@ def cuts(survey: Survey, dead: Bools, name: str) -> list[tuple[int, Array]]:
 
 def trimmed(arrays: Feed, cut: Mapping[str, list[tuple[int, Array]]]) -> dict[str, Array]:
     """Arrays without the positions that a narrowed interface no longer has."""
-    found = dict(arrays)
-    for name in found:
+    found = {}
+    for name, whole in arrays.items():
+        array = whole
         for axis, stays in cut.get(name, ()):
-            found[name] = np.take(found[name], stays, axis=axis)
+            array = np.take(array, stays, axis=axis)
+        found[name] = array
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.cache import past
+from onnxgrail.graph.ops.cache import past, present
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.linear import SHARED
 from onnxgrail.graph.ops.reduce import mix
@@ -40,17 +40,30 @@ def key_value(site: Site, places: Sequence[tuple[int, int]], count: int, groups:
     return [heads_of(site, site.marks(operand), axis, groups) for operand, axis in places]
 
 
-def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups: int) -> Ints | None:
-    """Query heads go with the key-value head they share; None, and all frozen, when one of the three is fixed.
+def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups: int, why: str = "") -> Ints | None:
+    """What goes together among the query heads; None, and all frozen, when none can go.
 
-    One key-value head for several query heads stays, and lets them go one by one.
+    A key-value head takes the query heads that read it along.  Where key-value heads stay (there is one for all, or
+    `why` says something else), every group must lose as many query heads as the others: one of each goes.
     """
-    if query is None or (any(s is None for s in shared) and not groups == 1 < len(query)):
-        site.freeze([Mark((0,), labels) for labels in (query, *shared) if labels is not None], PARTIAL)
+    held = [labels for labels in shared if labels is not None]
+    if query is None:
+        site.freeze([Mark((0,), labels) for labels in held], PARTIAL)
         return None
-    for labels in shared:
-        if labels is not None:
-            site.union(query, np.repeat(labels, len(query) // len(labels)))
+    if groups == 1 < len(query):
+        why = SHARED
+    elif len(held) < len(shared):
+        why = PARTIAL
+    if not why:
+        for labels in held:
+            site.union(query, np.repeat(labels, len(query) // groups))
+    else:
+        site.freeze([Mark((0,), labels) for labels in held], why)
+        if len(query) == groups:
+            site.freeze([Mark((0,), query)], why)
+            return None
+        table = query.reshape(groups, -1)
+        site.union(np.broadcast_to(table[:1], table.shape), table)
     site.kind(query, "heads")
     return query
 
@@ -71,28 +84,30 @@ def bias(site: Site, operand: int, heads: Ints) -> None:
         site.union(site.collapse(own, axis), heads)
 
 
-def caches(site: Site, operands: Sequence[int], shared: Sequence[Ints | None], outputs: Sequence[int]) -> None:
-    """Past keys and values follow their heads on axis 1, and so do the present ones."""
+def caches(site: Site, operands: Sequence[int], shared: Sequence[Ints | None], outputs: Sequence[int]) -> str:
+    """Past keys and values follow their heads on axis 1, and so do the present ones; why not, if they cannot."""
+    reasons = []
     for operand, output, labels in zip(operands, outputs, shared, strict=True):
-        if labels is not None:
-            past(site, operand, 1, labels, PARTIAL)
-            site.emit([Mark((1,), labels)] if site.out_name(output) else [], output)
+        if labels is None:
+            continue
+        reasons.append(past(site, operand, 1, labels, PARTIAL) or present(site, output))
+        site.emit([Mark((1,), labels)] if site.out_name(output) else [], output)
+    return next((why for why in reasons if why), "")
 
 
 @rule("Attention", since=23)
 def attention(site: Site) -> None:
-    """Heads are tied across query, key and value; a key-value head takes its query heads along, a single one stays."""
+    """Heads are tied across query, key and value; a key-value head takes its query heads along, unless it must stay."""
     rank = len(site.shape(0))
     axis = 1 if rank == 4 else 2
     declared = [int(site.attribute(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
     count, groups = (site.shape(0)[1], site.shape(1)[1]) if rank == 4 else declared
     query = heads_of(site, site.marks(0), axis, count)
     shared = key_value(site, [(1, axis), (2, axis)], count, groups)
-    heads = joined(site, query, shared, groups)
+    heads = joined(site, query, shared, groups, caches(site, (4, 5), shared, (1, 2)))
     if heads is None:
         return
     bias(site, 3, heads)
-    caches(site, (4, 5), shared, (1, 2))
     site.emit([Mark((axis,), np.repeat(heads, site.out_shape()[axis] // count))])
     site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
 

@@ -9,7 +9,7 @@ from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.attention import MICROSOFT, PARTIAL, bias, caches, heads_of, joined, key_value, recount
-from onnxgrail.graph.ops.cache import past
+from onnxgrail.graph.ops.cache import past, present
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.linear import FIXED, SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
@@ -23,26 +23,32 @@ def multi_head(site: Site) -> None:
     """Heads are tied across query, key and value, packed or not; the packed bias is cut, caches follow."""
     count = int(site.attribute("num_heads"))
     query = heads_of(site, site.marks(0), 2, count)
-    parts = [_part(site, k, count, query) for k in (1, 2) if site.name(k)]
-    heads = joined(site, query, parts, count)
+    parts = [_part(site, k, count) for k in (1, 2) if site.name(k)]
+    heads = joined(site, query, parts, count, _cached(site, query))
     if heads is None:
         return
     if site.name(3):
         _bias_of_projections(site, heads)
     bias(site, 5, heads)
-    caches(site, (6, 7), (heads, heads), (1, 2))
     site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
     site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
 
 
-def _part(site: Site, operand: int, count: int, query: Ints | None) -> Ints | None:
+def _part(site: Site, operand: int, count: int) -> Ints | None:
     """Heads of key or value: (batch, length, width), packed (batch, length, heads, 2, size), or a past that is all."""
     if len(site.shape(operand)) != 4:
         return heads_of(site, site.marks(operand), 2, count)
-    if not site.marks(operand) and query is not None:
-        past(site, operand, 1, query, PARTIAL)
-        return query
-    return heads_of(site, site.marks(operand), 1, count)
+    found = heads_of(site, site.marks(operand), 1, count)
+    return site.flow.labels.fresh(count) if found is None else found
+
+
+def _cached(site: Site, query: Ints | None) -> str:
+    """Why caches, or keys and values that are caches themselves, keep their heads."""
+    if query is None:
+        return ""
+    alone = [k for k in (1, 2) if site.name(k) and len(site.shape(k)) == 4 and not site.marks(k)]
+    reasons = [past(site, k, 1, query, PARTIAL) for k in alone]
+    return next((why for why in reasons if why), "") or caches(site, (6, 7), (query, query), (1, 2))
 
 
 def _bias_of_projections(site: Site, heads: Ints) -> None:
@@ -87,12 +93,14 @@ def packed_attention(site: Site) -> None:
     site.carry(1, Mark((1,), produced), "producer")
     pieces = np.split(produced, np.cumsum(sizes)[:2])
     parts = [heads_of(site, [Mark((0,), piece)], 0, count) for piece in pieces]
-    heads = joined(site, parts[0], parts[1:], count)
-    assert heads is not None
+    assert parts[0] is not None
+    # keys and values of the cache are stacked: (2, batch, heads, length, size)
+    heads = joined(site, parts[0], parts[1:], count, past(site, 4, 2, parts[0], PARTIAL) or present(site, 1))
+    if heads is None:
+        return
     if site.name(2):
         site.carry(2, Mark((0,), produced))
     bias(site, 5, heads)
-    past(site, 4, 2, heads, PARTIAL)  # keys and values stacked: (2, batch, heads, length, size)
     site.emit([Mark((2,), pieces[2])])
     site.emit([Mark((2,), heads)] if site.out_name(1) else [], 1)
 
@@ -114,7 +122,7 @@ def narrow_packed_attention(cut: Cut) -> None:
 
 @rule("GroupQueryAttention", domain=MICROSOFT)
 def group_query(site: Site) -> None:
-    """A key-value head takes its query heads along, a single one stays; packed or not, caches and sinks follow."""
+    """A key-value head takes its query heads along, unless it must stay; packed or not, caches and sinks follow."""
     count, groups = (int(site.attribute(name)) for name in ("num_heads", "kv_num_heads"))
     if site.name(12) or site.name(13):
         site.freeze([m for k in site.operands for m in site.marks(k)], QUANTISED)
@@ -124,12 +132,11 @@ def group_query(site: Site) -> None:
         shared = key_value(site, [(1, 2), (2, 2)], count, groups)
     else:
         query, shared = _unpacked(site, count, groups)
-    heads = joined(site, query, shared, groups)
+    heads = joined(site, query, shared, groups, caches(site, (3, 4), shared, (1, 2)))
     if heads is None:
         return
     bias(site, 10, heads)
     _sink(site, 11, heads)
-    caches(site, (3, 4), shared, (1, 2))
     site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
     site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
 

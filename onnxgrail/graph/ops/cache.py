@@ -46,22 +46,27 @@ def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
     return ""
 
 
-def past(site: Site, operand: int, axis: int, heads: np.ndarray, otherwise: str) -> None:
-    """A cache operand of a fused attention follows the heads, or keeps them."""
+def past(site: Site, operand: int, axis: int, heads: np.ndarray, otherwise: str) -> str:
+    """A cache operand of a fused attention follows the heads; '' when it does, else why not."""
     if not site.name(operand):
-        return
+        return ""
     mark = Mark((axis,), heads)
     if site.is_constant(operand):
         site.carry(operand, mark)
-        return
+        return ""
     own = site.marks(operand)
     along = [m for m in own if axis in m.axes]
     site.freeze([m for m in own if axis not in m.axes and m.axes != (0,)], otherwise)
     for found in along:
         site.union(site.collapse(found, axis), heads)
-    why = "" if along else adopt(site, operand, mark, otherwise)
-    if why:
-        site.freeze([mark], why)
+    return "" if along else adopt(site, operand, mark, otherwise)
+
+
+def present(site: Site, output: int) -> str:
+    """Why a cache output of a fused attention keeps its heads; '' when it may lose some."""
+    outputs = site.node.outputs
+    leaves = output < len(outputs) and outputs[output].is_graph_output()
+    return CACHE if leaves and not site.flow.interface else ""
 
 
 def settle(flow: Flow, model: ir.Model) -> None:
