@@ -16,19 +16,20 @@ from tests.tiny import feed, ints, lines, tiny
 
 QUERY = "q0 = MatMul(x, wq)\nq2 = Reshape(q0, into)\nq3 = Transpose<perm=[0,2,1,3]>(q2)\n"
 SINGLE = {"wq": (WIDTH, WIDTH), "wk": (WIDTH, SIZE), "wv": (WIDTH, SIZE)}
+SIZES = "gb = Shape<start=0, end=1>(x)\ngs = Shape<start=1, end=2>(x)\n"
 GROWN = {
     "constant": ("", {"grown": ints(1, 1, HEADS, TOKENS, SIZE), "all": ints(-1, HEADS, TOKENS, SIZE)}),
     # dynamo: sizes from Shape, the number of copies a constant in the middle
     "dynamo": (
-        "gb = Shape<start=0, end=1>(x)\ngs = Shape<start=1, end=2>(x)\n"
-        "grown = Concat<axis=0>(gb, ones, copies, gs, size)\nall = Concat<axis=0>(gb, copies, gs, size)\n",
+        f"{SIZES}grown = Concat<axis=0>(gb, ones, copies, gs, size)\nall = Concat<axis=0>(gb, copies, gs, size)\n",
         {"ones": ints(1), "copies": ints(HEADS), "size": ints(SIZE)},
     ),
     # TorchScript: the target of Expand passes through Equal and Where, the merged size is a product
     "legacy": (
-        "gb = Shape<start=0, end=1>(x)\ngs = Shape<start=1, end=2>(x)\n"
-        "asked = Concat<axis=0>(gb, ones, copies, gs, size)\nfree = Equal(asked, minus)\n"
-        "grown = Where(free, five, asked)\ntimes = Mul(ones, copies)\nall = Concat<axis=0>(gb, times, gs, size)\n",
+        (
+            f"{SIZES}asked = Concat<axis=0>(gb, ones, copies, gs, size)\nfree = Equal(asked, minus)\n"
+            "grown = Where(free, five, asked)\ntimes = Mul(ones, copies)\nall = Concat<axis=0>(gb, times, gs, size)\n"
+        ),
         {"ones": ints(1), "copies": ints(HEADS), "size": ints(SIZE), "minus": ints(-1), "five": ints(1, 1, 1, 1, 1)},
     ),
 }
