@@ -101,6 +101,18 @@ STANDARD = [
         units=(2,),
         note="groups-from-input",
     ),
+    *both(
+        Standard(
+            op="Attention",
+            body="hr = Reshape(h, apart)\nhh = Transpose<perm=[0,2,1,3]>(hr)\no = Attention(hh, pk, pv)\n"
+            "t = Transpose<perm=[0,2,1,3]>(o)\nz = Reshape(t, joined)",
+            weights={"apart": ints(0, 0, 4, 2), "joined": ints(0, 0, -1)},
+            inputs=pasts(4),
+            units=(4,),
+            note="past-is-all",
+        ),
+        (),
+    ),
     Standard(
         op="Attention",
         body=f"{THIRD}z, , , output_s = Attention<q_num_heads=4, kv_num_heads=4>(h, g, v)",

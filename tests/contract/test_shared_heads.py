@@ -173,6 +173,19 @@ def test_keys_without_a_past_leave_only_with_leave() -> None:
     assert block.units == HEADS
 
 
+def test_attention_to_a_cached_encoder() -> None:
+    """Keys and values come from the first token's run, and no projection makes them here."""
+    shape = f"float[N,{HEADS},T,{SIZE}]"
+    model = attention(
+        inputs=f"float[N,{TOKENS},{WIDTH}] x, {shape} k3, {shape} v3", project=QUERY, projected={"wq": (WIDTH, WIDTH)}
+    )
+    survey = narrowed_equals_masked(model, feed(model))
+    assert not survey.blocks
+    assert any("--kv-io" in r.reason for r in survey.refusals if r.value == "wq")
+    (block,) = narrowed_equals_masked(model, feed(model), interface=True).blocks
+    assert (block.kind, block.units) == ("heads", HEADS)
+
+
 @pytest.mark.parametrize("output", ["a3", "o0", "q0"])
 def test_scores_results_and_features_are_no_cache(output: str) -> None:
     model = attention(outputs=f", float[] {output}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,19 @@ def test_kept_heads_are_compared_with_those_they_were(files: tuple[Path, Path], 
         assert errors["present_k0"] < 1e-10
         assert errors["present_v0"] < 1e-10
         assert errors["y"] > 1e-6
+
+
+def test_layers_may_keep_different_heads(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = files
+    blocks = onnxgrail.inspect(model, kv_io=True).blocks
+    second = next(b["name"] for b in blocks if b["kind"] == "heads" and "wq1" in b["producers"])
+    words = {"data": str(data), "kv_io": True, "ratio": 0.5, "round_to": 1, "exclude": f"^{re.escape(second)}$"}
+    result = onnxgrail.compress(model, tmp_path / "o.onnx", **words)
+    assert interface(result.report.data) == {
+        n: (axis, HEADS, 2) for n, axis in (WHOLE | MADE).items() if n.endswith("0")
+    }
+    declared = {v.name: list(v.shape) for v in ort.InferenceSession(tmp_path / "o.onnx").get_inputs()}
+    assert (declared["past_v0"][1], declared["past_v1"][1]) == (2, HEADS)
 
 
 def test_narrowed_twice(files: tuple[Path, Path], tmp_path: Path) -> None:

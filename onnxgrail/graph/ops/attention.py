@@ -32,12 +32,23 @@ def heads_of(site: Site, marks: Sequence[Mark], axis: int, count: int) -> Ints |
     return found
 
 
-def key_value(site: Site, places: Sequence[tuple[int, int]], count: int, groups: int) -> list[Ints | None]:
-    """Labels of the key and value heads at (operand, axis); a single one that `count` query heads share stays."""
+def key_value(site: Site, places: Sequence[tuple[int, int]], count: int, groups: int) -> tuple[list[Ints | None], str]:
+    """Labels of the key and value heads at (operand, axis), and why there are none; a single one for all stays.
+
+    Four axes without labels are a cache that is all there is, as in attention to an encoder.
+    """
     if groups == 1 < count:
         site.freeze([m for operand, _ in places for m in site.marks(operand) if m.axes != (0,)], SHARED)
-        return [None] * len(places)
-    return [heads_of(site, site.marks(operand), axis, groups) for operand, axis in places]
+        return [None] * len(places), SHARED
+    found, why = [], ""
+    for operand, axis in places:
+        labels = heads_of(site, site.marks(operand), axis, groups)
+        if labels is None and len(site.shape(operand)) == 4:
+            fresh = site.flow.labels.fresh(groups)
+            reason = past(site, operand, axis, fresh, PARTIAL)
+            labels, why = (None, why or reason) if reason else (fresh, why)
+        found.append(labels)
+    return found, why
 
 
 def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups: int, why: str = "") -> Ints | None:
@@ -53,7 +64,7 @@ def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups
     if groups == 1 < len(query):
         why = SHARED
     elif len(held) < len(shared):
-        why = PARTIAL
+        why = why or PARTIAL
     if not why:
         for labels in held:
             site.union(query, np.repeat(labels, len(query) // groups))
@@ -103,8 +114,8 @@ def attention(site: Site) -> None:
     declared = [int(site.attribute(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
     count, groups = (site.shape(0)[1], site.shape(1)[1]) if rank == 4 else declared
     query = heads_of(site, site.marks(0), axis, count)
-    shared = key_value(site, [(1, axis), (2, axis)], count, groups)
-    heads = joined(site, query, shared, groups, caches(site, (4, 5), shared, (1, 2)))
+    shared, why = key_value(site, [(1, axis), (2, axis)], count, groups)
+    heads = joined(site, query, shared, groups, why or caches(site, (4, 5), shared, (1, 2)))
     if heads is None:
         return
     bias(site, 3, heads)

@@ -23,8 +23,12 @@ def multi_head(site: Site) -> None:
     """Heads are tied across query, key and value, packed or not; the packed bias is cut, caches follow."""
     count = int(site.attribute("num_heads"))
     query = heads_of(site, site.marks(0), 2, count)
-    parts = [_part(site, k, count) for k in (1, 2) if site.name(k)]
-    heads = joined(site, query, parts, count, _cached(site, query))
+    # (batch, length, width), (batch, length, heads, 2, size) when packed, (batch, heads, length, size) as a past
+    places = [(k, 1 if len(site.shape(k)) == 4 else 2) for k in (1, 2) if site.name(k)]
+    parts, why = key_value(site, places, count, count)
+    if not why and query is not None:
+        why = caches(site, (6, 7), (query, query), (1, 2))
+    heads = joined(site, query, parts, count, why)
     if heads is None:
         return
     if site.name(3):
@@ -32,23 +36,6 @@ def multi_head(site: Site) -> None:
     bias(site, 5, heads)
     site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
     site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
-
-
-def _part(site: Site, operand: int, count: int) -> Ints | None:
-    """Heads of key or value: (batch, length, width), packed (batch, length, heads, 2, size), or a past that is all."""
-    if len(site.shape(operand)) != 4:
-        return heads_of(site, site.marks(operand), 2, count)
-    found = heads_of(site, site.marks(operand), 1, count)
-    return site.flow.labels.fresh(count) if found is None else found
-
-
-def _cached(site: Site, query: Ints | None) -> str:
-    """Why caches, or keys and values that are caches themselves, keep their heads."""
-    if query is None:
-        return ""
-    alone = [k for k in (1, 2) if site.name(k) and len(site.shape(k)) == 4 and not site.marks(k)]
-    reasons = [past(site, k, 1, query, PARTIAL) for k in alone]
-    return next((why for why in reasons if why), "") or caches(site, (6, 7), (query, query), (1, 2))
 
 
 def _bias_of_projections(site: Site, heads: Ints) -> None:
@@ -129,10 +116,10 @@ def group_query(site: Site) -> None:
         return
     if site.name(1):
         query = heads_of(site, site.marks(0), 2, count)
-        shared = key_value(site, [(1, 2), (2, 2)], count, groups)
+        shared, why = key_value(site, [(1, 2), (2, 2)], count, groups)
     else:
-        query, shared = _unpacked(site, count, groups)
-    heads = joined(site, query, shared, groups, caches(site, (3, 4), shared, (1, 2)))
+        query, shared, why = *_unpacked(site, count, groups), ""
+    heads = joined(site, query, shared, groups, why or caches(site, (3, 4), shared, (1, 2)))
     if heads is None:
         return
     bias(site, 10, heads)

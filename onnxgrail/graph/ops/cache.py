@@ -46,6 +46,11 @@ def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
     return ""
 
 
+def is_input(site: Site, operand: int) -> bool:
+    """Whether an operand is an input of the model, or a copy of one."""
+    return _chain(site, operand) is not None
+
+
 def past(site: Site, operand: int, axis: int, heads: np.ndarray, otherwise: str) -> str:
     """A cache operand of a fused attention follows the heads; '' when it does, else why not."""
     if not site.name(operand):

@@ -7,7 +7,8 @@ from dataclasses import replace
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.broadcast import Operand, combine
+from onnxgrail.graph.ops.broadcast import UNLABELLED, Operand, combine
+from onnxgrail.graph.ops.cache import adopt, is_input
 from onnxgrail.graph.ops.rule import rule
 
 FIXED = "the activation it reads carries no channels that can be narrowed"
@@ -97,6 +98,7 @@ def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> No
     """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands."""
     shape = site.out_shape()
     rank = len(shape)
+    _cached(site)
     operands = []
     for k in (0, 1):
         own = site.shape(k)
@@ -116,6 +118,20 @@ def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> No
             sizes[position] = own[axis]
         operands.append(Operand(k, tuple(sizes), tuple(marks), constant=False, offset=offset))
     site.emit(combine(site, _unshared(site, operands, rank), shape))
+
+
+def _cached(site: Site) -> None:
+    """A cache that is all there is, as in attention to an encoder, goes with the heads that read it."""
+    for k, other in ((0, 1), (1, 0)):
+        shape = site.shape(k)
+        if site.marks(k) or len(shape) != len(site.shape(other)):
+            continue
+        for mark in site.marks(other):
+            heads = [a for a in mark.axes if 0 < a < len(shape) - 2 and shape[a] == site.shape(other)[a] > 1]
+            if len(heads) == 1 and is_input(site, k):
+                tied = site.tie(mark, [a for a in mark.axes if a not in heads], CONTRACTED)
+                why = adopt(site, k, tied, UNLABELLED) if tied is not None else ""
+                site.freeze([tied] if tied is not None and why else [], why)
 
 
 def _unshared(site: Site, operands: list[Operand], rank: int) -> list[Operand]:
