@@ -102,6 +102,12 @@ shapes_option = click.option(
     help="Shape of an input when it is drawn: x:1,3,224,224, x:1x3x224x224 or x:[1,3,224,224]; repeatable.",
 )
 
+kv_io_option = click.option(
+    "--kv-io",
+    is_flag=True,
+    help="Narrow key-value caches that are inputs and outputs of the model, too: callers must feed fewer heads.",
+)
+
 data_options = chain(
     click.option(
         "--data",

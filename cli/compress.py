@@ -72,6 +72,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     show_default=True,
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
+@options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
 @click.option(
@@ -179,6 +180,8 @@ def _tables(report: Any, output: Path | None) -> None:
     render.table(model["input"], ("", "before", "after", "change"), rows)
     asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
     click.echo(f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters")
+    for line in _interface(data.get("interface", ())):
+        click.echo(line)
     calibration = data.get("calibration")
     if calibration:
         click.echo(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
@@ -188,6 +191,18 @@ def _tables(report: Any, output: Path | None) -> None:
         click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
     _outcomes(chosen)
     click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
+
+
+def _interface(ports: Any) -> list[str]:
+    """One line for all inputs and outputs that changed alike."""
+    alike: dict[tuple[int, int, int], list[str]] = {}
+    for port in ports:
+        alike.setdefault((port["axis"], port["before"], port["after"]), []).append(port["name"])
+    lines = []
+    for (axis, before, after), names in alike.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        lines.append(f"Interface: {', '.join(names[:2])}{more}: {before} -> {after} heads (axis {axis})")
+    return lines
 
 
 def _of_kinds(report: Any, kinds: Collection[str]) -> Any:

@@ -16,9 +16,10 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 @click.command()
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @options.shapes_option
+@options.kv_io_option
 @options.json_option
 @options.verbose_option
-def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], as_json: bool) -> None:
+def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], kv_io: bool, as_json: bool) -> None:
     """Show what can be narrowed, what not, and why; needs no data.
 
     --verbose names the weights of every block and every node that is left alone.  Sizes are per sample of drawn inputs;
@@ -26,7 +27,7 @@ def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], 
     """
     import onnxgrail
 
-    found = onnxgrail.inspect(model, input_shapes=dict(input_shapes))
+    found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
     if as_json:
         click.echo(found.to_json())
         return

@@ -22,6 +22,7 @@ from onnxgrail.core import Feed, Progress, silent
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
+from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.trace import trace
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
@@ -127,14 +128,15 @@ def compare(
         batches = synthetic(first, signature, samples=samples, batch_size=batch_size, seed=seed, input_shapes=shapes)
     else:
         batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed)
-    outputs = finish(run_both(paths[0], paths[1], batches, providers=providers, progress=progress))
+    ports = between(first, second)
+    outputs = finish(run_both(paths[0], paths[1], batches, ports=ports, providers=providers, progress=progress))
     feed = probe_feed(next(iter(batches)), signature)
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )
     return Comparison(
         a=weigh(first, paths[0], macs=_macs(first, paths[0], feed, providers)),
-        b=weigh(second, paths[1], macs=_macs(second, paths[1], feed, providers)),
+        b=weigh(second, paths[1], macs=_macs(second, paths[1], fit(feed, ports), providers)),
         outputs=outputs,
         calibration=source,
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
@@ -146,20 +148,22 @@ def run_both(
     b: bytes | str | Path,
     batches: Batches,
     *,
+    ports: Sequence[Port] = (),
     providers: Sequence[str] = ("CPUExecutionProvider",),
     folder: Path | None = None,
     progress: Progress = silent,
 ) -> dict[str, Sums]:
     """Sums of differences per output over all batches; padded tokens are left out.
 
-    `folder` is where external data of models given as bytes lie.
+    `ports` is what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.  `folder` is where
+    external data of models given as bytes lie.
     """
     sums: dict[str, Sums] = {}
     with ExitStack() as stack:
         one, two = (stack.enter_context(open_session(m, providers=providers, folder=folder)) for m in (a, b))
         for number, feed in enumerate(batches):
             progress("compare", number, len(batches))
-            sums = add_batch(sums, one.run(feed), two.run(feed), mask=padding_mask(feed))
+            sums = add_batch(sums, fit(one.run(feed), ports), two.run(fit(feed, ports)), mask=padding_mask(feed))
         progress("compare", len(batches), len(batches))
     return sums
 

@@ -228,6 +228,7 @@ class Recipe:
     ridge: float = 1e-3
     closed_loop: bool = True
     round_to: int = 8
+    kv_io: bool = False
     seed: int = 0
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

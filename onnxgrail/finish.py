@@ -17,6 +17,7 @@ from onnxgrail.core import Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
+from onnxgrail.graph.interface import between, changed, note
 from onnxgrail.graph.model_io import LIMIT, copy, inline, weight_bytes
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
@@ -34,12 +35,17 @@ from onnxgrail.report import (
 )
 
 CHECKED_FEEDS = 4
+INTERFACE = (
+    "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
+    "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
+)
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     """A copy of the model with all decisions written in."""
     slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
+    note(slim, changed(prepared.model, prepared.survey, ledger.dead))
     return slim
 
 
@@ -53,7 +59,15 @@ def verify(
     """
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
     before = prepared.source if prepared.folder is not None else to_bytes(prepared.model)
-    sums = run_both(before, to_bytes(slim), few, providers=recipe.providers, folder=prepared.folder, progress=progress)
+    sums = run_both(
+        before,
+        to_bytes(slim),
+        few,
+        ports=between(prepared.model, slim),
+        providers=recipe.providers,
+        folder=prepared.folder,
+        progress=progress,
+    )
     results = finish(sums)
     return Verification(checker=_checks(slim), ort_load=True, outputs=tuple(entries(results))), results
 
@@ -92,6 +106,7 @@ def report_of(
     """Everything that was done and left alone, as schema 1."""
     decided = {c.block.name: c for c in decision.changes}
     survey = prepared.survey
+    ports = changed(prepared.model, survey, decision.ledger.dead)
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
@@ -101,6 +116,8 @@ def report_of(
         verification=verification,
         calibration=_calibration(prepared.batches, decision.changes),
         timing=timing,
+        interface=ports,
+        notes=[INTERFACE] if ports else [],
     )
 
 

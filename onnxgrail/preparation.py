@@ -79,7 +79,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
         batches = _batches(model, data, recipe)
     with clock.stage("trace"):
         feed, facts = _observed(model, batches, folder, recipe)
-        survey = trace(model, facts)
+        survey = trace(model, facts, interface=recipe.kv_io)
     return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxgrail.core import Block, Change, Ints, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
 from onnxgrail.paths import write_text
 
@@ -145,6 +146,7 @@ def make_report(
     calibration: Mapping[str, Any] | None = None,
     timing: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
+    interface: Sequence[Port] = (),
 ) -> Report:
     """Put a report together.
 
@@ -158,6 +160,7 @@ def make_report(
         calibration: from `calibration_entry`.
         timing: seconds per stage; `forward` is the time spent inside ONNX Runtime.
         notes: what the user should know.
+        interface: inputs and outputs whose shapes changed.
     """
     return Report(
         data={
@@ -170,6 +173,7 @@ def make_report(
             "blocks": [plain(block) for block in blocks],
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),
+            "interface": plain([asdict(port) for port in interface]),
             "timing": {stage: round(seconds, 4) for stage, seconds in (timing or {}).items()},
             "peak_rss_bytes": peak_rss_bytes(),
             "notes": list(notes),

@@ -5,7 +5,7 @@ The mask is written here from the survey alone and shares no code with the rewri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -24,14 +24,20 @@ EFFECT = 1e-4  # a mask that changes less than this would also let a wrong rewri
 
 
 def narrowed_equals_masked(
-    model: ir.Model, feed: Feed, ratio: float = 0.5, kinds: Sequence[Kind] | None = None, *, seed: int = 0
+    model: ir.Model,
+    feed: Feed,
+    ratio: float = 0.5,
+    kinds: Sequence[Kind] | None = None,
+    *,
+    seed: int = 0,
+    interface: bool = False,
 ) -> Survey:
     """Kill some units of every block (of these kinds), and compare with the mask on the feed and on a shorter batch.
 
     Checked along the way: each block's mask has an effect; what the narrowed file says about shapes is true; it passes
     the ONNX checker where the original does; nothing changes when nothing is killed.
     """
-    survey = survey_of(model, feed)
+    survey = survey_of(model, feed, interface=interface)
     assert len({b.name for b in survey.blocks}) == len(survey.blocks)
     before = ir.to_proto(model).SerializeToString()
     untouched = narrowed(model, survey, np.zeros(survey.ids, dtype=bool))
@@ -43,16 +49,35 @@ def narrowed_equals_masked(
     if all(s.initializer in model.graph.initializers for b in survey.blocks for s in b.slots):
         assert size(slim) < size(model)
     runs = [session(m) for m in (before, slim, masked(model, survey, dead))]
-    dense, got, want = (run(r, feed) for r in runs)
-    check_same(got, want)
+    cut = {n: cuts(survey, dead, n) for n in (v.name for v in (*model.graph.inputs, *model.graph.outputs))}
+    assert interface or not any(cut.values())
+    dense, want = run(runs[0], feed), run(runs[2], feed)
+    check_same(run(runs[1], trimmed(feed, cut)), trimmed(want, cut))
     check_effects(model, survey, dead, feed, dense)
     shorter = short(feed)
     if shorter is not None and takes(runs[0], shorter):
-        check_same(run(runs[1], shorter), run(runs[2], shorter))
-    check_recorded(slim, feed)
+        check_same(run(runs[1], trimmed(shorter, cut)), trimmed(run(runs[2], shorter), cut))
+    check_recorded(slim, trimmed(feed, cut))
     if passes_checker(before):
         onnx.checker.check_model(ir.to_proto(slim), full_check=True)
     return survey
+
+
+def cuts(survey: Survey, dead: Bools, name: str) -> list[tuple[int, Array]]:
+    """Axes of an input or output that lose positions, with those that stay."""
+    found = [(m.axes[0], np.flatnonzero(~dead[m.labels])) for m in survey.marks.get(name, ())]
+    return [(axis, stays) for axis, stays in found if len(stays) < survey.facts.shapes[name][axis]]
+
+
+def trimmed(arrays: Feed, cut: Mapping[str, list[tuple[int, Array]]]) -> dict[str, Array]:
+    """Arrays without the positions that a narrowed interface no longer has."""
+    found = {}
+    for name, whole in arrays.items():
+        array = whole
+        for axis, stays in cut.get(name, ()):
+            array = np.take(array, stays, axis=axis)
+        found[name] = array
+    return found
 
 
 def check_effects(model: ir.Model, survey: Survey, dead: Bools, feed: Feed, dense: dict[str, Array]) -> None:
@@ -65,9 +90,9 @@ def check_effects(model: ir.Model, survey: Survey, dead: Bools, feed: Feed, dens
             assert effect > EFFECT, f"masking {block.name} changes nothing"
 
 
-def survey_of(model: ir.Model, feed: Feed) -> Survey:
+def survey_of(model: ir.Model, feed: Feed, *, interface: bool = False) -> Survey:
     """Observe and trace."""
-    return trace(model, observe(model, feed))
+    return trace(model, observe(model, feed), interface=interface)
 
 
 def killed(survey: Survey, ratio: float, kinds: Sequence[Kind] | None = None, seed: int = 0) -> Bools:

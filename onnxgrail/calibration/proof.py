@@ -19,6 +19,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph import weights
+from onnxgrail.graph.interface import Port, changed, fit
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger, Survey
@@ -49,9 +50,9 @@ def prove(
         folder: where external data lie.
     """
 
-    def run(candidate: ir.Model) -> list[dict[str, Array]]:
+    def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
         with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
-            return [session.run(f) for f in feeds]
+            return [session.run(fit(f, ports)) for f in feeds]
 
     feeds: list[Feed] = [feed]
     feeds += _also(model, feed, providers, folder)
@@ -113,20 +114,22 @@ def _doubt(
     survey: Survey,
     blocks: Sequence[Block],
     widths: Mapping[str, int],
-    run: Callable[[ir.Model], list[dict[str, Array]]],
+    run: Callable[[ir.Model, Sequence[Port]], list[dict[str, Array]]],
     limit: float,
 ) -> str:
     """Why narrowing these blocks is not exact; '' when it is."""
     dead = _sample(survey, blocks, widths)
+    ports = changed(model, survey, dead)
     slim = model.clone()
     try:
         apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
-        got = run(slim)
+        got = run(slim, ports)
     except (ModelError, RewriteError) as error:
         return f"the narrowed graph does not run: {error}"
     masked = model.clone()
     apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=_masked(model, survey, blocks, dead)))
-    return next((why for a, b in zip(got, run(masked), strict=True) if (why := _gap(a, b, limit))), "")
+    wanted = [fit(found, ports) for found in run(masked, ())]
+    return next((why for a, b in zip(got, wanted, strict=True) if (why := _gap(a, b, limit))), "")
 
 
 def _gap(got: Mapping[str, Array], wanted: Mapping[str, Array], limit: float) -> str:

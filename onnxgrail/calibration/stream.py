@@ -44,6 +44,7 @@ class Stream:
         feeds = list(batches)
         self._masks = [padding_mask(feed) for feed in feeds]
         self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
         self.forward = 0.0  # seconds inside ONNX Runtime
 
     def __enter__(self) -> Self:
@@ -65,7 +66,8 @@ class Stream:
         if fresh:
             with self._open(fresh, ledger) as session:
                 for cache in self._cache:
-                    cache.update(self._run(session, cache))
+                    cache.update(self._run(session, self._fitted(cache, ledger)))
+            self._dead.update(dict.fromkeys(fresh, ledger.dead))
         alive = set(keep)
         self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
         self._position = target
@@ -77,7 +79,8 @@ class Stream:
         here = [n for n in names if n in self._cache[0]]
         beyond = [n for n in names if n not in self._cache[0]]
         session = self._open(beyond, ledger) if beyond else None
-        for cache, mask in zip(self._cache, self._masks, strict=True):
+        for whole, mask in zip(self._cache, self._masks, strict=True):
+            cache = self._fitted(whole, ledger)
             found = {n: cache[n] for n in here} | (self._run(session, cache) if session else {})
             for number, probe in enumerate(probes):
                 for name in (probe.value, *probe.also):
@@ -93,7 +96,8 @@ class Stream:
         sums = [zero_stats(pair) for pair in pairs]
         with self._open(names, before) as wide, self._open(names, after) as narrow:
             for cache, mask in zip(self._cache, self._masks, strict=True):
-                old, new = self._run(wide, cache), self._run(narrow, cache)
+                old = self._run(wide, self._fitted(cache, before))
+                new = self._run(narrow, self._fitted(cache, after))
                 for number, (probe, pair) in enumerate(zip(probes, pairs, strict=True)):
                     for name in (probe.value, *probe.also):
                         index = self._placed(probe, name, before).index
@@ -110,6 +114,17 @@ class Stream:
                 place = np.cumsum(~ledger.dead[mark.labels]) - 1
                 return replace(probe, index=place[probe.index])
         return probe
+
+    def _fitted(self, cache: Feed, ledger: Ledger) -> dict[str, Array]:
+        """Cached tensors as the ledger has them: inputs, and what follows from them alone, are older than decisions."""
+        found = dict(cache)
+        for name in cache:
+            for mark in self._survey.marks.get(name, ()):
+                gone = ledger.dead[mark.labels]
+                there = ~self._dead[name][mark.labels] if name in self._dead else np.ones_like(gone)
+                if gone[there].any():
+                    found[name] = np.compress(~gone[there], found[name], axis=mark.axes[0])
+        return found
 
     def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
         started = time.perf_counter()

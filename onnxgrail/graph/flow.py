@@ -39,15 +39,21 @@ class Use:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Everything a trace has found out so far; dies when the trace is done."""
+    """Everything a trace has found out so far; dies when the trace is done.
+
+    `interface` says whether key-value caches among the model's inputs and outputs may be narrowed, `seen` holds the
+    nodes that are done.
+    """
 
     facts: Facts
     aliases: dict[str, str]
+    interface: bool = False
     labels: Labels = field(default_factory=Labels)
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     kinds: list[tuple[Ints, Kind]] = field(default_factory=list)
     weight_labels: dict[tuple[str, int], Ints] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
 
 class Site:

@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Bools, Refusal
+from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
 from onnxgrail.graph.blocks import group
 from onnxgrail.graph.facts import Facts, captures, key
 from onnxgrail.graph.flow import Flow, Site
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
 from onnxgrail.graph.sizes import sizes_of
 from onnxgrail.graph.storage import is_dequantised
@@ -21,22 +22,19 @@ from onnxgrail.graph.survey import Survey
 SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
 
 
-def trace(model: ir.Model, facts: Facts) -> Survey:
+def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     """Find every set of channels that can be removed together, or the node that stands in the way.
 
     Args:
         model: the graph; it is not changed.
         facts: concrete shapes and known values of its tensors.
+        interface: key-value caches that are inputs and outputs of the model may lose heads.
     """
-    flow = Flow(facts, _aliases(model))
+    flow = Flow(facts, _aliases(model), interface)
     for node in model.graph:
         _visit(flow, model, node)
-    for output in model.graph.outputs:
-        why = Refusal(
-            value=output.name or "", node=output.name or "", op="output", reason="it is an output of the model"
-        )
-        for mark in flow.marks.get(output.name or "", ()):
-            flow.labels.freeze(mark.labels.ravel(), why)
+        flow.seen.add(key(node))
+    settle(flow, model)
     _freeze_stray_weights(flow, model)
     _box(flow)
     survey = group(flow, model)
@@ -125,18 +123,27 @@ def _box(flow: Flow) -> None:
     changed = True
     while changed:
         changed = False
+        stays = np.array([0, *flow.labels.frozen()], dtype=np.int64)
         for name, marks in flow.marks.items():
             why = _boxed(name)
-            normal = [flow.labels.normal(m, why) for m in marks]
+            normal = [flow.labels.normal(_permanent(flow, m, stays), why) for m in marks]
             flow.marks[name] = tuple(m for m in normal if m is not None)
             for mark in flow.marks[name]:
                 changed |= _flatten(flow, mark, why)
         for position, use in enumerate(flow.uses):
             why = _boxed(use.value)
-            joint = flow.labels.normal(use.mark, why)
+            joint = flow.labels.normal(_permanent(flow, use.mark, stays), why)
             if joint is not None and len(use.mark.axes) > 1:
                 changed |= _flatten(flow, joint, why)
                 flow.uses[position] = dataclasses.replace(use, mark=joint)
+
+
+def _permanent(flow: Flow, mark: Mark, stays: Ints) -> Mark:
+    """A mark of several axes with all that stays under one label: it varies nowhere."""
+    if len(mark.axes) < 2:
+        return mark
+    found = flow.labels.find(mark.labels)
+    return Mark(mark.axes, np.where(np.isin(found, stays), 0, found))
 
 
 def _boxed(name: str) -> Refusal:

@@ -40,7 +40,7 @@ def test_refusals_are_grouped_with_examples(monkeypatch):
     refusals = tuple(Refusal(**{**REFUSAL, "node": f"n{k}"}) for k in range(5))
     last = Refusal(value="w", node="", op="", reason="only one unit")
     found = Inspection(path="m", params=1, macs=None, bytes=4, blocks=(), refusals=(last, *refusals))
-    monkeypatch.setattr(onnxgrail, "inspect", lambda model, *, input_shapes: found, raising=False)
+    monkeypatch.setattr(onnxgrail, "inspect", lambda model, *, input_shapes, kv_io: found, raising=False)
     lines = [line.strip() for line in run("inspect", "m.onnx").stdout.splitlines()]
     assert lines[lines.index("Channels left alone:") + 1 :] == [
         *("5 x no rule for Foo-1", "Foo n0", "Foo n1", "Foo n2", "and 2 more (--verbose)"),

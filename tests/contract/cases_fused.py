@@ -119,15 +119,6 @@ ATTENTION = [
         units=(2, 8),
         note="sizes",
     ),
-    Microsoft(
-        op="GroupQueryAttention",
-        body="v = MatMul(x, wv)\nq = Concat<axis=-1>(h, h)\nk = Concat<axis=-1>(g, g)\nw = Concat<axis=-1>(v, v)\n"
-        "z, pk, pv = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=2>(q, k, w, , , lengths, total)",
-        weights={"wv": (6, 8), "lengths": np.full(3, 4, np.int32), "total": np.array(5, np.int32)},
-        width=16,
-        units=(),
-        refused=CACHE,
-    ),
 ]
 
 FUSED = [

@@ -31,7 +31,8 @@ class Case:
         units: of the blocks that are found beside the second branch.
         refused: part of the reason for which h's channels stay; by: the op that is named, when it is another one.
         ratios: at which it is tried.
-        note: tells cases of one op apart; opset, imports, inputs: of the model.
+        note: tells cases of one op apart; opset, imports, inputs, outputs: of the model.
+        interface: caches among inputs and outputs may be narrowed.
     """
 
     op: str
@@ -47,6 +48,8 @@ class Case:
     opset: int = 20
     domain: str = ""
     inputs: str = ""
+    outputs: str = ""
+    interface: bool = False
 
     def __str__(self) -> str:
         name = f"{self.domain}.{self.op}".lstrip(".")
@@ -71,7 +74,7 @@ def build(case: Case) -> ir.Model:
         weights |= {"w_side": (SIDE, *made[1:]), "w_end": (2, SIDE, 1, 1)}
         body.append("side_y = Conv(side_r, w_end)")
     imports = {case.domain: 1} if case.domain else None
-    signature = f"{', '.join(i for i in (x, case.inputs) if i)} => float[] y, float[] side_y"
+    signature = f"{', '.join(i for i in (x, case.inputs) if i)} => float[] y, float[] side_y{case.outputs}"
     return tiny(
         signature, "\n".join(body), weights, opset=case.opset, imports=imports, ir_version=_ir_version(case.opset)
     )

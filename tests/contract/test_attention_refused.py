@@ -26,7 +26,7 @@ def test_key_value_cache_keeps_heads_and_not_the_mlp() -> None:
     assert sorted((b.kind, b.units) for b in survey.blocks) == [("mlp", 8), ("mlp", 12)]
     stuck = {r.value: r for r in survey.refusals}
     assert stuck["wk"].op == stuck["wv"].op == "Concat"
-    assert "another piece of the Concat" in stuck["wk"].reason
+    assert "--kv-io" in stuck["wk"].reason
 
 
 def test_single_head_without_a_head_axis_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxgrail.graph.ops import rule
+from tests.contract.cases_cache import CASES as CACHE
 from tests.contract.cases_fused import CASES as FUSED
 from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
@@ -15,7 +16,7 @@ from tests.contract.rule_case import SIDE, Case, build
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
-CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *FUSED, *JOIN]
+CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN]
 
 
 def covered(case: Case) -> tuple[str, str, int]:
@@ -42,7 +43,7 @@ def test_rule(case: Case) -> None:
     model = build(case)
     assert (case.domain, case.op) in {(n.domain, n.op_type) for n in model.graph}
     for seed, ratio in enumerate(case.ratios):
-        survey = narrowed_equals_masked(model, feed(model), ratio, seed=seed)
+        survey = narrowed_equals_masked(model, feed(model), ratio, seed=seed, interface=case.interface)
     assert sorted(b.units for b in survey.blocks) == sorted((*case.units, SIDE))
     stuck = [r for r in survey.refusals if r.value == "w_in"]
     if case.refused:

@@ -2,6 +2,7 @@
 
 from onnxgrail.graph.ops import (
     attention,
+    attention_ms,
     conv,
     einsum,
     fused,
@@ -16,6 +17,7 @@ from onnxgrail.graph.ops import (
 
 __all__ = [
     "attention",
+    "attention_ms",
     "conv",
     "einsum",
     "fused",

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.cache import adopt
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.rule import narrow, rule
@@ -74,14 +75,17 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
 
 
 def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
-    """A mark that runs through all pieces: each must have it, or be a constant that can be cut."""
+    """A mark that runs through all pieces: each must have it, or be a constant or a cache that can be cut."""
     for k in pieces:
         if any(set(m.axes) & set(mark.axes) for m in site.marks(k)):
             continue
-        if not site.is_constant(k):
-            site.freeze([mark], UNEVEN)
+        if site.is_constant(k):
+            site.carry(k, mark)
+            continue
+        why = adopt(site, k, mark, UNEVEN)
+        if why:
+            site.freeze([mark], why)
             return None
-        site.carry(k, mark)
     return mark
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.broadcast import Operand, combine
+from onnxgrail.graph.ops.broadcast import UNLABELLED, Operand, combine
+from onnxgrail.graph.ops.cache import adopt, is_input
 from onnxgrail.graph.ops.rule import rule
 
 FIXED = "the activation it reads carries no channels that can be narrowed"
 LEFT = "the constant stands on the left and mixes this axis"
 BATCHED = "its weight has batch axes"
+SHARED = "it is one value head that several query heads read; it stays, query heads can go"
 CONTRACTED = "it is contracted with another activation"
 
 
@@ -94,6 +98,7 @@ def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> No
     """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands."""
     shape = site.out_shape()
     rank = len(shape)
+    _cached(site)
     operands = []
     for k in (0, 1):
         own = site.shape(k)
@@ -112,4 +117,30 @@ def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> No
         for axis, position in place.items():
             sizes[position] = own[axis]
         operands.append(Operand(k, tuple(sizes), tuple(marks), constant=False, offset=offset))
-    site.emit(combine(site, operands, shape))
+    site.emit(combine(site, _unshared(site, operands, rank), shape))
+
+
+def _cached(site: Site) -> None:
+    """A cache that is all there is, as in attention to an encoder, goes with the heads that read it."""
+    for k, other in ((0, 1), (1, 0)):
+        shape = site.shape(k)
+        if site.marks(k) or len(shape) != len(site.shape(other)):
+            continue
+        for mark in site.marks(other):
+            heads = [a for a in mark.axes if 0 < a < len(shape) - 2 and shape[a] == site.shape(other)[a] > 1]
+            if len(heads) == 1 and is_input(site, k):
+                tied = site.tie(mark, [a for a in mark.axes if a not in heads], CONTRACTED)
+                why = adopt(site, k, tied, UNLABELLED) if tied is not None else ""
+                site.freeze([tied] if tied is not None and why else [], why)
+
+
+def _unshared(site: Site, operands: list[Operand], rank: int) -> list[Operand]:
+    """Heads or features: where query heads share one value head, merging both into one axis would tie them all."""
+    batched = any(min(m.axes) < rank - 2 for o in operands for m in o.marks)
+    found = []
+    for o in operands:
+        shared = [m for m in o.marks if batched and m.axes == (rank - 1,)]
+        for mark in shared:
+            site.tie(mark, mark.axes, SHARED)
+        found.append(replace(o, marks=tuple(m for m in o.marks if all(m is not s for s in shared))))
+    return found
