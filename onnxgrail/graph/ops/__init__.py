@@ -1,5 +1,29 @@
 """How channels pass through each op.  A file per family; importing this package registers them all."""
 
-from onnxgrail.graph.ops import attention, conv, einsum, fused, join, layout, linear, pointwise, reduce, shapes
+from onnxgrail.graph.ops import (
+    attention,
+    conv,
+    einsum,
+    fused,
+    join,
+    layout,
+    linear,
+    pointwise,
+    recurrent,
+    reduce,
+    shapes,
+)
 
-__all__ = ["attention", "conv", "einsum", "fused", "join", "layout", "linear", "pointwise", "reduce", "shapes"]
+__all__ = [
+    "attention",
+    "conv",
+    "einsum",
+    "fused",
+    "join",
+    "layout",
+    "linear",
+    "pointwise",
+    "recurrent",
+    "reduce",
+    "shapes",
+]
