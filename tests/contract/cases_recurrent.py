@@ -125,7 +125,7 @@ CASES = [
     ),
     Steps(
         op="RNN",
-        body=f"o = RNN<hidden_size=4>(h, wx, wh, wb, , h0)\np = RNN<hidden_size=4>(g, wx, wh, wb)\nq = Add(o, p)\n"
+        body="o = RNN<hidden_size=4>(h, wx, wh, wb, , h0)\np = RNN<hidden_size=4>(g, wx, wh, wb)\nq = Add(o, p)\n"
         "z = Squeeze(q, one)",
         weights={**weights("RNN"), "h0": (1, 5, 4)},
         note="tied-layers",

@@ -96,7 +96,7 @@ def _state(site: Site, operand: int, hidden: Ints) -> None:
 
 @narrow("LSTM", "GRU", "RNN")
 def narrow_recurrent(cut: Cut) -> None:
-    """`hidden_size` follows; of an initial state of full width (zeros, a model input) the remaining units are picked."""
+    """`hidden_size` follows; from an initial state of full width (zeros, an input) the units that stay are picked."""
     outputs = [cut.output_name(k) for k in range(len(cut.node.outputs)) if cut.output_name(k)]
     stays = cut.alive(outputs[0]).get(len(cut.shape(outputs[0])) - 1)
     if stays is None:
