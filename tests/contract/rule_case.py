@@ -31,7 +31,7 @@ class Case:
         units: of the blocks that are found beside the second branch.
         refused: part of the reason for which h's channels stay; by: the op that is named, when it is another one.
         ratios: at which it is tried.
-        note: tells cases of one op apart; opset, imports, inputs: of the model.
+        note: tells cases of one op apart; opset, imports, inputs, functions: of the model.
     """
 
     op: str
@@ -47,6 +47,7 @@ class Case:
     opset: int = 20
     domain: str = ""
     inputs: str = ""
+    functions: str = ""
 
     def __str__(self) -> str:
         name = f"{self.domain}.{self.op}".lstrip(".")
@@ -73,7 +74,13 @@ def build(case: Case) -> ir.Model:
     imports = {case.domain: 1} if case.domain else None
     signature = f"{', '.join(i for i in (x, case.inputs) if i)} => float[] y, float[] side_y"
     return tiny(
-        signature, "\n".join(body), weights, opset=case.opset, imports=imports, ir_version=_ir_version(case.opset)
+        signature,
+        "\n".join(body),
+        weights,
+        opset=case.opset,
+        imports=imports,
+        ir_version=_ir_version(case.opset),
+        functions=case.functions,
     )
 
 

@@ -8,10 +8,12 @@ from onnxgrail.graph.ops import (
     join,
     layout,
     linear,
+    pick,
     pointwise,
     recurrent,
     reduce,
     shapes,
+    vision,
 )
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "join",
     "layout",
     "linear",
+    "pick",
     "pointwise",
     "recurrent",
     "reduce",
     "shapes",
+    "vision",
 ]

@@ -113,16 +113,13 @@ def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
 
 @rule("Slice", since=10)
 def slicing(site: Site) -> None:
-    """A range of positions is kept; the bounds are rewritten."""
+    """Positions at equal distances are kept; the bounds are rewritten."""
     ranges = slices(site)
     if ranges is None:
         site.freeze(site.marks(0), RUNTIME)
         return
     marks = list(site.marks(0))
     for axis, bounds in ranges.items():
-        if bounds.step != 1 and any(axis in m.axes for m in marks):
-            site.freeze([m for m in marks if axis in m.axes], "it takes every n-th channel")
-            marks = [m for m in marks if axis not in m.axes]
         positions = np.arange(site.shape(0)[axis])[bounds]
         marks = [taken(m, axis, positions) for m in marks]
     site.emit(marks if 0 not in site.out_shape() else [])
@@ -136,13 +133,8 @@ def slicing_by_attribute(site: Site) -> None:
     axes = site.attribute("axes", range(len(starts)))
     marks = list(site.marks(0))
     for axis, start, end in zip(axes, starts, ends, strict=True):
-        if any(axis % len(shape) in m.axes for m in marks):
-            site.freeze(
-                [m for m in marks if axis % len(shape) in m.axes],
-                "bounds in attributes (opset below 10) are left alone",
-            )
         marks = [taken(m, axis % len(shape), np.arange(shape[axis])[start:end]) for m in marks]
-    site.emit(marks)
+    site.emit(marks if 0 not in site.out_shape() else [])
 
 
 def slices(site: Site) -> dict[int, slice] | None:
