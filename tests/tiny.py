@@ -46,8 +46,8 @@ def tiny(
     """
     domains = ", ".join(f'"{d}" : {v}' for d, v in {"": opset, **(imports or {})}.items())
     inputs, outputs = signature.split("=>")
-    text = f"<ir_version: {ir_version}, opset_import: [{domains}]>\ntiny ({inputs}) => ({outputs}) {{\n{body}\n}}\n{functions}"
-    proto = onnx.parser.parse_model(text)
+    text = f"<ir_version: {ir_version}, opset_import: [{domains}]>\ntiny ({inputs}) => ({outputs}) {{\n{body}\n}}"
+    proto = onnx.parser.parse_model(f"{text}\n{functions}")
     rng = np.random.default_rng(seed)
     for name, weight in weights.items():
         array = drawn(rng, weight) if isinstance(weight, tuple) else weight

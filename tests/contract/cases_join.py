@@ -125,15 +125,11 @@ JOIN = [
         note="channels",
     ),
     Case(
-        op="GatherElements", body="z = GatherElements<axis=1>(h, i)", inputs="int64[N,8] i", units=(), refused=RUNTIME
-    ),
-    Case(
-        op="GatherElements",
-        body="z = GatherElements<axis=0>(h, i)",
-        weights={"i": np.zeros((2, 8), np.int64)},
-        units=(),
-        refused=RUNTIME,
-        note="rows",
+        op="GatherND",
+        body="z = GatherND<batch_dims=1>(h, i)",
+        weights={"i": np.array([[[0], [4]], [[1], [1]], [[2], [3]]])},
+        frame="tokens",
+        note="batched-rows",
     ),
 ]
 

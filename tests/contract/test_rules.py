@@ -5,20 +5,23 @@ from __future__ import annotations
 import pytest
 
 from onnxgrail.graph.ops import rule
+from tests.contract.cases_einsum import CASES as EINSUM
 from tests.contract.cases_fused import CASES as FUSED
 from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
 from tests.contract.cases_linear import CASES as LINEAR
+from tests.contract.cases_pick import CASES as PICK
 from tests.contract.cases_pointwise import CASES as POINTWISE
 from tests.contract.cases_recurrent import CASES as RECURRENT
 from tests.contract.cases_reduce import CASES as REDUCE
 from tests.contract.cases_standin import CASES as STANDIN
 from tests.contract.cases_standin import DOMAIN
+from tests.contract.cases_vision import CASES as VISION
 from tests.contract.rule_case import SIDE, Case, build
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
-CASES = [*POINTWISE, *LINEAR, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *JOIN, *STANDIN]
+CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *JOIN, *PICK, *VISION, *STANDIN]
 
 
 MICROSOFT = "com.microsoft"

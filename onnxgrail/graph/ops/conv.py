@@ -158,7 +158,6 @@ def deformable(site: Site) -> None:
             site.freeze(site.marks(operand), "it reads them as coordinates")
     if int(site.attribute("offset_group", 1)) > 1:
         site.freeze(site.marks(0), "each group of its channels has offsets of its own")
-        return
     site.emit(conv_marks(site))
 
 
