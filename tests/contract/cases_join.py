@@ -126,6 +126,13 @@ JOIN = [
     ),
     Case(
         op="GatherND",
+        domain="com.microsoft",
+        body="z = com.microsoft.GatherND(h, i)",
+        weights={"i": np.array([[0], [2]])},
+        frame="tokens",
+    ),
+    Case(
+        op="GatherND",
         body="z = GatherND<batch_dims=1>(h, i)",
         weights={"i": np.array([[[0], [4]], [[1], [1]], [[2], [3]]])},
         frame="tokens",

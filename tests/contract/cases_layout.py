@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
@@ -197,7 +199,45 @@ CASES = [
         note="axes",
     ),
     Case(op="Pad", body='z = Pad<pads=[0,0,1,1,0,0,1,1], mode="reflect">(h)', frame="maps", opset=9, note="attribute"),
+    Case(op="Pad", ratios=MANY, body="z = Pad(h, p)", weights={"p": ints(0, 1, 0, 2)}, width=11, note="channels"),
     Case(
-        op="Pad", body="z = Pad(h, p)", weights={"p": ints(0, 1, 0, 1)}, width=10, units=(), refused="pads the channel"
+        op="Pad",
+        ratios=MANY,
+        body="q = Pad(h, p, one)\nz = Add(q, k)",
+        weights={"p": ints(0, 1, 0, 0, 0, 1, 0, 0), "one": scalar(1), "k": (10, 1, 1)},
+        frame="maps",
+        width=10,
+        note="shortcut",
+    ),
+    Case(
+        op="Pad",
+        body='z = Pad<mode="edge">(h, p)',
+        weights={"p": ints(0, 1, 0, 1)},
+        width=10,
+        units=(),
+        refused="copies or crops",
+        note="edge",
+    ),
+    Case(
+        op="Pad",
+        body="z = Pad(h, p)",
+        weights={"p": ints(0, -1, 0, 0)},
+        width=7,
+        units=(),
+        refused="copies or crops",
+        note="cropped",
+    ),
+    Case(
+        op="Pad",
+        domain="com.microsoft",
+        body="z = com.microsoft.Pad(h, p)",
+        weights={"p": ints(0, 0, 1, 1, 0, 0, 1, 1)},
+        frame="maps",
+    ),
+    Case(
+        op="ExpandDims",
+        domain="com.microsoft",
+        body="p = com.microsoft.ExpandDims(h, a)\nq = Relu(p)\nz = Squeeze(q, b)",
+        weights={"a": np.array(1, np.int32), "b": ints(1)},
     ),
 ]

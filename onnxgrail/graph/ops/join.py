@@ -177,6 +177,7 @@ def narrow_gather(cut: Cut) -> None:
 
 
 @rule("GatherND")
+@rule("GatherND", domain="com.microsoft")
 def gather_nd(site: Site) -> None:
     """Positions are picked along the axes after the batch; later axes pass."""
     batch = int(site.attribute("batch_dims", 0))

@@ -55,6 +55,7 @@ def reshape_by_attribute(site: Site) -> None:
 
 @rule("Reshape", since=5)
 @rule("Flatten", "Squeeze", "Unsqueeze")
+@rule("ExpandDims", domain="com.microsoft")
 def reshape(site: Site) -> None:
     """Labels are re-indexed exactly; the shape operand is rewritten."""
     before, after = site.shape(0), site.out_shape()
@@ -160,19 +161,23 @@ def bounds_of(rank: int, values: Sequence[Ints | None]) -> dict[int, slice]:
 
 
 @rule("Pad")
+@rule("Pad", domain="com.microsoft")
 def pad(site: Site) -> None:
-    """Passes where only other axes are padded."""
+    """Passes; channels added with a constant value are permanent."""
     padded = _padded(site)
     marks = site.marks(0)
     if padded is None:
         site.freeze(marks, RUNTIME)
         return
-    stuck = [m for m in marks if padded & set(m.axes)]
-    site.freeze(stuck, "it pads the channel axis")
-    site.emit(m for m in marks if not padded & set(m.axes))
+    copied = site.attribute("mode", "constant") != "constant"
+    stuck = [m for m in marks if any((copied or min(padded[a]) < 0) for a in m.axes if a in padded)]
+    site.freeze(stuck, "it copies or crops channels")
+    passing = (m for m in marks if m not in stuck)
+    site.emit(Mark(m.axes, np.pad(m.labels, [padded.get(a, (0, 0)) for a in m.axes])) for m in passing)
 
 
-def _padded(site: Site) -> set[int] | None:
+def _padded(site: Site) -> dict[int, tuple[int, int]] | None:
+    """Axis -> positions added before and behind, where there are any; None when that is not known."""
     rank = len(site.shape(0))
     pads = site.attribute("pads", site.attribute("paddings"))
     if pads is None:
@@ -186,4 +191,5 @@ def _padded(site: Site) -> set[int] | None:
         if value is None:
             return None
         axes = [int(a) % rank for a in value.ravel()]
-    return {a for k, a in enumerate(axes) if pads[k] or pads[k + len(axes)]}
+    ends = zip(axes, pads, pads[len(axes) :], strict=False)
+    return {axis: (int(before), int(after)) for axis, before, after in ends if before or after}
