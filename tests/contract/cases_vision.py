@@ -62,12 +62,11 @@ SAMPLED = [
 FOLDED = [
     Case(
         op="MaxUnpool",
-        body="p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(h)\n"
-        "z = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(p, i)",
+        body="z = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(h, i)",
+        inputs="int64[N,8,4,4] i",
         frame="maps",
         units=(),
         refused="number the channels",
-        by="MaxPool",
     ),
     Case(
         op="Col2Im",
