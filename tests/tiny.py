@@ -29,6 +29,7 @@ def tiny(
     imports: Mapping[str, int] | None = None,
     ir_version: int = 10,
     recorded: bool = True,
+    functions: str = "",
     seed: int = 0,
 ) -> ir.Model:
     """A model from text.
@@ -40,12 +41,13 @@ def tiny(
         opset: version of the standard operators; imports: versions of other domains.
         ir_version: of the file.
         recorded: write inferred shapes into the file, for intermediates too.
+        functions: text of local functions, as stand-ins for ops that the CPU has no kernel of.
         seed: of the drawn weights.
     """
     domains = ", ".join(f'"{d}" : {v}' for d, v in {"": opset, **(imports or {})}.items())
     inputs, outputs = signature.split("=>")
     text = f"<ir_version: {ir_version}, opset_import: [{domains}]>\ntiny ({inputs}) => ({outputs}) {{\n{body}\n}}"
-    proto = onnx.parser.parse_model(text)
+    proto = onnx.parser.parse_model(f"{text}\n{functions}")
     rng = np.random.default_rng(seed)
     for name, weight in weights.items():
         array = drawn(rng, weight) if isinstance(weight, tuple) else weight

@@ -13,11 +13,12 @@ from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.survey import Operand, Survey
 
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 Shapes = Callable[[str], tuple[int, ...]]
 
-PRODUCTS = frozenset(
-    {"Conv", "ConvTranspose", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits"}
-)
+PRODUCTS = RECURRENT | {
+    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits",
+}  # fmt: skip
 
 
 def parameters(model: ir.Model) -> int:
@@ -66,11 +67,14 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
     if node.op_type not in PRODUCTS:
         return 0
     names = [v.name or "" if v is not None else "" for v in node.inputs]
-    output = node.outputs[0].name or ""
-    if output not in survey.facts.shapes or any(n and n not in survey.facts.shapes for n in names[:2]):
+    output = key(node)
+    if output not in survey.facts.shapes or any(n and n not in survey.facts.shapes for n in names[:3]):
         return 0
     weight = _operand_shape(node, 1, names[1], survey, shape, dead)
-    if node.op_type in ("Conv", "FusedConv"):
+    if node.op_type in RECURRENT:  # every step of every sample meets both matrices once
+        steps = math.prod(shape(names[0])[:2])
+        return steps * (math.prod(weight) + math.prod(_operand_shape(node, 2, names[2], survey, shape, dead)))
+    if node.op_type in ("Conv", "FusedConv", "DeformConv"):
         return math.prod(shape(output)) * math.prod(weight[1:])
     if node.op_type == "ConvTranspose":
         return math.prod(shape(names[0])) * math.prod(weight[1:])

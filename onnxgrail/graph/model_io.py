@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.serial import INFORMED, to_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
@@ -18,11 +19,15 @@ LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the gr
 
 
 def load(source: Source) -> ir.Model:
-    """Read a model; external data stay on disk, mapped when needed.
+    """Read a model; external data stay on disk, mapped when needed, and local functions are written out.
 
     Raises:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
+    return inlined(_read(source))
+
+
+def _read(source: Source) -> ir.Model:
     if isinstance(source, ir.Model):
         return copy(source)
     if isinstance(source, (str, Path)):

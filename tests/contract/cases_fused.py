@@ -190,6 +190,38 @@ FUSED = [
         refused=MIXED,
     ),
     Microsoft(
+        op="SkipLayerNormalization",
+        body="o, , , sum = com.microsoft.SkipLayerNormalization(h, g, c, d, b)\nz = Add(o, sum)",
+        weights={"c": (8,), "d": (8,), "b": (8,)},
+        units=(),
+        refused=MIXED,
+        note="biased-with-sum",
+    ),
+    Microsoft(
+        op="SkipLayerNormalization",
+        body="t = Transpose<perm=[0,2,1]>(h)\nu = Transpose<perm=[0,2,1]>(g)\n"
+        "o, , , sum = com.microsoft.SkipLayerNormalization(t, u, c, d, b)\ns = Add(o, sum)\n"
+        "z = Transpose<perm=[0,2,1]>(s)",
+        weights={"c": (5,), "d": (5,), "b": (5,)},
+        note="over-tokens",
+    ),
+    Microsoft(
+        op="EmbedLayerNormalization",
+        body="e, m = com.microsoft.EmbedLayerNormalization(ids, , words, places, , c, d)\nz = Add(h, e)",
+        weights={"words": (7, 8), "places": (9, 8), "c": (8,), "d": (8,)},
+        inputs="int32[N,5] ids",
+        units=(),
+        refused="activation of full width",
+        by="Add",
+    ),
+    Microsoft(
+        op="TransposeMatMul",
+        body="z = com.microsoft.TransposeMatMul<transB=1>(h, v)",
+        weights={"v": (6, 8)},
+        width=6,
+        units=(6, 8),
+    ),
+    Microsoft(
         op="SkipSimplifiedLayerNormalization",
         body="z = com.microsoft.SkipSimplifiedLayerNormalization(h, g, c)",
         weights={"c": (8,)},

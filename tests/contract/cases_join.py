@@ -125,15 +125,18 @@ JOIN = [
         note="channels",
     ),
     Case(
-        op="GatherElements", body="z = GatherElements<axis=1>(h, i)", inputs="int64[N,8] i", units=(), refused=RUNTIME
+        op="GatherND",
+        domain="com.microsoft",
+        body="z = com.microsoft.GatherND(h, i)",
+        weights={"i": np.array([[0], [2]])},
+        frame="tokens",
     ),
     Case(
-        op="GatherElements",
-        body="z = GatherElements<axis=0>(h, i)",
-        weights={"i": np.zeros((2, 8), np.int64)},
-        units=(),
-        refused=RUNTIME,
-        note="rows",
+        op="GatherND",
+        body="z = GatherND<batch_dims=1>(h, i)",
+        weights={"i": np.array([[[0], [4]], [[1], [1]], [[2], [3]]])},
+        frame="tokens",
+        note="batched-rows",
     ),
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
@@ -134,22 +136,59 @@ CASES = [
     ),
     Case(
         op="Slice",
+        ratios=MANY,
         body="z = Slice(h, i, j, a, s)",
         width=4,
-        units=(),
-        refused="every n-th channel",
+        units=(4,),
         note="strided",
-        weights={"i": ints(0), "j": ints(8), "a": ints(1), "s": ints(2)},
+        weights={"i": ints(1), "j": ints(8), "a": ints(1), "s": ints(2)},
+    ),
+    Case(
+        op="Slice",
+        ratios=MANY,
+        body="p = Slice(h, i, k, a, s)\nq = Slice(h, j, k, a, s)\nz = Mul(p, q)",
+        width=4,
+        units=(4,),
+        note="interleaved",
+        weights={"i": ints(0), "j": ints(1), "k": ints(2**63 - 1), "a": ints(-1), "s": ints(2)},
+    ),
+    Case(
+        op="Slice",
+        ratios=MANY,
+        body="z = Slice(h, i, j, a, s)",
+        frame="maps",
+        note="flipped",
+        weights={"i": ints(3, -1), "j": ints(0, -9), "a": ints(2, 1), "s": ints(-2, -1)},
+    ),
+    Case(
+        op="Slice",
+        ratios=MANY,
+        body="n = Shape<start=1>(x2)\nm = Div(n, two)\nz = Slice(h, m, n, a, s)",
+        width=2,
+        units=(2,),
+        inputs="float[N,8] x2",
+        note="strided-computed",
+        weights={"two": ints(2), "a": ints(1), "s": ints(2)},
     ),
     Case(op="Slice", body="z = Slice<axes=[2], starts=[1], ends=[3]>(h)", frame="maps", opset=9, note="space-9"),
     Case(
         op="Slice",
-        body="z = Slice<axes=[1], starts=[2], ends=[8]>(h)",
+        ratios=MANY,
+        body="z = Slice<axes=[-1], starts=[2], ends=[9223372036854775807]>(h)",
         width=6,
+        units=(6,),
         opset=9,
-        units=(),
-        refused="opset below 10",
         note="channels-9",
+    ),
+    Case(
+        op="Slice",
+        ratios=MANY,
+        body="z = Slice<starts=[0,-5,1], ends=[3,-1,9]>(h)",
+        frame="maps",
+        width=4,
+        units=(4,),
+        opset=9,
+        note="all-axes-9",
     ),
     Case(op="Pad", body="z = Pad(h, p)", weights={"p": ints(0, 0, 1, 1, 0, 0, 1, 1)}, frame="maps", note="space"),
     Case(
@@ -160,7 +199,45 @@ CASES = [
         note="axes",
     ),
     Case(op="Pad", body='z = Pad<pads=[0,0,1,1,0,0,1,1], mode="reflect">(h)', frame="maps", opset=9, note="attribute"),
+    Case(op="Pad", ratios=MANY, body="z = Pad(h, p)", weights={"p": ints(0, 1, 0, 2)}, width=11, note="channels"),
     Case(
-        op="Pad", body="z = Pad(h, p)", weights={"p": ints(0, 1, 0, 1)}, width=10, units=(), refused="pads the channel"
+        op="Pad",
+        ratios=MANY,
+        body="q = Pad(h, p, one)\nz = Add(q, k)",
+        weights={"p": ints(0, 1, 0, 0, 0, 1, 0, 0), "one": scalar(1), "k": (10, 1, 1)},
+        frame="maps",
+        width=10,
+        note="shortcut",
+    ),
+    Case(
+        op="Pad",
+        body='z = Pad<mode="edge">(h, p)',
+        weights={"p": ints(0, 1, 0, 1)},
+        width=10,
+        units=(),
+        refused="copies or crops",
+        note="edge",
+    ),
+    Case(
+        op="Pad",
+        body="z = Pad(h, p)",
+        weights={"p": ints(0, -1, 0, 0)},
+        width=7,
+        units=(),
+        refused="copies or crops",
+        note="cropped",
+    ),
+    Case(
+        op="Pad",
+        domain="com.microsoft",
+        body="z = com.microsoft.Pad(h, p)",
+        weights={"p": ints(0, 0, 1, 1, 0, 0, 1, 1)},
+        frame="maps",
+    ),
+    Case(
+        op="ExpandDims",
+        domain="com.microsoft",
+        body="p = com.microsoft.ExpandDims(h, a)\nq = Relu(p)\nz = Squeeze(q, b)",
+        weights={"a": np.array(1, np.int32), "b": ints(1)},
     ),
 ]

@@ -7,49 +7,7 @@ import numpy as np
 from tests.contract.rule_case import Case
 from tests.tiny import ints
 
-APART, JOINED = ints(0, 5, 4, 2), ints(0, 5, 8)
-EINSUM = [
-    Case(
-        op="Einsum",
-        body="r = Reshape(h, apart)\ns = Reshape(g, apart)\n"
-        'a = Einsum<equation="bthd, bshd -> bhts">(r, s)\nb = Softmax(a)\n'
-        'c = Einsum<equation="bhts,bshd->bthd">(b, s)\nz = Reshape(c, joined)',
-        weights={"apart": APART, "joined": JOINED},
-        frame="tokens",
-        units=(4,),
-        note="heads",
-    ),
-    Case(op="Einsum", body='z = Einsum<equation="bc">(h)', note="no-arrow"),
-    Case(op="Einsum", body='t = Einsum<equation="btc->bct">(h)\nz = Transpose<perm=[0,2,1]>(t)', frame="tokens"),
-    Case(
-        op="Einsum",
-        body='a = Einsum<equation="btc->bt">(h)\nb = Unsqueeze(a, last)\nz = Mul(b, s)',
-        weights={"last": ints(2), "s": (8,)},
-        frame="tokens",
-        units=(),
-        refused="contracted with another activation",
-        note="summed",
-    ),
-    Case(
-        op="Einsum",
-        body='z = Einsum<equation="...c,...c->...c">(h, g)',
-        frame="tokens",
-        units=(),
-        refused="ellipsis",
-        note="ellipsis",
-    ),
-    Case(
-        op="Einsum",
-        body='z = Einsum<equation="bc,cd->bd">(h, v)',
-        weights={"v": (8, 8)},
-        units=(),
-        refused="constant operand",
-        note="constant",
-    ),
-]
-
 LINEAR = [
-    *EINSUM,
     Case(
         op="MatMul",
         body="r = Reshape(h, apart)\np = MatMul(r, v)\nz = Reshape(p, joined)",
@@ -182,12 +140,52 @@ CONV = [
     ),
     Case(
         op="ConvTranspose",
-        body="z = ConvTranspose<group=4>(h, v)",
-        weights={"v": (8, 2, 2, 2)},
-        refused="grouped",
-        units=(),
+        body="z = ConvTranspose<group=4, strides=[2,2]>(h, v, b)",
+        weights={"v": (8, 3, 2, 2), "b": (12,)},
+        width=12,
+        units=(4,),
         frame="maps",
         note="grouped",
+    ),
+    Case(
+        op="ConvTranspose",
+        body="z = ConvTranspose<group=8, strides=[2,2]>(h, v, b)",
+        weights={"v": (8, 1, 2, 2), "b": (8,)},
+        frame="maps",
+        note="depthwise",
+    ),
+    Case(
+        op="ConvTranspose",
+        body="z = ConvTranspose<group=8>(h, v, b)",
+        weights={"v": (8, 2, 3, 3), "b": (16,)},
+        width=16,
+        frame="maps",
+        note="depthwise-multiplier",
+    ),
+    Case(
+        op="Conv",
+        body="r = Reshape(h, s)\nc = Conv(r, v, b)\nz = Squeeze(c, a)",
+        weights={"s": ints(0, 8, 1, 4, 4), "v": (6, 8, 1, 2, 2), "a": ints(2), "b": (6,)},
+        width=6,
+        units=(6, 8),
+        frame="maps",
+        note="3-d",
+    ),
+    Case(
+        op="Conv",
+        body="w = Reshape(v, s)\nt = Transpose<perm=[1,0,2,3]>(w)\nz = Conv(h, t)",
+        weights={"v": (48, 4), "s": ints(8, 6, 2, 2)},
+        width=6,
+        units=(6, 8),
+        frame="maps",
+        note="folded-weight",
+    ),
+    Case(
+        op="Conv",
+        body="w = Reshape(v, s)\nz = Conv<group=8>(h, w)",
+        weights={"v": (8, 9), "s": ints(8, 1, 3, 3)},
+        frame="maps",
+        note="folded-depthwise",
     ),
     *(
         Case(op=op, body=f"z = {op}<kernel_shape=[2,2], strides=[2,2]>(h)", frame="maps")

@@ -78,7 +78,13 @@ BINARY = [
             f"e = {op}(c, d)\nz = Cast<to=1>(e)",
             weights={"nine": scalar(9)},
         )
-        for op in ("BitwiseAnd", "BitwiseOr")
+        for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+    ),
+    Case(
+        op="BitShift",
+        body="a = Mul(h, nine)\nb = Abs(a)\nc = Cast<to=12>(b)\n"
+        'd = BitShift<direction="LEFT">(c, k)\nz = Cast<to=1>(d)',
+        weights={"nine": scalar(9), "k": np.arange(8, dtype=np.uint32)},
     ),
     Case(op="Div", body="p = Exp(g)\nz = Div(h, p)", note="tied"),
     Case(op="Div", body="z = Div(h, c)", weights={"c": np.linspace(1, 2, 8, dtype=np.float32)}, note="constant"),

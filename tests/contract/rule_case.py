@@ -31,7 +31,7 @@ class Case:
         units: of the blocks that are found beside the second branch.
         refused: part of the reason for which h's channels stay; by: the op that is named, when it is another one.
         ratios: at which it is tried.
-        note: tells cases of one op apart; opset, imports, inputs, outputs: of the model.
+        note: tells cases of one op apart; opset, imports, inputs, outputs, functions: of the model.
         interface: caches among inputs and outputs may be narrowed.
     """
 
@@ -49,6 +49,7 @@ class Case:
     domain: str = ""
     inputs: str = ""
     outputs: str = ""
+    functions: str = ""
     interface: bool = False
 
     def __str__(self) -> str:
@@ -76,7 +77,13 @@ def build(case: Case) -> ir.Model:
     imports = {case.domain: 1} if case.domain else None
     signature = f"{', '.join(i for i in (x, case.inputs) if i)} => float[] y, float[] side_y{case.outputs}"
     return tiny(
-        signature, "\n".join(body), weights, opset=case.opset, imports=imports, ir_version=_ir_version(case.opset)
+        signature,
+        "\n".join(body),
+        weights,
+        opset=case.opset,
+        imports=imports,
+        ir_version=_ir_version(case.opset),
+        functions=case.functions,
     )
 
 

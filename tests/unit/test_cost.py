@@ -31,6 +31,23 @@ MODELS = {
             "b4": (5,),
         },
     ),
+    "recurrent": tiny(
+        "float[N,5,6] x => float[] y",
+        'a = MatMul(x, u)\nb, , c = LSTM<hidden_size=4, direction="bidirectional">(a, w, r)\n'
+        "d = Transpose<perm=[0,2,1,3]>(b)\ne = Reshape(d, s)\nf = MatMul(e, v)\ng = GRU<hidden_size=5>(f, p, q)\n"
+        "h = Squeeze(g, one)\ny = MatMul(h, end)",
+        {
+            "u": (6, 7),
+            "w": (2, 16, 7),
+            "r": (2, 16, 4),
+            "s": ints(0, 0, -1),
+            "v": (8, 6),
+            "p": (1, 15, 6),
+            "q": (1, 15, 5),
+            "one": ints(1),
+            "end": (5, 3),
+        },
+    ),
     "tied": tiny(
         "float[N,6] x => float[] y",
         "a = MatMul(x, u)\nb = Relu(a)\nc = MatMul(b, d)\ne = MatMul(c, u)\nf = Relu(e)\ny = MatMul(f, d)",
@@ -62,6 +79,9 @@ def counted_macs(model: ir.Model) -> int:
             total += math.prod(shapes[out]) * math.prod(shapes[names[1]][1:])
         elif node.op_type == "ConvTranspose":
             total += math.prod(shapes[names[0]]) * math.prod(shapes[names[1]][1:])
+        elif node.op_type in {"LSTM", "GRU"}:
+            steps, batch, _ = shapes[names[0]]
+            total += steps * batch * sum(math.prod(shapes[name]) for name in names[1:3])
         elif node.op_type in {"MatMul", "Gemm"}:
             total += math.prod(shapes[out]) * shapes[names[0]][-1]
     return total

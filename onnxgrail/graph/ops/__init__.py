@@ -1,31 +1,9 @@
-"""How channels pass through each op.  A file per family; importing this package registers them all."""
+"""How channels pass through each op.  A file per family; importing this package imports, and so registers, them all."""
 
-from onnxgrail.graph.ops import (
-    attention,
-    attention_ms,
-    conv,
-    einsum,
-    fused,
-    join,
-    layout,
-    linear,
-    pointwise,
-    quantised,
-    reduce,
-    shapes,
-)
+from __future__ import annotations
 
-__all__ = [
-    "attention",
-    "attention_ms",
-    "conv",
-    "einsum",
-    "fused",
-    "join",
-    "layout",
-    "linear",
-    "pointwise",
-    "quantised",
-    "reduce",
-    "shapes",
-]
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

@@ -27,24 +27,25 @@ def conv_marks(site: Site) -> list[Mark]:
         return []
     groups = int(site.attribute("group", 1))
     channels = site.shape(0)[1]
-    fed = _channels(site, 0)
+    fed = channels_of(site, 0)
     labels: Ints | None
     if groups == 1:
         labels = _dense(site, fed)
-    elif groups == channels and site.node.op_type == "Conv":
+    elif groups == channels:
         labels = _depthwise(site, fed, channels)
     else:
         labels = _grouped(site, fed, groups)
     if labels is None:
         return []
-    if site.name(2) and site.is_constant(2):
-        site.carry(2, Mark((0,), labels))
-    elif site.name(2):
+    bias = 3 if site.node.op_type == "DeformConv" else 2
+    if site.name(bias) and site.is_constant(bias):
+        site.carry(bias, Mark((0,), labels))
+    elif site.name(bias):
         site.freeze([Mark((0,), labels)], "its bias is computed at run time")
-    return [Mark((1,), labels), *(m for m in site.marks(0) if m.axes == (0,))]
+    return [Mark((1,), labels), *batch_of(site, 0)]
 
 
-def _channels(site: Site, operand: int) -> Ints | None:
+def channels_of(site: Site, operand: int) -> Ints | None:
     """Labels of axis 1, constant over space; marks on other axes stop at a convolution."""
     found = None
     for mark in site.marks(operand):
@@ -53,6 +54,11 @@ def _channels(site: Site, operand: int) -> Ints | None:
         elif mark.axes != (0,):
             site.freeze([mark], "a convolution mixes neighbouring positions")
     return found
+
+
+def batch_of(site: Site, operand: int) -> list[Mark]:
+    """Marks of the batch axis alone."""
+    return [m for m in site.marks(operand) if m.axes == (0,)]
 
 
 def _dense(site: Site, fed: Ints | None) -> Ints:
@@ -73,8 +79,8 @@ def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
     """Each channel is filtered alone: it rides along, repeated by the multiplier."""
     if fed is None:
         return None
-    labels = np.repeat(fed, site.shape(1)[0] // channels)
-    site.carry(1, Mark((0,), labels))
+    labels = np.repeat(fed, site.out_shape()[1] // channels)
+    site.carry(1, Mark((0,), fed if site.node.op_type == "ConvTranspose" else labels))
     site.kind(labels, "conv")
     return labels
 
@@ -83,10 +89,12 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     """A whole group goes: its inputs, its filters and its outputs."""
     if fed is None:
         return None
-    if site.node.op_type == "ConvTranspose":
-        site.freeze([Mark((0,), fed)], "grouped ConvTranspose is left alone")
-        return None
     inputs = fed.reshape(groups, -1)
+    if site.node.op_type == "ConvTranspose":  # its weight is (inputs, outputs of one group, ...)
+        site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs)
+        site.carry(1, Mark((0,), fed))
+        site.kind(fed, "conv")
+        return np.repeat(inputs[:, 0], site.shape(1)[1])
     outputs = site.weight(1, 0).reshape(groups, -1)
     site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs)
     site.union(np.broadcast_to(inputs[:, :1], outputs.shape), outputs)
@@ -95,7 +103,7 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     return outputs.ravel()
 
 
-@narrow("Conv")
+@narrow("Conv", "ConvTranspose", "DeformConv")
 def narrow_conv(cut: Cut) -> None:
     """`group` follows the input channels of a depthwise or grouped convolution."""
     attribute = cut.node.attributes.get("group")
@@ -110,15 +118,19 @@ def narrow_conv(cut: Cut) -> None:
 )  # fmt: skip
 def spatial(site: Site) -> None:
     """Axis 1 passes, space changes."""
-    labels = _channels(site, 0)
-    if labels is None:
-        return
-    if site.out_shape()[1] != len(labels):
+    labels = channels_of(site, 0)
+    marks = batch_of(site, 0)
+    if site.out_shape()[0] != site.shape(0)[0]:
+        site.freeze(marks, "it resizes the batch axis")
+        marks = []
+    if labels is not None and site.out_shape()[1] != len(labels):
         site.freeze([Mark((1,), labels)], "it resizes the channel axis")
-        return
+        labels = None
+    if labels is not None:
+        marks.append(Mark((1,), labels))
     if site.node.op_type == "MaxPool" and site.out_name(1):
-        site.freeze([Mark((1,), labels)], "its indices number the channels")
-    site.emit([Mark((1,), labels)])
+        site.freeze(marks, "its indices number the channels")
+    site.emit(marks)
 
 
 @narrow("Resize")
@@ -138,6 +150,17 @@ def narrow_resize(cut: Cut) -> None:
             cut.compute_operand(3, "Where", [np.arange(sizes.size) == 1, sizes, computed], "sizes")
 
 
+@rule("DeformConv", since=19)
+def deformable(site: Site) -> None:
+    """As Conv where all channels share their offsets, which are no channels."""
+    for operand in (2, 4):
+        if site.name(operand):
+            site.freeze(site.marks(operand), "it reads them as coordinates")
+    if int(site.attribute("offset_group", 1)) > 1:
+        site.freeze(site.marks(0), "each group of its channels has offsets of its own")
+    site.emit(conv_marks(site))
+
+
 @rule("DepthToSpace")
 def depth_to_space(site: Site) -> None:
     """A block of r*r channels becomes one."""
@@ -153,13 +176,15 @@ def space_to_depth(site: Site) -> None:
 
 def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
     """Channels trade places with space; `move` gives the labels of each new channel, or all that meet in it."""
-    labels = _channels(site, 0)
+    labels = channels_of(site, 0)
+    marks = batch_of(site, 0)
     if labels is not None:
         moved = move(labels)
         if moved.ndim > 1:
             site.union(np.broadcast_to(moved[:, :1], moved.shape), moved)
             moved = moved[:, 0]
-        site.emit([Mark((1,), moved)])
+        marks.append(Mark((1,), moved))
+    site.emit(marks)
 
 
 def _to_space(labels: Ints, size: int, mode: str) -> Ints:

@@ -74,13 +74,20 @@ class Cut:
             self.node.resize_inputs(operand + 1)
         self.node.replace_input_with(operand, constant(graph, array, f"{self.output_name()}/{hint}"))
 
-    def compute_operand(self, operand: int, op: str, inputs: Sequence[ir.Value | Array], hint: str) -> None:
+    def compute_operand(
+        self,
+        operand: int,
+        op: str,
+        inputs: Sequence[ir.Value | Array],
+        hint: str,
+        attributes: Sequence[ir.Attr] = (),
+    ) -> None:
         """Give the node an input computed by one new node in front of it."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
         name = f"{self.output_name()}/{hint}"
         values = [v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)]
-        node = ir.Node("", op, values, num_outputs=1, name=name)
+        node = ir.Node("", op, values, list(attributes), num_outputs=1, name=name)
         node.outputs[0].name = name
         graph.insert_before(self.node, node)
         self.node.replace_input_with(operand, node.outputs[0])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.graph.flow import Site
+from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.broadcast import Operand, combine, operand
 from onnxgrail.graph.ops.conv import conv_marks, narrow_conv
+from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.linear import gemm, linear, product
 from onnxgrail.graph.ops.pointwise import binary, unary
-from onnxgrail.graph.ops.reduce import mix
+from onnxgrail.graph.ops.reduce import MIXED, mix
 from onnxgrail.graph.ops.rule import narrow, rule
 
 MICROSOFT = "com.microsoft"
 
 rule("Gelu", domain=MICROSOFT)(unary)
-rule("BiasGelu", "FastGelu", domain=MICROSOFT)(binary)
+rule("BiasGelu", "FastGelu", "BiasAdd", domain=MICROSOFT)(binary)
 rule("FusedGemm", domain=MICROSOFT)(gemm)
 narrow("FusedConv", domain=MICROSOFT)(narrow_conv)
 
@@ -33,7 +35,7 @@ def fused_conv(site: Site) -> None:
         site.emit(marks)
 
 
-@rule("FusedMatMul", domain=MICROSOFT)
+@rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(site: Site) -> None:
     """As MatMul, with either operand transposed."""
     first, second = bool(site.attribute("transA", 0)), bool(site.attribute("transB", 0))
@@ -57,3 +59,75 @@ def skip_normalisation(site: Site) -> None:
     passing = mix(site, tuple(joined), {len(shape) - 1})
     for output in (0, 3):
         site.emit(passing, output)
+
+
+@rule("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_normalisation(site: Site) -> None:
+    """Its tables make channels that it mixes at once: they are one unit."""
+    tables = [k for k in (2, 3, 4) if site.name(k) and site.is_constant(k)]
+    for k in tables:
+        produced = site.weight(k, 1)
+        site.carry(k, Mark((1,), produced), "producer")
+        site.freeze([Mark((0,), produced)], MIXED)
+
+
+@rule("GemmFastGelu", domain=MICROSOFT)
+def gemm_fast_gelu(site: Site) -> None:
+    """A constant matrix consumes the last axis and produces one; the bias is cut with the outputs."""
+    if site.is_constant(1) and len(site.shape(1)) == 2:
+        linear(site, 0, 1, inward=0, outward=1, bias=2)
+    else:
+        site.freeze([m for k in site.operands for m in site.marks(k)], "only a constant matrix is handled")
+
+
+@rule("BiasSplitGelu", domain=MICROSOFT)
+def bias_split_gelu(site: Site) -> None:
+    """The two halves of the last axis gate each other: position i goes with its partner in the second half."""
+    shape = site.shape(0)
+    last = len(shape) - 1
+    joined = combine(site, [operand(site, k, len(shape)) for k in (0, 1)], shape)
+    found = []
+    for mark in joined:
+        if last in mark.axes:
+            first, second = np.split(mark.labels, 2, axis=mark.along(last))
+            site.union(first, second)
+            found.append(Mark(mark.axes, first))
+        else:
+            found.append(mark)
+    site.emit(found)
+
+
+@rule("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
+def group_norm(site: Site) -> None:
+    """Channels of one norm group are one unit; they are the last axis unless `channels_last` is 0."""
+    shape = site.shape(0)
+    axis = len(shape) - 1 if site.attribute("channels_last", 1) else 1
+    groups = int(site.attribute("groups"))
+    skipped = [k for k in (3, 4) if site.name(k)]
+    if any(len(site.shape(k)) not in (1, len(shape)) for k in skipped):
+        site.freeze([m for k in site.operands for m in site.marks(k)], "its skip is broadcast")
+        return
+    marks = combine(site, [operand(site, k, len(shape)) for k in (0, *skipped)], shape)
+    sums = list(marks)
+    for mark in marks:
+        if axis in mark.axes:
+            table = site.collapse(mark, axis).reshape(groups, -1)
+            site.union(np.broadcast_to(table[:, :1], table.shape), table)
+            for k in (1, 2):
+                if site.is_constant(k):
+                    site.carry(k, Mark((0,), table.ravel()))
+                else:
+                    site.freeze([mark], "its parameters are computed at run time")
+    site.emit(mix(site, tuple(marks), set(range(1, len(shape))) - {axis}))
+    site.emit(sums, 1)
+
+
+@narrow("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
+def narrow_group_norm(cut: Cut) -> None:
+    """The number of groups follows."""
+    layout = cut.node.attributes.get("channels_last")
+    axis = 1 if layout is not None and not layout.as_int() else len(cut.shape(cut.input_name(0))) - 1
+    labels = cut.labels(cut.input_name(0), axis)
+    if labels is not None:
+        groups = cut.node.attributes["groups"].as_int()
+        cut.set_int("groups", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))

@@ -181,22 +181,14 @@ def narrow_gather(cut: Cut) -> None:
 
 
 @rule("GatherND")
+@rule("GatherND", domain="com.microsoft")
 def gather_nd(site: Site) -> None:
-    """Leading positions are picked; later axes pass."""
-    depth = site.shape(1)[-1]
+    """Positions are picked along the axes after the batch; later axes pass."""
+    batch = int(site.attribute("batch_dims", 0))
+    picked = batch + site.shape(1)[-1]
     if site.is_constant(0):
         return
-    passing = []
-    for mark in site.marks(0):
-        if min(mark.axes) < depth or site.attribute("batch_dims", 0):
-            site.freeze([mark], RUNTIME)
-        else:
-            passing.append(mark)
-    shift = len(site.shape(1)) - 1 - depth
+    passing = [m for m in site.marks(0) if min(m.axes) >= picked]
+    site.freeze([m for m in site.marks(0) if min(m.axes) < picked], RUNTIME)
+    shift = len(site.shape(1)) - 1 - picked
     site.emit(Mark(tuple(a + shift for a in m.axes), m.labels) for m in passing)
-
-
-@rule("GatherElements")
-def gather_elements(site: Site) -> None:
-    """Nothing passes: the index spans every axis and has no labels to be cut by."""
-    site.freeze([*site.marks(0), *site.marks(1)], RUNTIME)

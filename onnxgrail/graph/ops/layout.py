@@ -55,6 +55,7 @@ def reshape_by_attribute(site: Site) -> None:
 
 @rule("Reshape", since=5)
 @rule("Flatten", "Squeeze", "Unsqueeze")
+@rule("ExpandDims", domain="com.microsoft")
 def reshape(site: Site) -> None:
     """Labels are re-indexed exactly; the shape operand is rewritten."""
     before, after = site.shape(0), site.out_shape()
@@ -113,16 +114,13 @@ def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
 
 @rule("Slice", since=10)
 def slicing(site: Site) -> None:
-    """A range of positions is kept; the bounds are rewritten."""
+    """Positions at equal distances are kept; the bounds are rewritten."""
     ranges = slices(site)
     if ranges is None:
         site.freeze(site.marks(0), RUNTIME)
         return
     marks = list(site.marks(0))
     for axis, bounds in ranges.items():
-        if bounds.step != 1 and any(axis in m.axes for m in marks):
-            site.freeze([m for m in marks if axis in m.axes], "it takes every n-th channel")
-            marks = [m for m in marks if axis not in m.axes]
         positions = np.arange(site.shape(0)[axis])[bounds]
         marks = [taken(m, axis, positions) for m in marks]
     site.emit(marks if 0 not in site.out_shape() else [])
@@ -136,13 +134,8 @@ def slicing_by_attribute(site: Site) -> None:
     axes = site.attribute("axes", range(len(starts)))
     marks = list(site.marks(0))
     for axis, start, end in zip(axes, starts, ends, strict=True):
-        if any(axis % len(shape) in m.axes for m in marks):
-            site.freeze(
-                [m for m in marks if axis % len(shape) in m.axes],
-                "bounds in attributes (opset below 10) are left alone",
-            )
         marks = [taken(m, axis % len(shape), np.arange(shape[axis])[start:end]) for m in marks]
-    site.emit(marks)
+    site.emit(marks if 0 not in site.out_shape() else [])
 
 
 def slices(site: Site) -> dict[int, slice] | None:
@@ -168,19 +161,23 @@ def bounds_of(rank: int, values: Sequence[Ints | None]) -> dict[int, slice]:
 
 
 @rule("Pad")
+@rule("Pad", domain="com.microsoft")
 def pad(site: Site) -> None:
-    """Passes where only other axes are padded."""
+    """Passes; channels added with a constant value are permanent."""
     padded = _padded(site)
     marks = site.marks(0)
     if padded is None:
         site.freeze(marks, RUNTIME)
         return
-    stuck = [m for m in marks if padded & set(m.axes)]
-    site.freeze(stuck, "it pads the channel axis")
-    site.emit(m for m in marks if not padded & set(m.axes))
+    copied = site.attribute("mode", "constant") != "constant"
+    stuck = [m for m in marks if any((copied or min(padded[a]) < 0) for a in m.axes if a in padded)]
+    site.freeze(stuck, "it copies or crops channels")
+    passing = (m for m in marks if m not in stuck)
+    site.emit(Mark(m.axes, np.pad(m.labels, [padded.get(a, (0, 0)) for a in m.axes])) for m in passing)
 
 
-def _padded(site: Site) -> set[int] | None:
+def _padded(site: Site) -> dict[int, tuple[int, int]] | None:
+    """Axis -> positions added before and behind, where there are any; None when that is not known."""
     rank = len(site.shape(0))
     pads = site.attribute("pads", site.attribute("paddings"))
     if pads is None:
@@ -194,4 +191,5 @@ def _padded(site: Site) -> set[int] | None:
         if value is None:
             return None
         axes = [int(a) % rank for a in value.ravel()]
-    return {a for k, a in enumerate(axes) if pads[k] or pads[k + len(axes)]}
+    ends = zip(axes, pads, pads[len(axes) :], strict=False)
+    return {axis: (int(before), int(after)) for axis, before, after in ends if before or after}

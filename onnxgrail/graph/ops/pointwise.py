@@ -31,6 +31,7 @@ def microsoft_unary(site: Site) -> None:
 @rule(
     "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal", "Greater", "Less",
     "GreaterOrEqual", "LessOrEqual", "Mod", "Where", "PRelu", "BitwiseAnd", "BitwiseOr",
+    "BitwiseXor", "BitShift",
 )  # fmt: skip
 def binary(site: Site) -> None:
     """Operands of full width are tied position by position; constants along the channels are cut."""

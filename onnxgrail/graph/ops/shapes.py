@@ -7,7 +7,7 @@ over it, so dimensions that follow the input keep following it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -134,26 +134,64 @@ def narrow_shape(cut: Cut) -> None:
 
 @narrow("Slice")
 def narrow_slice(cut: Cut) -> None:
-    """Bounds on narrowed axes are counted anew."""
+    """Bounds on narrowed axes are counted anew; every n-th position is picked by number."""
     stays = cut.alive(cut.input_name(0))
-    names = [cut.input_name(k) for k in range(1, 5)]
-    if not stays or not names[0]:
+    if not stays:
         return
+    if "starts" in cut.node.attributes:
+        _narrow_attributes(cut, stays)
+        return
+    names = [cut.input_name(k) for k in range(1, 5)]
     values = [cut.facts.values.get(n) if n else None for n in names]
     if values[0] is None or values[1] is None:
         raise RewriteError(f"Slice {cut.output_name()} has bounds that are not known")
-    rank = len(cut.shape(cut.input_name(0)))
-    ranges = bounds_of(rank, values)
+    ranges = bounds_of(len(cut.shape(cut.input_name(0))), values)
     change = np.zeros(len(ranges), dtype=bool)
     starts = values[0].ravel().astype(np.int64).copy()
     ends = values[1].ravel().astype(np.int64).copy()
     for position, (axis, bounds) in enumerate(ranges.items()):
-        if axis in stays:
-            first, last, _ = bounds.indices(len(stays[axis]))
-            starts[position], ends[position] = stays[axis][:first].sum(), stays[axis][:last].sum()
-            change[position] = True
-    for operand, sizes, hint in ((1, starts, "starts"), (2, ends, "ends")):
+        if axis not in stays:
+            continue
+        change[position] = True
+        if bounds.step == 1:
+            starts[position], ends[position] = _counted(stays[axis], bounds)
+        else:
+            starts[position], ends[position] = 0, _pick(cut, axis, stays[axis], bounds)
+    operands = [(1, starts, "starts"), (2, ends, "ends")]
+    if values[3] is not None:
+        operands.append((4, np.where(change, 1, values[3].ravel()), "steps"))
+    for operand, sizes, hint in operands:
         _replace_bounds(cut, operand, sizes.astype(values[0].dtype), change, hint)
+
+
+def _counted(stays: Bools, bounds: slice) -> tuple[int, int]:
+    """Where a range starts and ends among the positions that stay."""
+    first, last, _ = bounds.indices(len(stays))
+    return int(stays[:first].sum()), int(stays[: max(first, last)].sum())
+
+
+def _pick(cut: Cut, axis: int, stays: Bools, bounds: slice) -> int:
+    """Pick what stays of a range with steps in front of the node; how many positions that are."""
+    picked = np.arange(len(stays))[bounds]
+    renumbered = (np.cumsum(stays) - 1)[picked[stays[picked]]]
+    data = cut.node.inputs[0]
+    assert data is not None
+    cut.compute_operand(0, "Gather", [data, renumbered], f"picked{axis}", [ir.AttrInt64("axis", axis)])
+    return len(renumbered)
+
+
+def _narrow_attributes(cut: Cut, stays: Mapping[int, Bools]) -> None:
+    """The same where bounds are attributes (opset below 10)."""
+    starts, ends = (list(cut.node.attributes[name].as_ints()) for name in ("starts", "ends"))
+    attribute = cut.node.attributes.get("axes")
+    axes = range(len(starts)) if attribute is None else attribute.as_ints()
+    rank = len(cut.shape(cut.input_name(0)))
+    for position, axis in enumerate(axes):
+        if axis % rank in stays:
+            bounds = slice(starts[position], ends[position])
+            starts[position], ends[position] = _counted(stays[axis % rank], bounds)
+    cut.node.attributes["starts"] = ir.AttrInt64s("starts", starts)
+    cut.node.attributes["ends"] = ir.AttrInt64s("ends", ends)
 
 
 def _replace_bounds(cut: Cut, operand: int, sizes: Ints, change: Bools, hint: str) -> None:

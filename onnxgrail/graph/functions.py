@@ -1,0 +1,70 @@
+"""Local functions are written out where they are called, so that channels can be followed through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from onnxgrail.graph.facts import bodies
+
+
+def inlined(model: ir.Model) -> ir.Model:
+    """The model without the local functions that can be written out; weights keep their names.
+
+    A function for another version of an opset than the model's stays a call if it matters, as do all of them when one
+    takes a graph as an attribute: the trace then refuses the channels that reach such a call, by its name.
+    """
+    if not model.functions:
+        return model
+    whole = model.clone()
+    whole.meta.update(model.meta)
+    for function in whole.functions.values():
+        _align(function, whole.opset_imports.get("", 0))
+    try:
+        InlinePass(criteria=lambda function: _fits(function, whole))(whole)
+    except (ValueError, ir.passes.PassError):
+        return model
+    left = {node.domain for node in _nodes(whole.graph)} | {domain for domain, _, _ in whole.functions}
+    for domain in {domain for domain, _, _ in model.functions} - left:
+        whole.opset_imports.pop(domain, None)
+    return whole
+
+
+def _align(function: ir.Function, version: int) -> None:
+    """Take the model's version of the standard operators where all that the function uses are the same in both."""
+    own = function.opset_imports.get("", version)
+    names = {node.op_type for node in _nodes(function) if node.domain in ("", "ai.onnx")}
+    if own != version and version and all(_since(name, own) == _since(name, version) for name in names):
+        function.opset_imports[""] = version
+
+
+def _since(op: str, version: int) -> int:
+    """The opset at which an operator got the meaning it has at a version; the version itself for unknown ones."""
+    try:
+        return int(onnx.defs.get_schema(op, version).since_version)
+    except onnx.defs.SchemaError:
+        return version
+
+
+def _fits(function: ir.Function, model: ir.Model) -> bool:
+    """Whether a function means the same under the model's opsets.
+
+    Imports that the model lacks are those of the function alone, so they must not contradict another function's.
+    """
+    known = dict(model.opset_imports)
+    for other in model.functions.values():
+        for domain, version in other.opset_imports.items():
+            if domain not in model.opset_imports and known.setdefault(domain, version) != version:
+                known[domain] = -1
+    return all(known[domain] == version for domain, version in function.opset_imports.items())
+
+
+def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """All nodes, those of bodies included."""
+    for node in graph:
+        yield node
+        for body in bodies(node):
+            yield from _nodes(body)
