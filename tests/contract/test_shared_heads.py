@@ -252,7 +252,6 @@ def test_packed_operands_that_only_a_gpu_runs() -> None:
         values=constants,
         constants=frozenset(constants),
         varying={},
-        sizes={},
     )
     survey = trace(model, facts)
     (block,) = survey.blocks
