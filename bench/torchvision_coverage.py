@@ -1,0 +1,168 @@
+"""Which torchvision models are narrowed: every classification, segmentation and detection-backbone model, full size.
+
+    pip install 'onnxgrail[cpu]' torch onnxscript && pip install --no-deps torchvision
+    python bench/torchvision_coverage.py --out bench/results/torchvision_coverage.json [--only resnet] [--ratio 0.3]
+
+Each model is built with random weights, exported by `torch.onnx.export` and compressed without compensation in a
+process of its own, one at a time, so that memory is that of the largest.  Rows that the output has are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import tempfile
+import time
+import warnings
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+SEGMENTATION_SIZE = 256
+BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large", "resnext101_32x8d")
+LIMIT = 1800  # seconds per model
+
+
+def names() -> list[str]:
+    """All models of the bench: `name`, `segmentation.name`, `backbone.name`."""
+    import torchvision.models as tv
+
+    found = tv.list_models(module=tv)
+    found += [f"segmentation.{n}" for n in tv.list_models(module=tv.segmentation)]
+    return sorted(found) + [f"backbone.{n}" for n in BACKBONES] + ["backbone.ssd_vgg16"]
+
+
+def declare() -> None:
+    """Operators of a torchvision built for another torch: export needs their names, nothing runs them."""
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    declare.keep = library  # type: ignore[attr-defined]  # operators live as long as their library
+
+
+def build(name: str) -> tuple[Any, int]:
+    """A model in evaluation mode with random weights, and the side of its input image."""
+    import torch
+    import torchvision.models as tv
+
+    torch.manual_seed(0)
+    group, _, inner = name.rpartition(".")
+    if name == "backbone.ssd_vgg16":
+        return tv.detection.ssd300_vgg16(weights=None, weights_backbone=None).backbone.eval(), 300
+    if group == "backbone":
+        make = tv.detection.backbone_utils
+        form = make.mobilenet_backbone if inner.startswith("mobilenet") else make.resnet_fpn_backbone
+        extra = {"fpn": True} if inner.startswith("mobilenet") else {}
+        return form(backbone_name=inner, weights=None, trainable_layers=0, **extra).eval(), SEGMENTATION_SIZE
+    if group == "segmentation":
+        return tv.get_model(inner, weights=None, weights_backbone=None).eval(), SEGMENTATION_SIZE
+    options = {"init_weights": False} if inner in ("googlenet", "inception_v3") else {}
+    return tv.get_model(inner, weights=None, **options).eval(), _side(inner)
+
+
+def _side(name: str) -> int:
+    """The smallest image a model was made for, as its weights' transforms say."""
+    import torchvision.models as tv
+
+    crops = [w.transforms.keywords.get("crop_size", 224) for w in tv.get_model_weights(name)]
+    return int(min(crops, default=224))
+
+
+def row(name: str, ratio: float) -> dict[str, Any]:
+    """Export and compress one model."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {"model": name}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        started = time.perf_counter()
+        try:
+            module, side = build(name)
+            image = torch.rand(2, 3, side, side)
+            shapes = ({0: torch.export.Dim("batch")},)
+            with torch.no_grad():
+                torch.onnx.export(module, (image,), path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+        except Exception as error:  # noqa: BLE001  whatever the exporter says is the row's answer
+            return found | {"verdict": "does not export", "note": _brief(error)}
+        del module
+        found |= {"side": side, "export_seconds": round(time.perf_counter() - started, 1)}
+        return found | narrowed(path, ratio)
+
+
+def narrowed(path: Path, ratio: float) -> dict[str, Any]:
+    """Compress one exported file; what went, what stayed and how long each stage took."""
+    import onnxgrail
+
+    started = time.perf_counter()
+    try:
+        report = onnxgrail.compress(
+            path, path.with_name("o.onnx"), ratio=ratio, compensate="none", selector="l2", check=False, samples=2
+        ).report
+    except onnxgrail.OnnxgrailError as error:
+        return {"verdict": "refused", "note": _brief(error), "seconds": round(time.perf_counter() - started, 1)}
+    data = report.data
+    model, timing = data["model"], data["timing"]
+    blocks = [b for b in data["blocks"] if b["kept"] < b["units"]]
+    return {
+        "verdict": "narrowed",
+        "blocks": len(blocks),
+        "params": model["params_before"],
+        "params_removed": round(1 - model["params_after"] / model["params_before"], 4),
+        "macs_removed": round(1 - model["macs_after"] / model["macs_before"], 4),
+        "refusals": dict(Counter(r["reason"] for r in data["refusals"])),
+        "seconds": round(time.perf_counter() - started, 1),
+        "stages": timing,
+    }
+
+
+def _brief(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:160]
+
+
+def _work(name: str, ratio: float, queue: Any) -> None:
+    declare()
+    queue.put(row(name, ratio))
+
+
+def alone(name: str, ratio: float) -> dict[str, Any]:
+    """One row, made in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=_work, args=(name, ratio, queue))
+    worker.start()
+    try:
+        found: dict[str, Any] = queue.get(timeout=LIMIT)
+    except Exception:  # noqa: BLE001  killed for memory or out of time
+        found = {"model": name, "verdict": "failed", "note": f"no answer within {LIMIT} s"}
+        worker.kill()
+    worker.join()
+    return found
+
+
+def main() -> None:
+    """Fill the output row by row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--ratio", type=float, default=0.3)
+    args = parser.parse_args()
+    declare()
+    rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.exists() else []
+    done = {r["model"] for r in rows}
+    for name in (n for n in names() if args.only in n and n not in done):
+        found = alone(name, args.ratio)
+        rows.append(found)
+        print(json.dumps({k: v for k, v in found.items() if k not in ("stages", "refusals")}), flush=True)
+        data = {"date": datetime.now(UTC).date().isoformat(), "ratio": args.ratio, "rows": rows}
+        args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print(dict(Counter(r["verdict"] for r in rows)))
+
+
+if __name__ == "__main__":
+    main()
