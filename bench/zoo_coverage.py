@@ -81,15 +81,16 @@ def page(rows: Sequence[Row], ratio: float) -> str:
     """The page as Markdown."""
     versions = ", ".join(f"{p} {metadata.version(p)}" for p in ("onnxgrail", "onnxruntime"))
     tally = Counter(r.verdict for r in rows)
+    head = f"""\
+Written by `bench/zoo_coverage.py` on {datetime.now(UTC).date()} ({versions}): {len(rows)} graphs as
+exporters and optimisers write them, narrowed at ratio {ratio:g} without compensation, all kinds of blocks. *exact*: the
+narrowed model equals the original with its dropped channels set to zero. *nothing*: no block, and the reason is named.
+*does not run*: ONNX Runtime refuses the graph itself, and so does the tool. *unchecked*: packed four-bit weights, which
+the outside oracle cannot mask; the proof inside the tool holds."""
     lines = [
         "# Coverage",
         "",
-        f"Written by `bench/zoo_coverage.py` on {datetime.now(UTC).date()} ({versions}): {len(rows)} graphs as exporters",
-        "and optimisers write them, narrowed at ratio "
-        f"{ratio:g} without compensation, all kinds of blocks. *exact*: the narrowed",
-        "model equals the original with its dropped channels set to zero. *nothing*: no block, and the reason is named.",
-        "*does not run*: ONNX Runtime refuses the graph itself, and so does the tool. *unchecked*: packed four-bit",
-        "weights, which the outside oracle cannot mask; the proof inside the tool holds.",
+        head,
         "",
         "; ".join(f"{count} {verdict}" for verdict, count in tally.most_common()) + ".",
         "",

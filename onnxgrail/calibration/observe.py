@@ -37,7 +37,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
                 shapes[name], dtypes[name] = array.shape, array.dtype
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
-        varying = _varying(session, shorter(feed, signature_of(model)), shapes)
+        varying = _varying(session, other_sizes(feed, signature_of(model)), shapes)
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
             shapes[name] = value.const_value.numpy().shape
@@ -69,10 +69,11 @@ def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
     return {name: a[:2] for name, a in arrays.items()}
 
 
-def shorter(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
-    """Feeds with one sample less, for telling sizes that follow the input: first with every open axis shorter too.
+def other_sizes(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
+    """Feeds of other sizes, for telling sizes that follow the input.
 
-    Axes that share a symbol stay equal.  The model may refuse any of them.
+    First with one sample less and every open axis shorter too (axes that share a symbol stay equal), then with one
+    sample less, then with twice the samples.  The model may refuse any of them.
     """
     batch = max((a.shape[0] for a in feed.values() if a.ndim), default=1)
     declared = {entry.name: entry.shape for entry in signature}
@@ -90,7 +91,7 @@ def shorter(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
             candidate[name] = np.ascontiguousarray(array[tuple(cuts)]).reshape(array[tuple(cuts)].shape)
         if any(candidate[n].shape != feed[n].shape for n in feed):
             found.append(candidate)
-    return found
+    return [*found, {n: np.concatenate([a, a]) if a.ndim and a.shape[0] == batch else a for n, a in feed.items()}]
 
 
 def _varying(

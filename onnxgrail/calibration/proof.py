@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.observe import shorter
+from onnxgrail.calibration.observe import other_sizes
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
@@ -83,7 +83,7 @@ def prove(
 def _also(model: ir.Model, feed: Feed, providers: Sequence[str], folder: Path | None) -> list[Feed]:
     """A feed of other sizes, if the model takes one: a size that was written down as a number shows there."""
     with open_session(to_bytes(model), optimise=False, providers=providers, folder=folder) as session:
-        for other in shorter(feed, signature_of(model)):
+        for other in other_sizes(feed, signature_of(model)):
             try:
                 session.run(other)
             except ModelError:

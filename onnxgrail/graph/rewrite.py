@@ -29,7 +29,6 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
         RewriteError: a node cannot follow; the caller names the block.
     """
     narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
-    following = survey.sizes.following(narrowed)
     replaced: set[ir.Value] = set()
     nodes = list(graph)
     for node in nodes:
@@ -37,7 +36,7 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
         function = find_narrow(node.domain, node.op_type) if touched else None
         if function is not None:
             before = [v for v in node.inputs if v is not None]
-            function(Cut(node, survey.facts, survey.marks, ledger.dead, following, survey.sizes.staying))
+            function(Cut(node, survey.facts, survey.marks, ledger.dead, survey.sizes))
             replaced |= {v for v in before if v not in node.inputs}
     replaced |= _weights(graph, nodes, survey, ledger)
     for name, value in _values(graph):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -26,6 +27,7 @@ Shapes = Callable[[str], tuple[int, ...]]
 Marks = Mapping[str, tuple[Mark, ...]]
 
 SOURCES = ("Shape", "Size")
+TARGETS = ("Reshape", "Expand")
 SCALARS = 16  # floats of at most this many elements count as arithmetic on sizes
 
 
@@ -87,14 +89,25 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, dead: Bools) -> Sizes:
             dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
         return tuple(dims)
 
-    measured = {key(node): measured_by(node) for node in sums.sources}
-    if all(narrow(name) == facts.shapes[name] for name in measured.values()):
-        return Sizes(sums.behind, measured, frozenset())
+    if all(narrow(measured_by(node)) == facts.shapes[measured_by(node)] for node in sums.sources):
+        return Sizes()
+    staying: frozenset[str] = frozenset()
     try:
-        full, slim = (_evaluated(model, facts, sums, shape) for shape in (facts.shapes.__getitem__, narrow))
+        full = _evaluated(model, facts, sums, lambda node: facts.shapes[measured_by(node)])
+        while True:
+            slim = _evaluated(model, facts, sums, partial(_reported_shape, facts, narrow, staying))
+            right, wrong = _readers(model, facts, sums, narrow, full, slim)
+            if wrong <= staying:
+                return Sizes(right, staying)
+            staying |= wrong
     except Exception:  # noqa: BLE001  an op the reference evaluator does not know: nothing is known, so nothing follows
-        return Sizes(sums.behind, measured, frozenset(measured))
-    return Sizes(sums.behind, measured, _misled(model, facts, sums, narrow, full, slim))
+        return Sizes({}, frozenset(key(node) for node in sums.sources))
+
+
+def _reported_shape(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> tuple[int, ...]:
+    """The shape that a Shape node reports in the narrowed graph: the full one where it stays."""
+    name = measured_by(node)
+    return facts.shapes[name] if key(node) in staying else narrow(name)
 
 
 def measured_by(node: ir.Node) -> str:
@@ -103,41 +116,44 @@ def measured_by(node: ir.Node) -> str:
     return (source.name or "") if source is not None else ""
 
 
-def _misled(
+def _readers(
     model: ir.Model, facts: Facts, sums: Arithmetic, narrow: Shapes, full: Values, slim: Values
-) -> frozenset[str]:
-    """Shape nodes behind any size that a reader would get wrong."""
+) -> tuple[dict[str, Bools], frozenset[str]]:
+    """Node -> elements of its target shape that come right by themselves; and Shape nodes that mislead a reader."""
+    right: dict[str, Bools] = {}
     wrong: set[str] = set()
-    readers = []
     inner = {key(node) for node in sums.nodes}
     for node in model.graph:
         if key(node) in inner or node.op_type in SOURCES:
             continue
         for position, value in enumerate(node.inputs):
             name = value.name or "" if value is not None else ""
-            if name in sums.behind:
-                readers.append(sums.behind[name])
-                if not _follows(node, position, name, facts, narrow, full, slim):
-                    wrong |= sums.behind[name]
+            if name not in sums.behind:
+                continue
+            if node.op_type in TARGETS and position == 1 and full[name].shape == slim[name].shape:
+                wanted = _wanted(node, narrow, full[name])
+                right[key(node)] = slim[name] == wanted
+                holds = bool(((slim[name] == wanted) | (slim[name] == full[name])).all())
+            else:
+                holds = _same(full, slim, name) or _rewritten(node, position, name, facts, narrow, full, slim)
+            wrong |= set() if holds else sums.behind[name]
     for output in model.graph.outputs:
         name = output.name or ""
         if name in sums.behind and not _same(full, slim, name):
             wrong |= sums.behind[name]
-    return _spread(wrong, readers)
+    return right, frozenset(wrong)
 
 
-def _spread(wrong: set[str], readers: list[frozenset[str]]) -> frozenset[str]:
-    """A reader of several sizes gets all of them in full or none."""
-    while True:
-        more = {s for sources in readers if sources & wrong for s in sources} - wrong
-        if not more:
-            return frozenset(wrong)
-        wrong |= more
+def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
+    """The target shape that a narrowed graph needs; -1, copied and broadcast sizes stay what they are."""
+    shape = narrow(key(node))[-target.size :] if target.size else ()
+    before = node.op_type == "Expand"
+    return np.array([t if t < 1 or (before and t == 1) else s for t, s in zip(target.tolist(), shape, strict=True)])
 
 
-def _evaluated(model: ir.Model, facts: Facts, sums: Arithmetic, shape: Shapes) -> Values:
-    """Every computed size, given the shapes of tensors."""
-    feed = {key(node): _reported(node, shape(measured_by(node))) for node in sums.sources}
+def _evaluated(model: ir.Model, facts: Facts, sums: Arithmetic, shape: Callable[[ir.Node], tuple[int, ...]]) -> Values:
+    """Every computed size, given the shapes that the Shape nodes report."""
+    feed = {key(node): _reported(node, shape(node)) for node in sums.sources}
     nodes = [ir.to_proto(node) for node in sums.nodes]
     made = {v.name for node in sums.nodes for v in node.outputs}
     read = {v.name for node in sums.nodes for v in node.inputs if v is not None and v.name}
@@ -177,29 +193,19 @@ def _same(full: Values, slim: Values, name: str) -> bool:
     return full[name].shape == slim[name].shape and bool((full[name] == slim[name]).all())
 
 
-def _follows(node: ir.Node, position: int, name: str, facts: Facts, narrow: Shapes, full: Values, slim: Values) -> bool:
-    """Whether a reader gets what it needs, or is corrected where the size changed."""
-    if _same(full, slim, name):
-        return True
+def _rewritten(
+    node: ir.Node, position: int, name: str, facts: Facts, narrow: Shapes, full: Values, slim: Values
+) -> bool:
+    """Whether every size that changed is one that the node's rewrite counts anew."""
     if full[name].shape != slim[name].shape:
         return False
     changed = np.flatnonzero(full[name].ravel() != slim[name].ravel()).tolist()
-    output = key(node)
-    if node.op_type in ("Reshape", "Expand") and position == 1:
-        offset = len(facts.shapes[output]) - full[name].size
-        varying = facts.varying.get(output, frozenset())
-        return all(_corrected(output, p + offset, facts, narrow, varying, int(slim[name][p])) for p in changed)
     if node.op_type == "Slice" and position in (1, 2):
         return all(_sliced(node, p, facts, narrow) for p in changed)
-    if node.op_type == "Resize" and position == 3:
-        return changed == [1] and narrow(output)[1] != facts.shapes[output][1]
-    return False
-
-
-def _corrected(output: str, axis: int, facts: Facts, narrow: Shapes, varying: frozenset[int], found: int) -> bool:
-    """The size of a narrowed axis is written anew unless it varies with the input: then it must come out right."""
-    wanted = narrow(output)[axis]
-    return found == wanted or (wanted != facts.shapes[output][axis] and axis not in varying)
+    output = key(node)
+    return (
+        node.op_type == "Resize" and position == 3 and changed == [1] and narrow(output)[1] != facts.shapes[output][1]
+    )
 
 
 def _sliced(node: ir.Node, position: int, facts: Facts, narrow: Shapes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxgrail.core import Array, Block, Bools, Ints, Refusal
@@ -26,22 +26,15 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """Arithmetic on shapes.
+    """What becomes of sizes that are computed from shapes.
 
     Attributes:
-        behind: name of a computed value -> outputs of the Shape nodes that it was computed from.
-        measured: output of a Shape node -> the tensor whose shape it is.
+        right: node with a computed target shape -> which of its elements come right by themselves.
         staying: outputs of Shape nodes that go on reporting full sizes when their tensor is narrowed.
     """
 
-    behind: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    measured: Mapping[str, str] = field(default_factory=dict)
+    right: Mapping[str, Bools] = field(default_factory=dict)
     staying: frozenset[str] = frozenset()
-
-    def following(self, narrowed: Collection[str]) -> frozenset[str]:
-        """Names of computed values that follow the shape of a narrowed tensor."""
-        moved = {s for s, tensor in self.measured.items() if tensor in narrowed} - self.staying
-        return frozenset(name for name, sources in self.behind.items() if sources & moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.survey import Sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,16 +23,14 @@ class Cut:
         facts: shapes and values of the *original* model.
         marks: marks of the original model's tensors, labels being unit numbers.
         dead: (ids,) which units go; entry 0 is False.
-        narrowing: names of sizes that follow a narrowed tensor's shape.
-        staying: outputs of Shape nodes that must go on reporting full sizes.
+        sizes: which computed sizes come right by themselves.
     """
 
     node: ir.Node
     facts: Facts
     marks: Mapping[str, tuple[Mark, ...]]
     dead: Bools
-    narrowing: frozenset[str]
-    staying: frozenset[str]
+    sizes: Sizes
 
     @property
     def version(self) -> int:

@@ -80,56 +80,50 @@ def narrow_expand(cut: Cut) -> None:
 
 
 def _lay_over(cut: Cut, change: Bools, sizes: Ints) -> None:
-    """Put the changed sizes into operand 1."""
-    if not change.any():
-        return
+    """Put the changed sizes into operand 1.
+
+    A computed size that does not come right by itself is the full one: it keeps its proportion, so a head axis that is
+    merged with the batch goes on following the batch.
+    """
     name = cut.input_name(1)
     if name in cut.facts.constants:
-        cut.set_operand(1, sizes, "shape")
+        if change.any():
+            cut.set_operand(1, sizes, "shape")
+        return
+    right = cut.sizes.right.get(cut.output_name())
+    change = change if right is None else change & ~right
+    if not change.any():
         return
     operand = cut.node.inputs[1]
     assert operand is not None
-    varying = cut.facts.varying.get(cut.output_name(), frozenset())
-    merged = [a for a in np.flatnonzero(change).tolist() if a in varying]
-    if merged and name not in cut.narrowing:
-        # a head axis merged with the batch: its size is computed and keeps its proportion
-        scale, whole = np.ones_like(sizes), np.ones_like(sizes)
-        scale[merged], whole[merged] = sizes[merged], np.array(cut.shape(cut.output_name()))[merged]
-        cut.compute_operand(1, "Mul", [operand, scale], "scaled")
-        scaled = cut.node.inputs[1]
-        assert scaled is not None
-        cut.compute_operand(1, "Div", [scaled, whole], "merged")
+    whole = np.array(cut.shape(cut.output_name()))[-len(sizes) :]
+    for op, inputs in _in_proportion(np.where(change, sizes, 1), np.where(change, whole, 1)):
+        cut.compute_operand(1, op, inputs(operand), op)
         operand = cut.node.inputs[1]
         assert operand is not None
-    change = change.copy()
-    change[merged] = False
-    if change.any():
-        cut.compute_operand(1, "Where", [change, sizes, operand], "shape")
+
+
+def _in_proportion(part: Ints, whole: Ints) -> list[Step]:
+    """Steps that scale sizes elementwise by part / whole."""
+    shared = np.gcd(part, whole)
+    return [("Mul", lambda v: [v, part // shared]), ("Div", lambda v: [v, whole // shared])]
 
 
 @narrow("Shape", "Size")
 def narrow_shape(cut: Cut) -> None:
     """Where arithmetic needs the full size, it goes on reporting that."""
-    if cut.output_name() not in cut.staying:
+    if cut.output_name() not in cut.sizes.staying:
         return
     name = cut.input_name(0)
-    before, stays, varying = cut.shape(name), cut.alive(name), cut.facts.varying.get(name, frozenset())
+    before, stays = cut.shape(name), cut.alive(name)
     count = [int(stays[axis].sum()) if axis in stays else size for axis, size in enumerate(before)]
     if cut.node.op_type == "Size":
-        share = np.array(math.prod(before)), np.array(math.prod(count))
-        cut.correct_output([("Mul", lambda v: [v, share[0]]), ("Div", lambda v: [v, share[1]])])
-        return
-    start, end = slice_of(cut.node, len(before))
-    full, left = np.array(before[start:end], dtype=np.int64), np.array(count[start:end], dtype=np.int64)
-    follows = np.array([axis in varying for axis in range(start, end)])
-    steps: list[Step] = []
-    if ((full != left) & follows).any():  # a head axis merged with the batch keeps its proportion
-        scale, whole = (np.where(follows & (full != left), a, 1) for a in (full, left))
-        steps += [("Mul", lambda v: [v, scale]), ("Div", lambda v: [v, whole])]
-    if ((full != left) & ~follows).any():
-        change = (full != left) & ~follows
-        steps.append(("Where", lambda v: [change, full, v]))
-    cut.correct_output(steps)
+        full, left = np.array(math.prod(before)), np.array(math.prod(count))
+    else:
+        start, end = slice_of(cut.node, len(before))
+        full, left = np.array(before[start:end]), np.array(count[start:end])
+    if (full != left).any():
+        cut.correct_output(_in_proportion(full, left))
 
 
 @narrow("Slice")
