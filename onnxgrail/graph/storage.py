@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.stored import Stored
-from onnxgrail.graph.stored_packed import BYTE, Packed
+from onnxgrail.graph.stored_packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored_scaled import Scaled
 
 
@@ -22,14 +22,16 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
         shapes: of all tensors as the file has them.
     """
     found: dict[str, Stored] = {}
+    packed: dict[str, list[Packed]] = {}
     for node in model.graph:
         names = [(v.name or "") if v is not None else "" for v in node.inputs]
         output = node.outputs[0].name or ""
         if is_dequantised(node) and output in constants:
             found[output] = _scaled(model, node, names, shapes)
-        elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:] if n):
-            found[names[1]] = _packed(model, node, names, shapes)
-    return found
+        elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:4] if n):
+            packed.setdefault(names[1], []).append(_packed(model, node, names, shapes))
+    alike = {name: some[0] for name, some in packed.items() if some[0].bits in BITS and len(set(some)) == 1}
+    return {**found, **alike}
 
 
 def is_dequantised(node: ir.Node) -> bool:
