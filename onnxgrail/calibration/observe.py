@@ -14,7 +14,7 @@ from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants, sizes
 from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.storage import is_dequantised, stored
+from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 
 SMALL = 4096
 
@@ -29,8 +29,9 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
+    hidden = below_a_byte(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
-    names = [v.name for node in nodes for v in node.outputs if v.name]
+    names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
     with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):

@@ -31,19 +31,19 @@ def cut_stored(
     keep = {axis: ~ledger.dead[units] for axis, units in operand.units.items() if ledger.dead[units].any()}
     values = ledger.arrays.get(operand.param)
     holders = _holders(graph, stored, [(node, position) for node, position, _ in users])
-    load = _load(holders[0], survey)
+    load = _load(next(iter(holders)), survey)
     parts = stored.cut(load, keep, values)
     growth: Growth = {}
     if stored.held:
         before = stored.cut(load, keep, None)[SCALE] if values is not None else parts[SCALE]
         factor = np.asarray(parts[SCALE].astype(np.float64) / safe(before.astype(np.float64)))
         shape = [int(keep[a].sum()) if a in keep else size for a, size in enumerate(stored.shape)]
-        for holder in holders:
-            if holder.outputs[0].shape is not None:
-                holder.outputs[0].shape = ir.Shape(shape)
+        for value in holders.values():
+            if value.shape is not None:
+                value.shape = ir.Shape(shape)
             if (factor > 1).any():
-                growth[holder.outputs[0]] = factor
-    return _set(graph, holders, parts, captured), growth
+                growth[value] = factor
+    return _set(graph, list(holders), parts, captured), growth
 
 
 def follow(
@@ -88,16 +88,28 @@ def _set(
     return replaced
 
 
-def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> list[ir.Node]:
-    """The nodes whose inputs are the parts; a holder that others read too is copied for these users."""
+def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[ir.Node, ir.Value]:
+    """The nodes whose inputs are the parts, each with the value that these operands read.
+
+    What other nodes read too is copied for these, from the DequantizeLinear on.
+    """
     if not stored.held:
-        return [node for node, _ in places]
+        return {node: node.outputs[0] for node, _ in places}
     found: dict[ir.Value, list[Place]] = {}
     for node, position in places:
         value = node.inputs[position]
         assert value is not None
         found.setdefault(value, []).append((node, position))
-    return [_own(graph, value, some) for value, some in found.items()]
+    holders = {}
+    for value, some in found.items():
+        last = holder = _own(graph, value, some)
+        while not is_dequantised(holder):  # transposed behind it
+            inner = holder.inputs[0]
+            assert inner is not None
+            holder = _own(graph, inner, [(holder, 0)])
+            holder.outputs[0].shape = None
+        holders[holder] = last.outputs[0]
+    return holders
 
 
 def _own(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:

@@ -10,12 +10,13 @@ from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
 from tests.contract.cases_linear import CASES as LINEAR
 from tests.contract.cases_pointwise import CASES as POINTWISE
+from tests.contract.cases_quantised import CASES as QUANTISED
 from tests.contract.cases_reduce import CASES as REDUCE
 from tests.contract.rule_case import SIDE, Case, build
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
-CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *FUSED, *JOIN]
+CASES = [*POINTWISE, *LINEAR, *REDUCE, *LAYOUT, *FUSED, *JOIN, *QUANTISED]
 
 
 def covered(case: Case) -> tuple[str, str, int]:

@@ -20,8 +20,6 @@ WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "DynamicQuantizeMatMul": (1, 1),
     "MatMulIntegerToFloat": (1, 1),
     "QAttention": (1, 1),
-    "NhwcConv": (1, 0),
-    "NhwcFusedConv": (1, 0),
     "Conv": (1, 0),
 }
 
@@ -70,7 +68,7 @@ def dynamic_range(site: Site) -> None:
 
 @rule("QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger")
 @rule(
-    "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "NhwcConv", "NhwcFusedConv",
+    "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention",
     domain=MICROSOFT,
 )  # fmt: skip
 @rule("Conv", domain="com.microsoft.nchwc")
@@ -87,7 +85,7 @@ def fused_kernel(site: Site) -> None:
 
 @rule(
     "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool",
-    "QLinearAveragePool", "QLinearConcat", "QLinearReduceMean", "QLinearWhere",
+    "QLinearAveragePool", "QLinearConcat", "QLinearWhere",
     domain=MICROSOFT,
 )  # fmt: skip
 def integer_pointwise(site: Site) -> None:
