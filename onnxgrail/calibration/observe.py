@@ -39,12 +39,10 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
         varying = _varying(session, feed, shapes)
-    for name, value in model.graph.initializers.items():
-        if value.const_value is not None:
-            shapes[name] = value.const_value.numpy().shape
-            dtypes[name] = value.const_value.dtype.numpy()
-            if value.const_value.size <= SMALL:
-                values[name] = value.const_value.numpy()
+    for name, tensor in _tensors(model):
+        shapes[name], dtypes[name] = tensor.numpy().shape, tensor.dtype.numpy()
+        if tensor.size <= SMALL or name in hidden:
+            values[name] = tensor.numpy()
     weights = stored(model, known, shapes)
     shapes.update({name: weight.shape for name, weight in weights.items()})
     dtypes.update({name: weight.dtype for name, weight in weights.items()})
@@ -57,6 +55,14 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
         sizes=sizes(model, dtypes),
         stored=weights,
     )
+
+
+def _tensors(model: ir.Model) -> list[tuple[str, ir.TensorProtocol]]:
+    """Initializers, and what Constant nodes hold."""
+    found = [(name, v.const_value) for name, v in model.graph.initializers.items()]
+    nodes = [n for n in model.graph if n.op_type == "Constant" and "value" in n.attributes]
+    found += [(n.outputs[0].name or "", n.attributes["value"].as_tensor()) for n in nodes]
+    return [(name, tensor) for name, tensor in found if tensor is not None]
 
 
 def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:

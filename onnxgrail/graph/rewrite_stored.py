@@ -51,8 +51,9 @@ def follow(
 ) -> set[ir.Value]:
     """Re-express int32 biases beside weights whose scales grew; the values that they no longer read.
 
-    Fused kernels do not look at the bias's own scale: they add its integers to sums of products of integers, so that
-    scale must stay the product of the input's and the weight's.
+    Fused kernels add a bias's integers to sums of products of integers, so its scale must stay the product of the
+    input's and the weight's.  Where it is not, old releases of ONNX Runtime compute nonsense in fused kernels, and
+    newer ones do not fuse.
     """
     replaced: set[ir.Value] = set()
     for node in nodes:

@@ -298,7 +298,7 @@ def packed(note: str, bits: int, extra: str = "", **more: object) -> Case:
     return Case(op="MatMulNBits", domain=MICROSOFT, body=body, weights=weights, width=6, note=note, **given)
 
 
-ZEROS = np.random.default_rng(5).integers(0, 256, (6, 3)).astype(np.uint8)
+ZEROS = (np.random.default_rng(5).integers(5, 11, (2, 6, 3)) * [[[1]], [[16]]]).sum(axis=0).astype(np.uint8)
 PACKED = [
     *(packed(f"{bits}-bits", bits) for bits in (4, 8)),
     packed("4-bits-zeros", 4, ", p", weights={"p": ZEROS[:, :2]}),
