@@ -35,8 +35,8 @@ def cut_stored(
     parts = stored.cut(load, keep, values)
     growth: Growth = {}
     if stored.held:
-        before = stored.cut(load, keep, None)[SCALE] if values is not None else parts[SCALE]
-        factor = np.asarray(parts[SCALE].astype(np.float64) / safe(before.astype(np.float64)))
+        before = (parts if values is None else stored.cut(load, keep, None))[SCALE].astype(np.float64)
+        factor = np.where(before == 0, 1.0, parts[SCALE].astype(np.float64) / safe(before))
         shape = [int(keep[a].sum()) if a in keep else size for a, size in enumerate(stored.shape)]
         for value in holders.values():
             if value.shape is not None:
