@@ -18,7 +18,7 @@ from onnxgrail.graph.assign import assign, is_sole
 from onnxgrail.graph.facts import captures, key
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
-from onnxgrail.graph.rewrite_stored import cut_stored
+from onnxgrail.graph.rewrite_stored import Growth, cut_stored, follow
 from onnxgrail.graph.sizes import SOURCES
 from onnxgrail.graph.survey import Ledger, Operand, Survey
 
@@ -60,6 +60,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
             if operand is not None and node.inputs[position] is not None and _changes(operand, ledger):
                 claims.setdefault(operand.param, []).append((node, position, operand))
     replaced: set[ir.Value] = set()
+    growth: Growth = {}
     captured = {name for node in nodes for name in captures(node)}
     for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
         assert value is not None
@@ -67,7 +68,9 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     for param, users in claims.items():
         stored = survey.facts.stored.get(users[0][2].value)
         if stored is not None:
-            replaced |= cut_stored(graph, stored, users, survey, ledger, captured)
+            left, grown = cut_stored(graph, stored, users, survey, ledger, captured)
+            replaced |= left
+            growth |= grown
             continue
         value = users[0][0].inputs[users[0][1]]
         assert value is not None
@@ -85,7 +88,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
             assert old is not None
             replaced.add(old)
             node.replace_input_with(position, fresh)
-    return replaced
+    return replaced | follow(graph, nodes, growth, survey, captured)
 
 
 def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> None:

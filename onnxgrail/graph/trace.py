@@ -54,14 +54,15 @@ def _narrower(survey: Survey) -> Bools:
 def _aliases(model: ir.Model) -> dict[str, str]:
     """Names that stand for the same weight.
 
-    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate), quantisers
-    dequantise one weight once per reader.
+    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate) and to dequantised
+    weights, quantisers dequantise one weight once per reader.
     """
     found: dict[str, str] = {}
     copies: dict[str, str] = {}
+    weights = {*model.graph.initializers, *(key(node) for node in model.graph if is_dequantised(node))}
     for node in model.graph:
         source = node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
-        if node.op_type == "Identity" and source and (source in model.graph.initializers or source in found):
+        if node.op_type == "Identity" and source and (source in weights or source in found):
             found[key(node)] = found.get(source, source)
         if is_dequantised(node):
             names = [v.name if v is not None else "" for v in node.inputs]

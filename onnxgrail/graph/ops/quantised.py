@@ -20,8 +20,6 @@ WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "DynamicQuantizeMatMul": (1, 1),
     "MatMulIntegerToFloat": (1, 1),
     "QAttention": (1, 1),
-    "NhwcConv": (1, 0),
-    "NhwcFusedConv": (1, 0),
     "Conv": (1, 0),
 }
 
@@ -47,8 +45,8 @@ def quantise(site: Site) -> None:
 @rule("MatMulNBits", domain=MICROSOFT)
 def packed_matmul(site: Site) -> None:
     """As MatMul; the inputs go by whole blocks that share a scale."""
-    if site.name(4) or not site.is_constant(1):
-        site.freeze(site.marks(0), "its weight is reordered or computed at run time")
+    if site.name(4) or site.source(1) not in site.flow.facts.stored:
+        site.freeze(site.marks(0), "its weight is reordered, computed at run time or packed in an unknown way")
         return
     linear(site, 0, 1, inward=1, outward=0, bias=5)
 
@@ -70,7 +68,7 @@ def dynamic_range(site: Site) -> None:
 
 @rule("QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger")
 @rule(
-    "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "NhwcConv", "NhwcFusedConv",
+    "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention",
     domain=MICROSOFT,
 )  # fmt: skip
 @rule("Conv", domain="com.microsoft.nchwc")
@@ -87,7 +85,7 @@ def fused_kernel(site: Site) -> None:
 
 @rule(
     "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool",
-    "QLinearAveragePool", "QLinearConcat", "QLinearReduceMean", "QLinearWhere",
+    "QLinearAveragePool", "QLinearConcat", "QLinearWhere",
     domain=MICROSOFT,
 )  # fmt: skip
 def integer_pointwise(site: Site) -> None:
