@@ -16,7 +16,7 @@ import click
 
 SELECTORS = ("wanda", "l1", "l2", "random")
 REDUCERS = ("prune", "fold")
-COMPENSATORS = ("grail", "none")
+COMPENSATORS = ("grail", "best", "none")
 BLOCKS = ("conv", "mlp", "heads", "stream")
 PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail import plan
-from onnxgrail.algebra.compensate import COMPENSATORS, Compensator
+from onnxgrail.algebra.compensate import BEST, COMPENSATORS, Compensator
 from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
@@ -22,6 +22,7 @@ from onnxgrail.graph.survey import Ledger
 from onnxgrail.methods.grail import reduce_and_compensate
 from onnxgrail.order import steps
 from onnxgrail.preparation import Clock, Prepared
+from onnxgrail.sweep import Refit, sweep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,12 +34,14 @@ class Decision:
         changes: one per narrowed block, in the order they were decided.
         refusals: blocks that did not pass the proof.
         ledger: all changes together.
+        refits: consumers fitted to the dense network.
     """
 
     chosen: tuple[Block, ...]
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
     ledger: Ledger
+    refits: tuple[Refit, ...] = ()
 
 
 def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress) -> Decision:
@@ -71,7 +74,12 @@ def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress)
         else:
             for block in blocks:
                 run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
-    return Decision(chosen=chosen, changes=tuple(run.changes), refusals=refusals, ledger=run.ledger)
+    refits: tuple[Refit, ...] = ()
+    if recipe.compensate == BEST and run.changes:
+        with clock.stage("fit"):
+            run.ledger, refits, seconds = sweep(prepared, recipe, run.ledger)
+            clock.seconds["forward"] += seconds
+    return Decision(chosen=chosen, changes=tuple(run.changes), refusals=refusals, ledger=run.ledger, refits=refits)
 
 
 class _Run:
@@ -114,7 +122,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         Seconds spent inside ONNX Runtime.
     """
     prepared, recipe = run.prepared, run.recipe
-    todo = steps(blocks, closed_loop=recipe.closed_loop)
+    todo = steps(blocks, closed_loop=recipe.closed_loop and recipe.compensate != BEST)
     total, done = len(prepared.batches) * len(todo), 0
 
     def tick() -> None:

@@ -8,7 +8,7 @@ network is (GRAIL section 3.2 asks for statistics from the already compressed pr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -71,6 +71,19 @@ class Stream:
         alive = set(keep)
         self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
         self._position = target
+
+    @property
+    def masks(self) -> Sequence[Bools | None]:
+        """Per batch, which (sample, token) positions are real; None where all are."""
+        return self._masks
+
+    def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
+        """Tensors of the network as the ledger has it, batch by batch."""
+        beyond = [n for n in names if n not in self._cache[0]]
+        session = self._open(beyond, ledger) if beyond else None
+        for whole in self._cache:
+            cache = self._fitted(whole, ledger)
+            yield {n: cache[n] for n in names if n in cache} | (self._run(session, cache) if session else {})
 
     def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
         """Sums over all calibration rows of each probe, in the network as the ledger has it."""

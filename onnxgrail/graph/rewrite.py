@@ -19,6 +19,7 @@ from onnxgrail.graph.facts import captures, key
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.rewrite_stored import Growth, cut_stored, follow
+from onnxgrail.graph.shift import shift_biases
 from onnxgrail.graph.sizes import SOURCES
 from onnxgrail.graph.survey import Ledger, Operand, Survey
 
@@ -44,6 +45,8 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
         if name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
     _sweep(graph, replaced)
+    if ledger.shifts:
+        shift_biases(graph, nodes, survey, ledger)
 
 
 def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:

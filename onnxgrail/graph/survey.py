@@ -67,7 +67,9 @@ class Ledger:
     Attributes:
         dead: (ids,) which units go.
         arrays: param -> full-size array with new values at the kept positions; a missing one keeps the model's values.
+        shifts: node -> full-size vector to be added to the bias of its output.
     """
 
     dead: Bools
     arrays: Mapping[str, Array]
+    shifts: Mapping[str, Array] = field(default_factory=dict)

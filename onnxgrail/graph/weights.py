@@ -47,7 +47,7 @@ def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> L
     for number, values in change.weights:
         slot = block.slots[number]
         arrays[slot.param] = slots.write(_array(slot, model, survey, now), slot, change.reducer.kept, values)
-    return Ledger(dead=dead, arrays=arrays)
+    return Ledger(dead=dead, arrays=arrays, shifts=ledger.shifts)
 
 
 def original(slot: Slot, model: ir.Model, survey: Survey) -> Array:

@@ -19,7 +19,10 @@ class Compensator(Protocol):
         ...
 
 
+BEST = "best"  # GRAIL on the dense network, then every consumer is fitted to the dense outputs (`sweep`)
+
 COMPENSATORS: dict[str, Compensator] = {
     "none": Plain(),
     "grail": Grail(),
+    BEST: Grail(),
 }

@@ -1,0 +1,164 @@
+"""Consumers whose weights can be fitted to outputs: what they read, what they make, and where that is added to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.graph.facts import Facts, key
+from onnxgrail.graph.survey import Survey
+
+MATRIX = ("MatMul", "Gemm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Window:
+    """The window of a convolution, per spatial axis; pads are (begin, end)."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Consumer:
+    """One node that contracts narrowed channels with a weight of its own.
+
+    Attributes:
+        node: key of the node; position: of the node in the graph.
+        param: working array of the weight; value: name of the weight.
+        inward, outward: axes of the weight; window: of a convolution, None for a matrix.
+        source: the activation it reads; axis: its channel axis.
+        output: the activation it makes; made: the channel axis of that.
+        bias: what is added to the output behind it or inside, (o,) or zeros.
+        total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
+    """
+
+    node: str
+    position: int
+    param: str
+    value: str
+    inward: int
+    outward: int
+    window: Window | None
+    source: str
+    axis: int
+    output: str
+    made: int
+    bias: Array
+    total: str
+    residual: str
+
+
+def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
+    """Every matrix and plain convolution that reads channels of a block, in node order.
+
+    Weights that several nodes read are left out: no single output says what they should be.
+    """
+    wanted = {slot.param for block in survey.blocks for slot in block.consumers}
+    readers: dict[str, int] = {}
+    for operand in survey.operands.values():
+        readers[operand.param] = readers.get(operand.param, 0) + 1
+    found = []
+    for position, node in enumerate(model.graph):
+        operand = survey.operands.get((key(node), 1))
+        if operand is None or operand.param not in wanted or readers[operand.param] > 1:
+            continue
+        axes = _axes(node, survey.facts)
+        if axes is not None and axes[0] in operand.units:
+            found.append(_consumer(node, position, operand.param, operand.value, axes, survey.facts))
+    return tuple(found)
+
+
+def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
+    """Inward and outward axis of a node's weight; None where its output is no plain sum of products."""
+    if node.domain not in ("", "ai.onnx") or any(v is not None and v.name not in facts.shapes for v in node.inputs):
+        return None
+    if node.op_type == "MatMul":
+        return 0, 1
+    if node.op_type == "Gemm":
+        plain = all(_number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
+        return ((1, 0) if _number(node, "transB", 0) else (0, 1)) if plain else None
+    padded = node.attributes.get("auto_pad")
+    if node.op_type == "Conv" and _number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
+        return 1, 0
+    return None
+
+
+def _number(node: ir.Node, name: str, default: float) -> float:
+    found = node.attributes.get(name)
+    return default if found is None else float(found.value)
+
+
+def _consumer(node: ir.Node, position: int, param: str, value: str, axes: tuple[int, int], facts: Facts) -> Consumer:
+    source, output = node.inputs[0], node.outputs[0]
+    assert source is not None
+    conv = node.op_type == "Conv"
+    rank = len(facts.shapes[output.name or ""])
+    width = facts.shapes[value][axes[1]]
+    bias = _constant(node.inputs[2], facts, width) if len(node.inputs) > 2 else None
+    last, added = (output, None) if len(node.inputs) > 2 else _biased(output, facts, width, conv=conv)
+    total, residual = _added(last, facts)
+    return Consumer(
+        node=key(node),
+        position=position,
+        param=param,
+        value=value,
+        inward=axes[0],
+        outward=axes[1],
+        window=_window(node, facts.shapes[value]) if conv else None,
+        source=source.name or "",
+        axis=1 if conv else len(facts.shapes[source.name or ""]) - 1,
+        output=output.name or "",
+        made=1 if conv else rank - 1,
+        bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
+        total=total,
+        residual=residual,
+    )
+
+
+def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
+    kernel = shape[2:]
+    ones = (1,) * len(kernel)
+    values: Mapping[str, tuple[int, ...]] = {
+        name: tuple(node.attributes[name].as_ints()) if name in node.attributes else default
+        for name, default in (("strides", ones), ("dilations", ones), ("pads", (0,) * (2 * len(kernel))))
+    }
+    pads = values["pads"]
+    sides = tuple((pads[a], pads[a + len(kernel)]) for a in range(len(kernel)))
+    return Window(kernel=kernel, strides=values["strides"], dilations=values["dilations"], pads=sides)
+
+
+def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
+    """A constant of one number per output."""
+    if value is None or value.name not in facts.constants:
+        return None
+    array = value.const_value.numpy() if value.const_value is not None else facts.values.get(value.name or "")
+    return np.asarray(array, dtype=np.float64).ravel() if array is not None and array.size == width else None
+
+
+def _biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:
+    """Through the Add of a constant bias, if that is the only reader."""
+    readers = list(output.uses())
+    if conv or len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
+        return output, None
+    other = readers[0].node.inputs[1 - readers[0].idx]
+    bias = _constant(other, facts, width)
+    return (output, None) if bias is None else (readers[0].node.outputs[0], bias)
+
+
+def _added(output: ir.Value, facts: Facts) -> tuple[str, str]:
+    """The sum with a residual of the same shape, and that residual; ('', '') where the output goes elsewhere."""
+    readers = list(output.uses())
+    if len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
+        return "", ""
+    other = readers[0].node.inputs[1 - readers[0].idx]
+    name = (other.name or "") if other is not None else ""
+    total = readers[0].node.outputs[0].name or ""
+    same = facts.shapes.get(name) == facts.shapes.get(total) == facts.shapes.get(output.name or "")
+    return (total, name) if same and name not in facts.constants else ("", "")

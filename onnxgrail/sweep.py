@@ -1,0 +1,187 @@
+"""The second half of `--compensate best`: with all widths decided, every consumer is fitted to the dense network.
+
+Two streams walk the network side by side, the dense one and the narrowed one.  Consumers are fitted in the order of the
+network, each behind the ones already fitted, to what the dense network has there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from onnxgrail.algebra.refit import Fitted, Moments, moments, refit, zero_moments
+from onnxgrail.calibration import rows
+from onnxgrail.calibration.stream import Stream
+from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
+from onnxgrail.graph import weights
+from onnxgrail.graph.consumers import Consumer, consumers
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.preparation import Prepared
+
+FOLDS = 4  # every fourth sample is held out
+FEATURES = 4608  # a consumer with more regressors keeps the weights it has
+ROWS = 16384  # rows looked at where that is more than eight per regressor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refit:
+    """One fitted consumer, for the report: errors are shares of the target's energy on held-out rows."""
+
+    node: str
+    weight: str
+    alpha: float | None
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Task:
+    """A consumer with what stays of its weight: kept inputs, kept outputs, and how many regressors that makes."""
+
+    consumer: Consumer
+    kept: Bools
+    made: Bools
+    features: int
+
+
+def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, tuple[Refit, ...], float]:
+    """Fit every consumer that lost inputs.
+
+    Returns:
+        The ledger with fitted weights and shifted biases, one entry per fitted consumer, seconds in ONNX Runtime.
+    """
+    model, survey = prepared.model, prepared.survey
+    todo = [t for c in consumers(model, survey) if (t := _task(c, prepared, ledger)) is not None]
+    untouched = weights.empty(survey)
+    report: list[Refit] = []
+    common = {"providers": recipe.providers, "folder": prepared.folder}
+    with (
+        Stream(model, survey, prepared.batches, **common) as dense,  # type: ignore[arg-type]
+        Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]
+    ):
+        for _, group in groupby(todo, key=lambda t: t.consumer.source):
+            tasks = list(group)
+            limit = tasks[0].consumer.position
+            dense.advance(untouched, limit)
+            narrow.advance(ledger, limit)
+            for task, (fit, held) in zip(
+                tasks, _measured(tasks, dense, narrow, untouched, ledger, recipe), strict=True
+            ):
+                found = refit(fit, held, _starts(task, prepared, ledger), affine=_may_shift(task.consumer, prepared))
+                ledger = _written(task, found, prepared, ledger)
+                report.append(_entry(task.consumer, found))
+        return ledger, tuple(report), dense.forward + narrow.forward
+
+
+def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger) -> _Task | None:
+    """What is to be fitted; None where the consumer lost nothing, or has too many regressors."""
+    operand = prepared.survey.operands[consumer.node, 1]
+    kept = ~ledger.dead[operand.units[consumer.inward]]
+    shape = prepared.survey.facts.shapes[consumer.value]
+    outward = operand.units.get(consumer.outward)
+    made = np.ones(shape[consumer.outward], dtype=bool) if outward is None else ~ledger.dead[outward]
+    taps = math.prod(consumer.window.kernel) if consumer.window is not None else 1
+    features = int(kept.sum()) * taps
+    if kept.all() or features > FEATURES:
+        return None
+    return _Task(consumer=consumer, kept=kept, made=made, features=features)
+
+
+def _measured(
+    tasks: Sequence[_Task], dense: Stream, narrow: Stream, untouched: Ledger, ledger: Ledger, recipe: Recipe
+) -> list[tuple[Moments, Moments]]:
+    """Sums over fitted and over held-out rows, per task."""
+    sums = [(zero_moments(t.features, int(t.made.sum())),) * 2 for t in tasks]
+    rng = np.random.default_rng(recipe.seed)
+    wide = dense.record([t.consumer.total or t.consumer.output for t in tasks], untouched)
+    slim = narrow.record([n for t in tasks for n in (t.consumer.source, t.consumer.residual) if n], ledger)
+    first = 0
+    for mask, targets, found in zip(dense.masks, wide, slim, strict=True):
+        for number, task in enumerate(tasks):
+            target = targets[task.consumer.total or task.consumer.output]
+            wanted = max(ROWS, 8 * task.features) // len(dense.masks) + 1
+            where = _real(rows.positions(target.shape, task.consumer.made, wanted, rng), target, mask)
+            z, t = _pair(task, target, found, where)
+            held = _held_out(where, target, task.consumer.made, first)
+            fit, kept_apart = sums[number]
+            sums[number] = fit + moments(z[~held], t[~held]), kept_apart + moments(z[held], t[held])
+        first += len(target)
+    return sums
+
+
+def _real(where: Ints, target: Array, mask: Bools | None) -> Ints:
+    """Positions that are not padding."""
+    if mask is None or target.shape[:-1] not in (mask.shape, (mask.size,)):
+        return where
+    return where[np.asarray(mask).ravel()[where]]
+
+
+def _pair(task: _Task, target: Array, found: dict[str, Array], where: Ints) -> tuple[Array, Array]:
+    """Regressors and targets of one batch."""
+    consumer = task.consumer
+    z = rows.inputs(found[consumer.source], consumer, target.shape, where)
+    t = rows.outputs(target, consumer.made, where)[:, task.made] - consumer.bias[task.made]
+    if consumer.residual:
+        t = t - rows.outputs(found[consumer.residual], consumer.made, where)
+    return z.astype(np.float32), t.astype(np.float32)
+
+
+def _held_out(where: Ints, target: Array, made: int, first: int) -> Bools:
+    """Rows of every fourth sample, or every fourth row of an only sample."""
+    samples = target.shape[0] if made else 1
+    each = max(1, target.size // target.shape[made] // samples)
+    sample = where // each + first
+    return np.asarray((sample if samples > 1 or first else where) % FOLDS == FOLDS - 1)
+
+
+def _array(task: _Task, prepared: Prepared, ledger: Ledger) -> tuple[Array, Array]:
+    """The weight as the ledger has it and as the model has it, both of full size."""
+    slot = next(
+        s
+        for b in prepared.survey.blocks
+        for s in b.consumers
+        if (s.param, s.axis) == (task.consumer.param, task.consumer.inward)
+    )
+    original = weights.original(slot, prepared.model, prepared.survey)
+    return ledger.arrays.get(task.consumer.param, original), original
+
+
+def _starts(task: _Task, prepared: Prepared, ledger: Ledger) -> list[Floats]:
+    """Weights to begin from as (features, outputs): those decided so far, and those of the dense model."""
+    return [_matrix(task, a) for a in _array(task, prepared, ledger)]
+
+
+def _matrix(task: _Task, array: Array) -> Floats:
+    front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
+    return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)
+
+
+def _may_shift(consumer: Consumer, prepared: Prepared) -> bool:
+    """Whether the bias may move; that of a quantised weight is bound to its scales."""
+    return consumer.value not in prepared.survey.facts.stored
+
+
+def _written(task: _Task, found: Fitted, prepared: Prepared, ledger: Ledger) -> Ledger:
+    """The ledger with the fitted numbers at the kept positions."""
+    if found.alpha is None:
+        return ledger
+    consumer = task.consumer
+    array = np.array(_array(task, prepared, ledger)[0])
+    front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
+    shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
+    limit = float(np.finfo(array.dtype).max) if array.dtype.kind == "f" else np.inf
+    values = np.moveaxis(np.clip(found.weights, -limit, limit).reshape(shape), -1, 1)
+    front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
+    shift = np.zeros(len(task.made))
+    shift[task.made] = found.shift
+    shifts = {**ledger.shifts, consumer.node: shift} if found.shift.any() else ledger.shifts
+    return dataclasses.replace(ledger, arrays={**ledger.arrays, consumer.param: array}, shifts=shifts)
+
+
+def _entry(consumer: Consumer, found: Fitted) -> Refit:
+    return Refit(node=consumer.node, weight=consumer.value, alpha=found.alpha, before=found.before, after=found.after)
