@@ -1,0 +1,111 @@
+"""Fits of consumers against least squares written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxgrail.algebra.refit import Moments, error, moments, refit, zero_moments
+from onnxgrail.core import Floats
+
+
+def data(
+    rows: int = 60, features: int = 5, outputs: int = 3, *, noise: float = 0.0, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Regressors and targets that depend on them linearly, with a constant and noise."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(rows, features)) + 1.0
+    t = z @ rng.normal(size=(features, outputs)) + rng.normal(size=outputs) + noise * rng.normal(size=(rows, outputs))
+    return z, t
+
+
+def halves(z: Floats, t: Floats) -> tuple[Moments, Moments]:
+    """Every fourth row held out."""
+    held = np.arange(len(z)) % 4 == 3
+    return moments(z[~held], t[~held]), moments(z[held], t[held])
+
+
+def direct(z: Floats, t: Floats, start: Floats, alpha: float, *, affine: bool) -> tuple[Floats, Floats]:
+    """Rows of the penalty stacked under the data, and numpy's own least squares."""
+    features = z.shape[1]
+    lam = alpha * np.square(z).sum() / features
+    wide = np.concatenate([z, np.ones((len(z), 1))], axis=1) if affine else z
+    rest = t - z @ start
+    penalty = np.zeros((features, wide.shape[1]))
+    penalty[:, :features] = np.sqrt(lam) * np.eye(features)
+    stacked = np.concatenate([wide, penalty]), np.concatenate([rest, np.zeros((features, t.shape[1]))])
+    step = np.linalg.lstsq(*stacked, rcond=None)[0]
+    return start + step[:features], step[features] if affine else np.zeros(t.shape[1])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("alpha", [1e-3, 0.3])
+def test_equals_least_squares_on_all_rows(alpha: float, *, affine: bool) -> None:
+    z, t = data(noise=0.5)
+    start = np.random.default_rng(1).normal(size=(5, 3))
+    found = refit(*halves(z, t), [start], affine=affine, alphas=(alpha,))
+    weights, shift = direct(z, t, start, alpha, affine=affine)
+    assert found.alpha == alpha
+    np.testing.assert_allclose(found.weights, weights, atol=1e-6)
+    np.testing.assert_allclose(found.shift, shift, atol=1e-6)
+
+
+def test_a_linear_dependence_is_found_exactly() -> None:
+    z, t = data()
+    found = refit(*halves(z, t), [np.zeros((5, 3))], affine=True, alphas=(1e-10,))
+    np.testing.assert_allclose(z @ found.weights + found.shift, t, atol=1e-6)
+    assert found.after < 1e-12 < found.before
+
+
+def test_a_strong_ridge_is_the_start() -> None:
+    z, t = data(noise=0.1)
+    start = np.random.default_rng(1).normal(size=(5, 3))
+    found = refit(*halves(z, t), [start], affine=False, alphas=(1e9,))
+    np.testing.assert_allclose(found.weights, start, atol=1e-6)
+
+
+def test_a_fit_that_does_not_hold_up_is_not_taken() -> None:
+    """More regressors than rows, and targets that have nothing to do with them."""
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(40, 2))
+    z = rng.normal(size=(24, 40))
+    t = z @ start + 0.01 * rng.normal(size=(24, 2))
+    found = refit(*halves(z, t), [start], affine=True, alphas=(1e-6,))
+    assert found.alpha is None
+    np.testing.assert_array_equal(found.weights, start)
+    assert not found.shift.any()
+    assert found.after == found.before
+
+
+def test_the_better_start_is_chosen() -> None:
+    z, t = data(noise=0.01)
+    good, _ = direct(z, t, np.zeros((5, 3)), 0.0, affine=False)
+    found = refit(*halves(z, t), [np.zeros((5, 3)), good], affine=False, alphas=(1e6,))
+    np.testing.assert_allclose(found.weights, good, atol=1e-4)
+
+
+def test_no_rows_keep_the_start() -> None:
+    start = np.ones((5, 3))
+    found = refit(zero_moments(5, 3), zero_moments(5, 3), [start], affine=True)
+    np.testing.assert_array_equal(found.weights, start)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.booleans())
+def test_never_worse_than_the_start_on_held_out_rows(seed: int, affine: bool) -> None:
+    z, t = data(rows=20, noise=1.0, seed=seed)
+    start = np.random.default_rng(seed).normal(size=(5, 3))
+    fit, held = halves(z, t)
+    found = refit(fit, held, [start], affine=affine)
+    assert found.after <= found.before
+
+
+def test_errors_by_definition_and_sums_that_add_up() -> None:
+    z, t = data(noise=1.0)
+    weights = np.random.default_rng(2).normal(size=(6, 3))
+    gaps = t - np.concatenate([z, np.ones((len(z), 1))], axis=1) @ weights
+    fit, held = halves(z, t)
+    assert error(fit + held, weights) == pytest.approx(np.square(gaps).sum())
+    assert (fit + held).count == len(z)
