@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import adopt
 from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.experts import stack
 from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.rule import narrow, rule
 
@@ -155,13 +157,16 @@ def _picked(mark: Mark, axis: int, index: np.ndarray) -> Mark:
 
 
 def _table(site: Site, axis: int) -> None:
-    """An embedding: rows are looked up, the remaining axis is produced."""
+    """An embedding: rows are looked up, the remaining axis is produced; of experts whole matrices are."""
     shape = site.shape(0)
-    if site.is_constant(1) or site.dtype(0).kind != "f" or len(shape) != 2 or axis != 0:
+    if site.is_constant(1) or site.dtype(0).kind != "f" or axis != 0:
         return
-    produced = site.weight(0, 1)
-    site.carry(0, Mark((1,), produced), "producer")
-    site.emit([Mark((len(site.out_shape()) - 1,), produced)])
+    if len(shape) == 3:
+        stack(site)
+    if len(shape) == 2:
+        produced = site.weight(0, 1)
+        site.carry(0, Mark((1,), produced), "producer")
+        site.emit([Mark((len(site.out_shape()) - 1,), produced)])
 
 
 @narrow("Gather")
@@ -183,12 +188,48 @@ def narrow_gather(cut: Cut) -> None:
 @rule("GatherND")
 @rule("GatherND", domain="com.microsoft")
 def gather_nd(site: Site) -> None:
-    """Positions are picked along the axes after the batch; later axes pass."""
+    """Positions are picked along the axes after the batch; later axes pass, as do rows of a table."""
     batch = int(site.attribute("batch_dims", 0))
-    picked = batch + site.shape(1)[-1]
+    depth = site.shape(1)[-1]
     if site.is_constant(0):
+        if (batch, depth) == (0, 1):
+            _table(site, 0)
         return
-    passing = [m for m in site.marks(0) if min(m.axes) >= picked]
-    site.freeze([m for m in site.marks(0) if min(m.axes) < picked], RUNTIME)
-    shift = len(site.shape(1)) - 1 - picked
-    site.emit(Mark(tuple(a + shift for a in m.axes), m.labels) for m in passing)
+    index = site.value(1) if site.is_constant(1) and not batch else None
+    shift = len(site.shape(1)) - 1 - batch - depth
+    found = []
+    for mark in site.marks(0):
+        if min(mark.axes) >= batch + depth:
+            found.append(Mark(tuple(a + shift for a in mark.axes), mark.labels))
+        elif index is None:
+            site.freeze([mark], RUNTIME)
+        else:
+            found.append(_picked_nd(mark, index.astype(np.int64)))
+    site.emit(found)
+
+
+def _picked_nd(mark: Mark, index: Ints) -> Mark:
+    """A mark after positions were picked by an index that counts along the first axes at once."""
+    depth, outer = index.shape[-1], index.ndim - 1
+    labels = mark.labels[tuple(index[..., a] for a in mark.axes if a < depth)]
+    return Mark((*range(outer), *(a + outer - depth for a in mark.axes if a >= depth)), labels)
+
+
+@narrow("GatherND")
+@narrow("GatherND", domain="com.microsoft")
+def narrow_gather_nd(cut: Cut) -> None:
+    """Picked positions are renumbered."""
+    name = cut.input_name(1)
+    if name not in cut.facts.constants or name not in cut.facts.values:
+        return
+    index = cut.facts.values[name].astype(np.int64)
+    before = index
+    for axis, stays in cut.alive(cut.input_name(0)).items():
+        if axis < index.shape[-1]:
+            index = index.copy()
+            index[..., axis] = (np.cumsum(stays) - 1)[index[..., axis] % len(stays)]
+    for axis, kept in cut.alive(cut.output_name()).items():
+        if axis < before.ndim - 1:
+            index = np.compress(kept, index, axis=axis)
+    if index is not before:
+        cut.set_operand(1, index, "indices")

@@ -70,10 +70,11 @@ def transpose(site: Site) -> None:
     """Axes are permuted."""
     rank = len(site.shape(0))
     order = list(site.attribute("perm", range(rank)[::-1]))
-    site.emit(_permuted(m, order) for m in site.marks(0))
+    site.emit(permuted(m, order) for m in site.marks(0))
 
 
-def _permuted(mark: Mark, order: list[int]) -> Mark:
+def permuted(mark: Mark, order: list[int]) -> Mark:
+    """A mark after a transposition; `order` says for each axis which one it was."""
     where = [order.index(a) for a in mark.axes]
     ranking = np.argsort(where)
     return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
