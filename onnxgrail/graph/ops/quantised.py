@@ -20,9 +20,6 @@ WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "DynamicQuantizeMatMul": (1, 1),
     "MatMulIntegerToFloat": (1, 1),
     "QAttention": (1, 1),
-    "NhwcConv": (1, 0),
-    "NhwcFusedConv": (1, 0),
-    "Conv": (1, 0),
 }
 
 
@@ -70,10 +67,9 @@ def dynamic_range(site: Site) -> None:
 
 @rule("QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger")
 @rule(
-    "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "NhwcConv", "NhwcFusedConv",
+    "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention",
     domain=MICROSOFT,
 )  # fmt: skip
-@rule("Conv", domain="com.microsoft.nchwc")
 def fused_kernel(site: Site) -> None:
     """Nothing passes: a kernel of one runtime with its weights built in."""
     operand, axis = WEIGHTS[site.node.op_type]
