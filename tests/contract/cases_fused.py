@@ -201,7 +201,7 @@ FUSED = [
         body="z = com.microsoft.FusedMatMul(h, v)",
         weights={"v": (1, 8, 8)},
         units=(),
-        refused="batch axes",
+        refused="position of a batch axis",
         note="batched-constant",
     ),
     Microsoft(
@@ -253,7 +253,7 @@ FUSED = [
         weights={"words": (7, 8), "places": (9, 8), "c": (8,), "d": (8,)},
         inputs="int32[N,5] ids",
         units=(),
-        refused="activation of full width",
+        refused="another tensor of the same width",
         by="Add",
     ),
     Microsoft(

@@ -8,7 +8,7 @@ from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
 RUNTIME = "computed at run time"
-FULL = "an activation of full width that cannot be narrowed"
+FULL = "another tensor of the same width that cannot be narrowed"
 MANY = (0.25, 0.6, 0.9)  # few, an uneven number and all but one unit
 
 JOIN = [
@@ -192,7 +192,7 @@ SIZES = [
         body="i = NonZero(h)\nt = Transpose(i)\nv = GatherND(h, t)\nr = Shape<end=2>(h)\nq = Reshape(v, r)\n"
         "z = Add(h, q)",
         units=(),
-        refused="positions of nonzero channels",
+        refused="where there are nonzero values",
     ),
 ]
 

@@ -11,8 +11,8 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 
-TABLE = "a table over the last axis is shared by everything it is broadcast to"
-UNLABELLED = "it meets an activation of full width that cannot be narrowed"
+TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
+UNLABELLED = "it is combined with another tensor of the same width that cannot be narrowed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from onnxgrail.graph.facts import key
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 
-CHOSEN = "the matrices that it is multiplied with are chosen along this axis"
+CHOSEN = "each position of this axis is multiplied with a matrix of its own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from onnxgrail.graph.ops.experts import stack
 from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.rule import narrow, rule
 
-UNEVEN = "another piece of the Concat is an activation that cannot be narrowed"
+UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
+UNEVEN = "another piece of the Concat cannot be narrowed"
 
 
 @rule("Concat")
@@ -45,7 +46,7 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
             if not set(mark.axes) & set(axes):
                 continue
             if labels.any() or not set(mark.axes) <= set(axes):
-                site.freeze([mark], "its pieces do not line up")
+                site.freeze([mark], "the channels of its pieces do not line up one to one")
             else:
                 labels = mark.on(axes, sizes)
         parts.append(labels)
@@ -64,7 +65,7 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
                 site.union(other.labels, current.labels)
             else:
                 shared = set(other.axes) & set(current.axes)
-                reason = "its pieces do not line up"
+                reason = "the channels of its pieces do not line up one to one"
                 a = site.tie(other, [x for x in other.axes if x not in shared], reason)
                 b = site.tie(current, [x for x in current.axes if x not in shared], reason)
                 if a is not None and b is not None and a.axes == b.axes:
@@ -98,7 +99,10 @@ def split(site: Site) -> None:
     start = 0
     for output in range(len(site.node.outputs)):
         if not site.out_name(output):
-            site.freeze([m for m in site.marks(0) if axis in m.axes], "one of its outputs is unused")
+            site.freeze(
+                [m for m in site.marks(0) if axis in m.axes],
+                UNNAMED,
+            )
             return
         size = site.out_shape(output)[axis]
         site.emit([taken(m, axis, np.arange(start, start + size)) for m in site.marks(0)], output)

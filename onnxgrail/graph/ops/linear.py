@@ -16,11 +16,13 @@ from onnxgrail.graph.ops.experts import CHOSEN, chosen, consume
 from onnxgrail.graph.ops.layout import permuted
 from onnxgrail.graph.ops.rule import rule
 
-FIXED = "the activation it reads carries no channels that can be narrowed"
-LEFT = "the constant stands on the left and mixes this axis"
-BATCHED = "its weight has batch axes"
+FIXED = "the tensor it reads has a width that stays"
+LEFT = "a constant matrix on the left mixes this axis"
+BATCHED = "its weight holds a matrix for every position of a batch axis"
 SHARED = "it is one value head that several query heads read; it stays, query heads can go"
-CONTRACTED = "it is contracted with another activation"
+VECTOR = "it multiplies with a vector, not a matrix, that is computed at run time"
+COMPUTED = "its weight is computed at run time, or its input is transposed"
+CONTRACTED = "it is summed over in a product of two tensors, none of them a weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def matmul(site: Site) -> None:
     elif min(ranks) >= 2:
         product(site)
     else:
-        site.freeze([*site.marks(0), *site.marks(1)], "one operand is a vector")
+        site.freeze([*site.marks(0), *site.marks(1)], VECTOR)
 
 
 @rule("Gemm")
@@ -56,7 +58,10 @@ def gemm(site: Site) -> None:
     """A constant B consumes the last axis and produces one; the bias is cut with the outputs."""
     transposed = int(site.attribute("transB", 0))
     if not site.is_constant(1) or site.attribute("transA", 0):
-        site.freeze([m for k in site.operands for m in site.marks(k)], "only a constant B without transA is handled")
+        site.freeze(
+            [m for k in site.operands for m in site.marks(k)],
+            COMPUTED,
+        )
         return
     linear(site, 0, 1, inward=1 if transposed else 0, outward=0 if transposed else 1, bias=2)
 
@@ -107,7 +112,7 @@ def beside_constant(site: Site, k: int, reason: str, *, form: Form = PLAIN) -> N
     rank, own = len(site.out_shape()), len(side.shape)
     other = len(site.shape(1 - k))
     if own < 2:
-        site.freeze(side.marks, "one operand is a vector")
+        site.freeze(side.marks, VECTOR)
         return
     place = {a: rank - own + (other == 1) + a for a in range(own - 2)} if other <= 2 else {}
     place[side.free] = rank - 1 if other == 1 else rank - 2 + k
