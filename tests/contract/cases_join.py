@@ -176,9 +176,32 @@ SIZES = [
     Case(
         op="ConstantOfShape",
         body="s = Shape(h)\nc = ConstantOfShape<value = float[1] {2.0}>(s)\nz = Mul(h, c)",
-        units=(),
-        refused=FULL,
-        by="Mul",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape<value = float[1] {2.0}>(t)\n"
+        "a = Mul(h, c)\nb = Concat<axis=1>(c, a)\nz = MatMul(b, v)\nd = Neg(c)\nz1 = Sub(d, g)\nz2 = MatMul(z1, u)",
+        weights={"o": ints(8), "v": (16, 6), "u": (8, 6)},
+        outputs=", float[] z2",
+        width=6,
+        units=(6, 8, 8),
+        note="state",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape(t)\n"
+        "h1 = Unsqueeze(h, one)\nb = Concat<axis=1>(c, h1)\nz = ReduceMax<keepdims=0>(b, one)",
+        weights={"o": ints(2, 8), "one": ints(1)},
+        note="rows-in-front",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape(t)\n"
+        "a = Concat<axis=1>(h, c)\nb = MatMul(a, both)\ng1 = Tanh(b)\nd = Concat<axis=1>(h, g1)\n"
+        "e = MatMul(d, both)\nz = Tanh(e)",
+        weights={"o": ints(8), "both": (16, 8)},
+        units=(8, 8),
+        note="cell",
     ),
     Case(
         op="ConstantOfShape",

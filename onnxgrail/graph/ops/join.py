@@ -13,6 +13,7 @@ from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import adopt
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.experts import stack
+from onnxgrail.graph.ops.filled import is_filled, pick
 from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.rule import narrow, rule
 
@@ -34,7 +35,8 @@ def concat(site: Site) -> None:
 
 
 def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
-    """Labels strung along the concatenated axis; a piece without labels is permanent there.
+    """Labels strung along the concatenated axis; a piece without labels is permanent there,
+    unless it is filled with one number, of which any part will do.
 
     The two halves of a rotary embedding are strung per head, so other axes stay told apart.
     """
@@ -49,6 +51,8 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
                 site.freeze([mark], "the channels of its pieces do not line up one to one")
             else:
                 labels = mark.on(axes, sizes)
+        if len(axes) == 1 and not site.marks(k) and is_filled(site, k):
+            labels = site.flow.labels.fresh(sizes[0])
         parts.append(labels)
     return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
 
@@ -85,11 +89,29 @@ def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
         if site.is_constant(k):
             site.carry(k, mark)
             continue
+        if is_filled(site, k):
+            continue
         why = adopt(site, k, mark, UNEVEN)
         if why:
             site.freeze([mark], why)
             return None
     return mark
+
+
+@narrow("Concat")
+def narrow_concat(cut: Cut) -> None:
+    """Of a piece filled with one number as many positions are taken as stay."""
+    axis = cut.node.attributes["axis"].as_int() % len(cut.shape(cut.output_name()))
+    alive = cut.alive(cut.output_name())
+    start = 0
+    for operand in range(len(cut.node.inputs)):
+        name = cut.input_name(operand)
+        size = cut.shape(name)[axis]
+        if name not in cut.facts.constants:
+            own = cut.alive(name)
+            parts = {a: stays[start : start + size] if a == axis else stays for a, stays in alive.items()}
+            pick(cut, operand, {a: part for a, part in parts.items() if a not in own and not part.all()})
+        start += size
 
 
 @rule("Split")
