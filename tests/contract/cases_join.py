@@ -189,6 +189,28 @@ SIZES = [
     ),
     Case(
         op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(o, s)\nc = ConstantOfShape<value = float[1] {2.0}>(t)\n"
+        "d = Transpose(c)\ne = Slice(d, one, two, one)\nf = Expand(e, b)\nz = Mul(h, f)",
+        weights={"o": ints(9), "one": ints(1), "two": ints(9), "b": ints(1, 8)},
+        note="through-copies",
+    ),
+    Case(
+        op="Expand",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = Expand(one, t)\nz = Mul(h, c)",
+        weights={"o": ints(8), "one": np.array([[3]], np.float32)},
+        note="filled",
+    ),
+    Case(
+        op="Expand",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = Expand(row, t)\nz = Mul(h, c)",
+        weights={"o": ints(8), "row": (1, 8)},
+        units=(),
+        refused=FULL,
+        by="Mul",
+        note="row",
+    ),
+    Case(
+        op="ConstantOfShape",
         body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape(t)\n"
         "h1 = Unsqueeze(h, one)\nb = Concat<axis=1>(c, h1)\nz = ReduceMax<keepdims=0>(b, one)",
         weights={"o": ints(2, 8), "one": ints(1)},
