@@ -107,7 +107,7 @@ def narrow_concat(cut: Cut) -> None:
     for operand in range(len(cut.node.inputs)):
         name = cut.input_name(operand)
         size = cut.shape(name)[axis]
-        if name not in cut.facts.constants:
+        if size and name not in cut.facts.constants:
             own = cut.alive(name)
             parts = {a: stays[start : start + size] if a == axis else stays for a, stays in alive.items()}
             pick(cut, operand, {a: part for a, part in parts.items() if a not in own and not part.all()})

@@ -54,7 +54,7 @@ def narrow_binary(cut: Cut) -> None:
     shape, alive = cut.shape(cut.output_name()), cut.alive(cut.output_name())
     for k in range(len(cut.node.inputs)):
         name = cut.input_name(k)
-        if not name or name in cut.facts.constants:
+        if not name or name in cut.facts.constants or 0 in shape:
             continue
         own, offset = cut.alive(name), len(shape) - len(cut.shape(name))
         lost = {
