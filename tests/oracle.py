@@ -1,10 +1,11 @@
 """The conformance oracle: a narrowed model equals the original whose consumers' dropped positions are zero.
 
-The mask is written here from the survey alone and shares no code with the rewriter.
+The mask (`tests/masks.py`) is written from the survey alone and shares no code with the rewriter.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
+from tests.masks import masked
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # a mask that changes less than this would also let a wrong rewrite pass
@@ -46,6 +48,7 @@ def narrowed_equals_masked(
     if not dead.any():
         return survey
     slim = narrowed(model, survey, dead)
+    check_stored(model, slim)
     if all(s.initializer in model.graph.initializers for b in survey.blocks for s in b.slots):
         assert size(slim) < size(model)
     runs = [session(m) for m in (before, slim, masked(model, survey, dead))]
@@ -113,30 +116,6 @@ def narrowed(model: ir.Model, survey: Survey, dead: Bools) -> ir.Model:
     return slim
 
 
-def masked(model: ir.Model, survey: Survey, dead: Bools) -> ir.Model:
-    """A copy of full width whose consumers do not read the dead units."""
-    copy = model.clone()
-    arrays: dict[str, Array] = {}
-    for block in survey.blocks:
-        for slot in block.consumers:
-            if slot.initializer not in arrays:
-                initializer = model.graph.initializers.get(slot.initializer)
-                tensor = initializer.const_value if initializer is not None else None
-                arrays[slot.initializer] = np.array(
-                    survey.facts.values[slot.initializer] if tensor is None else tensor.numpy()
-                )
-            np.moveaxis(arrays[slot.initializer], slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0
-    values = {v.name: v for node in copy.graph for v in node.outputs}
-    for name, array in arrays.items():
-        if name in copy.graph.initializers:
-            copy.graph.initializers[name].const_value = ir.tensor(array, name=name)
-        else:
-            fresh = ir.Value(name=f"{name}/masked", const_value=ir.tensor(array, name=f"{name}/masked"))
-            copy.graph.register_initializer(fresh)
-            values[name].replace_all_uses_with(fresh)
-    return copy
-
-
 def session(model: ir.Model | bytes) -> ort.InferenceSession:
     """Without optimisations, so that both models run the same kernels."""
     options = ort.SessionOptions()
@@ -191,7 +170,8 @@ def distance(a: dict[str, Array], b: dict[str, Array]) -> float:
 
 def check_recorded(model: ir.Model, feed: Feed) -> None:
     """Sizes that the file records for its tensors are the sizes they have."""
-    recorded = {v.name: v.shape for node in model.graph for v in node.outputs if v.name and v.shape is not None}
+    made = [v for node in model.graph for v in node.outputs if v.name and v.shape is not None]
+    recorded = {v.name: v.shape for v in made if v.dtype not in (ir.DataType.INT4, ir.DataType.UINT4)}
     real = run(to_bytes(model, outputs=list(recorded)), feed)
     for name, shape in recorded.items():
         sizes = [d if isinstance(d, int) else None for d in shape.dims]
@@ -217,6 +197,15 @@ def passes_checker(model: bytes) -> bool:
 
 
 def size(model: ir.Model) -> int:
-    """Elements in all float weights."""
+    """Elements in all weights, those of one byte or less included."""
     tensors = [v.const_value for v in model.graph.initializers.values()]
-    return sum(t.size for t in tensors if t is not None and t.dtype.is_floating_point())
+    return sum(t.size for t in tensors if t is not None and (t.dtype.is_floating_point() or t.dtype.bitwidth <= 8))
+
+
+def check_stored(model: ir.Model, slim: ir.Model) -> None:
+    """Weights kept as integers still are: under as many nodes as before, none of them with wider numbers."""
+    before, after = (Counter(n.op_type for n in m.graph) for m in (model, slim))
+    assert all(after[op] >= before[op] for op in ("DequantizeLinear", "MatMulNBits"))
+    for value in slim.graph.initializers.values():
+        old = model.graph.initializers.get(value.name.split("/narrowed")[0])
+        assert old is None or old.dtype == value.dtype, value.name

@@ -14,7 +14,7 @@ from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants
 from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.storage import is_dequantised, stored
+from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 
 SMALL = 4096
 
@@ -29,8 +29,9 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
+    hidden = below_a_byte(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
-    names = [v.name for node in nodes for v in node.outputs if v.name]
+    names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
     with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
@@ -38,12 +39,10 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
         varying = _varying(session, other_sizes(feed, signature_of(model)), shapes)
-    for name, value in model.graph.initializers.items():
-        if value.const_value is not None:
-            shapes[name] = value.const_value.numpy().shape
-            dtypes[name] = value.const_value.dtype.numpy()
-            if value.const_value.size <= SMALL:
-                values[name] = value.const_value.numpy()
+    for name, tensor in _tensors(model):
+        shapes[name], dtypes[name] = tensor.numpy().shape, tensor.dtype.numpy()
+        if tensor.size <= SMALL or name in hidden:
+            values[name] = tensor.numpy()
     weights = stored(model, known, shapes)
     shapes.update({name: weight.shape for name, weight in weights.items()})
     dtypes.update({name: weight.dtype for name, weight in weights.items()})
@@ -55,6 +54,14 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
         varying=varying,
         stored=weights,
     )
+
+
+def _tensors(model: ir.Model) -> list[tuple[str, ir.TensorProtocol]]:
+    """Initializers, and what Constant nodes hold."""
+    found = [(name, v.const_value) for name, v in model.graph.initializers.items()]
+    nodes = [n for n in model.graph if n.op_type == "Constant" and "value" in n.attributes]
+    found += [(n.outputs[0].name or "", n.attributes["value"].as_tensor()) for n in nodes]
+    return [(name, tensor) for name, tensor in found if tensor is not None]
 
 
 def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:

@@ -1,9 +1,10 @@
-"""New numbers for constants: in place where nobody else reads them, else as a copy of the reader's own."""
+"""New numbers for constants: in place where nobody else reads them, else as a copy of the readers' own."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
@@ -32,13 +33,20 @@ def assign(value: ir.Value, array: Array) -> None:
     value.shape = ir.Shape(array.shape)
 
 
-def set_operand(graph: ir.Graph, place: Place, array: Array, captured: Collection[str]) -> ir.Value | None:
-    """Give one operand new numbers; the value that it no longer reads, if it got a copy of its own."""
-    node, position = place
-    value = node.inputs[position]
+def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, captured: Collection[str]) -> set[ir.Value]:
+    """Give operands that read one constant new numbers; the value that they no longer read, if they got a copy."""
+    value = places[0][0].inputs[places[0][1]]
     assert value is not None
-    if is_sole(graph, value, [place], captured):
+    if value.const_value is not None and _same(value.const_value.numpy(), array):
+        return set()
+    if is_sole(graph, value, places, captured):
         assign(value, array)
-        return None
-    node.replace_input_with(position, constant(graph, array, f"{value.name}/narrowed"))
-    return value
+        return set()
+    fresh = constant(graph, array, f"{value.name}/narrowed")
+    for node, position in places:
+        node.replace_input_with(position, fresh)
+    return {value}
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)

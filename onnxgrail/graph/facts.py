@@ -46,7 +46,8 @@ def constants(model: ir.Model) -> frozenset[str]:
     for node in model.graph:
         if node.op_type in RANDOM or bodies(node):
             continue
-        if all(value is None or value.name in known for value in node.inputs):
+        inputs = node.inputs[:1] if node.op_type == "CastLike" else node.inputs  # the second only lends its type
+        if all(value is None or value.name in known for value in inputs):
             known.update(value.name for value in node.outputs if value.name)
     return frozenset(known)
 

@@ -18,7 +18,8 @@ from onnxgrail.graph.assign import assign, is_sole
 from onnxgrail.graph.facts import captures, key
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
-from onnxgrail.graph.rewrite_stored import cut_stored
+from onnxgrail.graph.rewrite_stored import Growth, cut_stored, follow
+from onnxgrail.graph.sizes import SOURCES
 from onnxgrail.graph.survey import Ledger, Operand, Survey
 
 
@@ -31,7 +32,7 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
     replaced: set[ir.Value] = set()
     nodes = list(graph)
-    for node in nodes:
+    for node in sorted(nodes, key=lambda n: n.op_type in SOURCES):  # readers are corrected before what they read
         touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
         function = find_narrow(node.domain, node.op_type) if touched else None
         if function is not None:
@@ -59,11 +60,17 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
             if operand is not None and node.inputs[position] is not None and _changes(operand, ledger):
                 claims.setdefault(operand.param, []).append((node, position, operand))
     replaced: set[ir.Value] = set()
+    growth: Growth = {}
     captured = {name for node in nodes for name in captures(node)}
+    for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
+        assert value is not None
+        _write_sizes(graph, value, survey)
     for param, users in claims.items():
         stored = survey.facts.stored.get(users[0][2].value)
         if stored is not None:
-            replaced |= cut_stored(graph, stored, users, survey, ledger, captured)
+            left, grown = cut_stored(graph, stored, users, survey, ledger, captured)
+            replaced |= left
+            growth |= grown
             continue
         value = users[0][0].inputs[users[0][1]]
         assert value is not None
@@ -81,7 +88,17 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
             assert old is not None
             replaced.add(old)
             node.replace_input_with(position, fresh)
-    return replaced
+    return replaced | follow(graph, nodes, growth, survey, captured)
+
+
+def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> None:
+    """Constants that were computed from a weight's shape keep their values when the weight is cut."""
+    for use in list(weight.uses()):
+        name = use.node.outputs[0].name or ""
+        if use.node.op_type in SOURCES and name in survey.facts.values and not use.node.outputs[0].is_graph_output():
+            fixed = constant(graph, survey.facts.values[name], f"{name}/fixed")
+            use.node.outputs[0].replace_all_uses_with(fixed)
+            graph.remove(use.node, safe=True)
 
 
 def _changes(operand: Operand, ledger: Ledger) -> bool:

@@ -2,79 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
-from onnxgrail.graph.assign import set_operand
-from onnxgrail.graph.stored import Load, Stored
+from onnxgrail.graph.assign import Place, set_operands
+from onnxgrail.graph.storage import is_dequantised
+from onnxgrail.graph.stored import Load, Stored, safe
 from onnxgrail.graph.survey import Ledger, Operand, Survey
 
 User = tuple[ir.Node, int, Operand]
+Growth = dict[ir.Value, Floats]  # a dequantised weight -> by how much its scales grew
+SCALE, WEIGHT, BIAS = 1, 1, 2  # operands of DequantizeLinear; of Conv, Gemm and their like
 
 
 def cut_stored(
     graph: ir.Graph, stored: Stored, users: Sequence[User], survey: Survey, ledger: Ledger, captured: Collection[str]
-) -> set[ir.Value]:
-    """Narrow the parts of one stored weight for its users; the values that they no longer read.
+) -> tuple[set[ir.Value], Growth]:
+    """Narrow the parts of one stored weight for its users; the values that they no longer read, and what grew.
 
     Raises:
         RewriteError: a part has no value.
     """
     operand = users[0][2]
     keep = {axis: ~ledger.dead[units] for axis, units in operand.units.items() if ledger.dead[units].any()}
+    values = ledger.arrays.get(operand.param)
+    holders = _holders(graph, stored, [(node, position) for node, position, _ in users])
+    load = _load(next(iter(holders)), survey)
+    parts = stored.cut(load, keep, values)
+    growth: Growth = {}
+    if stored.held:
+        before = (parts if values is None else stored.cut(load, keep, None))[SCALE].astype(np.float64)
+        factor = np.where(before == 0, 1.0, parts[SCALE].astype(np.float64) / safe(before))
+        shape = [int(keep[a].sum()) if a in keep else size for a, size in enumerate(stored.shape)]
+        for value in holders.values():
+            if value.shape is not None:
+                value.shape = ir.Shape(shape)
+            if (factor > 1).any():
+                growth[value] = factor
+    return _set(graph, list(holders), parts, captured), growth
+
+
+def follow(
+    graph: ir.Graph, nodes: Sequence[ir.Node], growth: Growth, survey: Survey, captured: Collection[str]
+) -> set[ir.Value]:
+    """Re-express int32 biases beside weights whose scales grew; the values that they no longer read.
+
+    Fused kernels add a bias's integers to sums of products of integers, so its scale must stay the product of the
+    input's and the weight's.  Where it is not, old releases of ONNX Runtime compute nonsense in fused kernels, and
+    newer ones do not fuse.
+    """
     replaced: set[ir.Value] = set()
-    for holder in _holders(graph, stored, users):
-        parts = stored.cut(_load(holder, survey), keep, ledger.arrays.get(operand.param))
-        for position, array in parts.items():
-            old = set_operand(graph, (holder, position), array, captured)
-            replaced |= set() if old is None else {old}
-        if stored.held:
-            shape = [int(keep[a].sum()) if a in keep else size for a, size in enumerate(stored.shape)]
-            holder.outputs[0].shape = ir.Shape(shape)
+    for node in nodes:
+        weight, bias = (node.inputs[k] if k < len(node.inputs) else None for k in (WEIGHT, BIAS))
+        source = bias.producer() if bias is not None else None
+        if weight not in growth or bias is None or source is None or not is_dequantised(source):
+            continue
+        load = _load(source, survey)
+        names = [v.name or "" if v is not None else "" for v in source.inputs]
+        q, scale, factor = load(names[0]), load(names[1]), growth[weight]
+        if q.dtype != np.int32 or factor.size not in (1, q.size):
+            continue
+        factor = factor.reshape(()) if factor.size == 1 else factor.reshape(-1)
+        parts = {0: np.rint(q / factor).astype(q.dtype), 1: (scale * factor).astype(scale.dtype)}
+        own = _own(graph, bias, [(node, BIAS)])
+        if parts[1].ndim > scale.ndim:  # one scale became one per channel
+            own.attributes["axis"] = ir.AttrInt64("axis", 0)
+        replaced |= _set(graph, [own], parts, captured)
     return replaced
 
 
-def _holders(graph: ir.Graph, stored: Stored, users: Sequence[User]) -> list[ir.Node]:
-    """The nodes whose inputs are the parts; a holder that others read too is copied for these users."""
+def _set(
+    graph: ir.Graph, holders: Sequence[ir.Node], parts: Mapping[int, Array], captured: Collection[str]
+) -> set[ir.Value]:
+    """Write parts into their holders: those that read the same constant go on sharing it."""
+    places: dict[tuple[ir.Value | None, int], list[Place]] = {}
+    for holder in holders:
+        for position in parts:
+            places.setdefault((holder.inputs[position], position), []).append((holder, position))
+    replaced: set[ir.Value] = set()
+    for (_, position), some in places.items():
+        replaced |= set_operands(graph, some, parts[position], captured)
+    return replaced
+
+
+def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[ir.Node, ir.Value]:
+    """The nodes whose inputs are the parts, each with the value that these operands read.
+
+    What other nodes read too is copied for these, from the DequantizeLinear on.
+    """
     if not stored.held:
-        return [node for node, _, _ in users]
-    mine = {(node, position) for node, position, _ in users}
-    found: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
-    for node, position, _ in users:
+        return {node: node.outputs[0] for node, _ in places}
+    found: dict[ir.Value, list[Place]] = {}
+    for node, position in places:
         value = node.inputs[position]
         assert value is not None
         found.setdefault(value, []).append((node, position))
-    holders = []
-    for value, places in found.items():
-        holder = value.producer()
-        if holder is None:
-            raise RewriteError(f"nothing makes {value.name} out of its integers")
-        if value.is_graph_output() or any((use.node, use.idx) not in mine for use in value.uses()):
-            holder = _copy(graph, holder)
-            for node, position in places:
-                node.replace_input_with(position, holder.outputs[0])
-        holders.append(holder)
+    holders = {}
+    for value, some in found.items():
+        last = holder = _own(graph, value, some)
+        while not is_dequantised(holder):  # transposed behind it
+            inner = holder.inputs[0]
+            assert inner is not None
+            holder = _own(graph, inner, [(holder, 0)])
+            holder.outputs[0].shape = None
+        holders[holder] = last.outputs[0]
     return holders
 
 
-def _copy(graph: ir.Graph, node: ir.Node) -> ir.Node:
-    name = f"{node.outputs[0].name}/narrowed"
-    copy = ir.Node(node.domain, node.op_type, list(node.inputs), list(node.attributes.values()), name=name)
+def _own(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
+    """The node that makes a value, or a copy of it where others than these operands read the value."""
+    holder = value.producer()
+    if holder is None:
+        raise RewriteError(f"nothing makes {value.name} out of its integers")
+    mine = set(places)
+    if not value.is_graph_output() and all((use.node, use.idx) in mine for use in value.uses()):
+        return holder
+    name = _free(graph, f"{value.name}/narrowed")
+    copy = ir.Node(holder.domain, holder.op_type, list(holder.inputs), list(holder.attributes.values()), name=name)
     copy.outputs[0].name = name
-    copy.outputs[0].type = node.outputs[0].type
-    graph.insert_after(node, copy)
+    copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+    graph.insert_after(holder, copy)
+    for node, position in places:
+        node.replace_input_with(position, copy.outputs[0])
     return copy
+
+
+def _free(graph: ir.Graph, name: str) -> str:
+    taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
+    numbered = (f"{name}_{count}" if count else name for count in range(len(taken) + 1))
+    return next(n for n in numbered if n not in taken)
 
 
 def _load(holder: ir.Node, survey: Survey) -> Load:
     values = {v.name: v for v in holder.inputs if v is not None}
 
     def load(name: str) -> Array:
-        value = values[name]
-        if value.const_value is not None:
+        value = values.get(name)
+        if value is not None and value.const_value is not None:
             return value.const_value.numpy()
         if name not in survey.facts.values:
             raise RewriteError(f"the constant {name} has no value")

@@ -89,7 +89,8 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, dead: Bools) -> Sizes:
             dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
         return tuple(dims)
 
-    if all(narrow(measured_by(node)) == facts.shapes[measured_by(node)] for node in sums.sources):
+    moved = {key(n) for n in sums.sources if narrow(measured_by(n)) != facts.shapes[measured_by(n)]}
+    if not moved:
         return Sizes()
     staying: frozenset[str] = frozenset()
     try:
@@ -97,11 +98,11 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, dead: Bools) -> Sizes:
         while True:
             slim = _evaluated(model, facts, sums, partial(_reported_shape, facts, narrow, staying))
             right, wrong = _readers(model, facts, sums, narrow, full, slim)
-            if wrong <= staying:
+            if wrong & moved <= staying:
                 return Sizes(right, staying)
-            staying |= wrong
+            staying |= wrong & moved
     except Exception:  # noqa: BLE001  an op the reference evaluator does not know: nothing is known, so nothing follows
-        return Sizes({}, frozenset(key(node) for node in sums.sources))
+        return Sizes({}, frozenset(moved))
 
 
 def _reported_shape(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> tuple[int, ...]:

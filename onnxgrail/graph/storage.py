@@ -9,8 +9,25 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.stored import Stored
-from onnxgrail.graph.stored_packed import BYTE, Packed
+from onnxgrail.graph.stored_packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored_scaled import Scaled
+from onnxgrail.graph.stored_turned import Turned
+
+MOVES = frozenset(
+    {
+        "QuantizeLinear",
+        "Constant",
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Concat",
+    }
+)  # ops that can make or pass on integers of any size
+SMALL = frozenset(int(k) for k in ir.DataType if k.name.endswith(("INT2", "INT4", "FLOAT4E2M1")))
 
 
 def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
@@ -22,19 +39,39 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
         shapes: of all tensors as the file has them.
     """
     found: dict[str, Stored] = {}
+    packed: dict[str, list[Packed]] = {}
     for node in model.graph:
         names = [(v.name or "") if v is not None else "" for v in node.inputs]
         output = node.outputs[0].name or ""
-        if is_dequantised(node) and output in constants:
+        if is_dequantised(node) and output in constants and names[0] in shapes:
             found[output] = _scaled(model, node, names, shapes)
-        elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:] if n):
-            found[names[1]] = _packed(model, node, names, shapes)
-    return found
+        elif node.op_type == "Transpose" and names[0] in found:
+            axes = node.attributes.get("perm")
+            backwards = range(len(found[names[0]].shape))[::-1]
+            found[output] = Turned(found[names[0]], tuple(axes.as_ints() if axes is not None else backwards))
+        elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:4] if n):
+            packed.setdefault(names[1], []).append(_packed(model, node, names, shapes))
+    alike = {name: some[0] for name, some in packed.items() if some[0].bits in BITS and len(set(some)) == 1}
+    return {**found, **alike}
 
 
 def is_dequantised(node: ir.Node) -> bool:
     """Whether a node turns integers and scales into floats."""
     return node.op_type == "DequantizeLinear"
+
+
+def below_a_byte(model: ir.Model) -> frozenset[str]:
+    """Names of computed values whose numbers have less than eight bits: the runtime cannot hand them over."""
+    found: set[str] = set()
+    for node in model.graph:
+        kinds = {_int(node, name, 0) for name in ("to", "output_dtype")}
+        inputs = [v for v in node.inputs if v is not None]
+        passed = {int(v.dtype) for v in [*inputs, *node.outputs] if v.dtype is not None}
+        if "value" in node.attributes and node.op_type == "Constant":
+            passed.add(int(node.attributes["value"].as_tensor().dtype))
+        if node.op_type in MOVES and ((kinds | passed) & SMALL or any(v.name in found for v in inputs)):
+            found.update(v.name for v in node.outputs if v.name)
+    return frozenset(found)
 
 
 def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Scaled:

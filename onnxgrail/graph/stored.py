@@ -51,7 +51,10 @@ class Stored(Protocol):
         """The float array."""
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
-        """Operand position -> new part, with only the kept positions; `values` are new numbers of full size."""
+        """Operand position -> part, with only the kept positions; `values` are new numbers of full size.
+
+        Zero points stay; a scale stays too, unless new numbers are out of its range: then it grows just enough.
+        """
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Stored arrays that lose these positions, the one with the numbers first."""
@@ -60,6 +63,26 @@ class Stored(Protocol):
 def safe(scale: Floats) -> Floats:
     """Scales to divide by."""
     return np.where(scale == 0, 1.0, scale)
+
+
+def wanted(values: Floats, scale: Floats, low: Floats, high: Floats) -> Floats:
+    """Size of the scale that each value needs to get a code in range; 0 where the one it has will do.
+
+    Args:
+        values: new numbers.
+        scale: the scale of each; a negative one turns the range around.
+        low: how far the codes reach below the zero point of each.
+        high: how far above.
+    """
+    room = np.where((values > 0) == (scale >= 0), high, low)
+    beyond = (np.abs(values) > 0) & (np.abs(values) >= np.abs(scale) * (room + 0.5)) & (room > 0)
+    return np.where(beyond, np.abs(values) / np.where(beyond, room, 1.0), 0.0)
+
+
+def raised(scale: Array, least: Floats) -> Array:
+    """Scales of at least these sizes, with the type and signs they have."""
+    now = scale.astype(np.float64)
+    return np.copysign(np.maximum(np.abs(now), least.reshape(now.shape)), now).astype(scale.dtype)
 
 
 def kept(array: Array, keep: Keep) -> Array:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.core import Array, Floats, Ints
-from onnxgrail.graph.stored import Keep, Load, Member, kept, safe
+from onnxgrail.graph.stored import Keep, Load, Member, kept, raised, safe, wanted
 
 BYTE = 8
+BITS = (2, 4, 8)  # numbers that do not cross bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Packed:
     """(N, K) numbers of a MatMulNBits: blocks of `size` along K share a scale, `bits` bits each, low bits first."""
 
@@ -58,11 +59,10 @@ class Packed:
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
         """As `Stored.cut`."""
-        packed = load(self.packed)
+        packed, scale = load(self.packed), load(self.scale)
         if values is not None:
-            packed = self._encoded(load, values)
+            packed, scale = self._encoded(load, values)
         grid = {a: m[:: self.size] if a == 1 else m for a, m in keep.items()}
-        scale = load(self.scale)
         cut_scale = kept(scale.reshape(self.shape[0], self.blocks), grid)
         parts = {1: kept(packed, grid), 2: cut_scale.ravel() if self.flat else cut_scale}
         if self.zero:
@@ -75,12 +75,21 @@ class Packed:
             left = packed_bits(left, self.bits)
         return left.ravel() if zero.ndim == 1 else left
 
-    def _encoded(self, load: Load, values: Array) -> Array:
+    def _encoded(self, load: Load, values: Array) -> tuple[Array, Array]:
+        """Packed codes and scales of new numbers.
+
+        A block of nothing but zeros gets the scale 0: no code means 0 where the zero point is a fraction.
+        """
         scale, zero = self._parts(load)
         padded = np.zeros((self.shape[0], self.blocks * self.size))
         padded[:, : self.shape[1]] = values
-        codes = padded.reshape(*scale.shape, self.size) / safe(scale)[..., None] + zero[..., None]
-        return packed_bits(np.clip(np.rint(codes), 0, 2**self.bits - 1).astype(np.uint8), self.bits)
+        blocks = padded.reshape(*scale.shape, self.size)
+        high = 2**self.bits - 1
+        least = wanted(blocks, scale[..., None], zero[..., None], high - zero[..., None]).max(axis=-1)
+        fresh = np.where(blocks.any(axis=-1), raised(load(self.scale).reshape(scale.shape), least), 0)
+        fresh = fresh.astype(load(self.scale).dtype)
+        codes = blocks / safe(fresh.astype(np.float64))[..., None] + zero[..., None]
+        return packed_bits(np.clip(np.rint(codes), 0, high).astype(np.uint8), self.bits), fresh
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """As `Stored.members`."""

@@ -10,12 +10,13 @@ import onnx_ir as ir
 from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
 from onnxgrail.graph.blocks import group
+from onnxgrail.graph.declared import freeze_undeclared
 from onnxgrail.graph.facts import Facts, captures, key
 from onnxgrail.graph.flow import Flow, Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
-from onnxgrail.graph.sizes import sizes_of
+from onnxgrail.graph.sizes import SOURCES, sizes_of
 from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.survey import Survey
 
@@ -36,6 +37,7 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
         flow.seen.add(key(node))
     settle(flow, model)
     _freeze_stray_weights(flow, model)
+    freeze_undeclared(flow, model)
     _box(flow)
     survey = group(flow, model)
     return dataclasses.replace(survey, sizes=sizes_of(model, facts, survey.marks, _narrower(survey)))
@@ -52,14 +54,15 @@ def _narrower(survey: Survey) -> Bools:
 def _aliases(model: ir.Model) -> dict[str, str]:
     """Names that stand for the same weight.
 
-    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate), quantisers
-    dequantise one weight once per reader.
+    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate) and to dequantised
+    weights, quantisers dequantise one weight once per reader.
     """
     found: dict[str, str] = {}
     copies: dict[str, str] = {}
+    weights = {*model.graph.initializers, *(key(node) for node in model.graph if is_dequantised(node))}
     for node in model.graph:
         source = node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
-        if node.op_type == "Identity" and source and (source in model.graph.initializers or source in found):
+        if node.op_type == "Identity" and source and (source in weights or source in found):
             found[key(node)] = found.get(source, source)
         if is_dequantised(node):
             names = [v.name if v is not None else "" for v in node.inputs]
@@ -99,7 +102,7 @@ def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
     claimed = {(use.node, use.operand) for use in flow.uses}
     readers: dict[str, ir.Node] = {}
     for node in model.graph:
-        if key(node) in flow.aliases:
+        if key(node) in flow.aliases or node.op_type in SOURCES:
             continue
         stray = {v.name or "" for k, v in enumerate(node.inputs) if v is not None and (key(node), k) not in claimed}
         for name in stray | captures(node):

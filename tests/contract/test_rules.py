@@ -14,6 +14,7 @@ from tests.contract.cases_layout import CASES as LAYOUT
 from tests.contract.cases_linear import CASES as LINEAR
 from tests.contract.cases_pick import CASES as PICK
 from tests.contract.cases_pointwise import CASES as POINTWISE
+from tests.contract.cases_quantised import CASES as QUANTISED
 from tests.contract.cases_recurrent import CASES as RECURRENT
 from tests.contract.cases_reduce import CASES as REDUCE
 from tests.contract.cases_standin import CASES as STANDIN
@@ -24,7 +25,7 @@ from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
 CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN, *PICK, *VISION, *BLOCKED]
-CASES += STANDIN
+CASES += [*QUANTISED, *STANDIN]
 
 
 MICROSOFT = "com.microsoft"

@@ -44,8 +44,8 @@ def quantise(site: Site) -> None:
 @rule("MatMulNBits", domain=MICROSOFT)
 def packed_matmul(site: Site) -> None:
     """As MatMul; the inputs go by whole blocks that share a scale."""
-    if site.name(4) or not site.is_constant(1):
-        site.freeze(site.marks(0), "its weight is reordered or computed at run time")
+    if site.name(4) or site.source(1) not in site.flow.facts.stored:
+        site.freeze(site.marks(0), "its weight is reordered, computed at run time or packed in an unknown way")
         return
     linear(site, 0, 1, inward=1, outward=0, bias=5)
 
@@ -83,7 +83,7 @@ def fused_kernel(site: Site) -> None:
 
 @rule(
     "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool",
-    "QLinearAveragePool", "QLinearConcat", "QLinearReduceMean", "QLinearWhere",
+    "QLinearAveragePool", "QLinearConcat", "QLinearWhere",
     domain=MICROSOFT,
 )  # fmt: skip
 def integer_pointwise(site: Site) -> None:

@@ -1,0 +1,44 @@
+"""Weights that the graph computes: whether the file tells what shape they have."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.core import Refusal
+from onnxgrail.graph.facts import key
+from onnxgrail.graph.flow import Flow
+
+UNKNOWN = (
+    "the weight {} is computed in the graph and the file does not tell its shape; fold constants before compressing"
+)
+
+
+def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
+    """Keep channels whose consumer has a computed weight of a shape that shape inference cannot tell.
+
+    Nobody could say from the file alone, or check, which positions of such a weight belong to which channel.
+    """
+    plain = set(model.graph.initializers) | {key(n) for n in model.graph if n.op_type == "Constant"}
+    plain |= flow.facts.stored.keys()
+    computed = [use for use in flow.uses if use.role == "consumer" and use.value not in plain]
+    if not computed:
+        return
+    known = _inferred(model, {use.value for use in computed})
+    for use in computed:
+        if known.get(use.value) != flow.facts.shapes[use.value]:
+            reason = UNKNOWN.format(use.value)
+            flow.labels.freeze(use.mark.labels.ravel(), Refusal(value=use.value, node=use.node, op="", reason=reason))
+
+
+def _inferred(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes that ONNX shape inference finds for computed values."""
+    try:
+        proto = onnx.shape_inference.infer_shapes(ir.to_proto(model))
+    except Exception:  # noqa: BLE001  too large, or ops that inference chokes on: nothing is known
+        return {}
+    return {
+        info.name: tuple(d.dim_value for d in info.type.tensor_type.shape.dim)
+        for info in proto.graph.value_info
+        if info.name in names
+    }
