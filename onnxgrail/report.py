@@ -293,7 +293,7 @@ def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int 
     """The message for a model of which nothing can be narrowed, with the most frequent reasons."""
     counts = refusal_counts(refusals)
     if not counts:
-        return "nothing could be compressed: the model has no channels that can be narrowed"
+        return "nothing could be compressed: the model has no channels that one constant weight makes and another reads"
     return "nothing could be compressed: " + "; ".join(f"{reason} ({number}x)" for reason, number in counts[:limit])
 
 

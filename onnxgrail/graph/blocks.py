@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.core import Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.flow import Flow, Use
+from onnxgrail.graph.inner import layers_inside
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.naming import common_scope, scope
 from onnxgrail.graph.survey import Operand, Survey
@@ -62,7 +63,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     blocks.sort(key=lambda b: (b.span[1], b.span[0]))
     return Survey(
         blocks=_unique(blocks),
-        refusals=tuple(dict.fromkeys(refusals)),
+        refusals=tuple(dict.fromkeys([*refusals, *layers_inside(model)])),
         facts=flow.facts,
         marks=_final_marks(flow, numbers),
         operands=_operands(flow, params, numbers),

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.graph.functions import inlined
+from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED, to_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
@@ -21,10 +22,14 @@ LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the gr
 def load(source: Source) -> ir.Model:
     """Read a model; external data stay on disk, mapped when needed, and local functions are written out.
 
+    Sequences that only hold the pieces of a split become a Split.
+
     Raises:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
-    return inlined(_read(source))
+    model = inlined(_read(source))
+    unpack(model)
+    return model
 
 
 def _read(source: Source) -> ir.Model:

@@ -247,7 +247,7 @@ MULTI_HEAD = [
         + "z = com.microsoft.DecoderMaskedMultiHeadAttention<num_heads=4>(h1, g1, v1)",
         weights={"wv": (6, 8), "one": ints(1)},
         units=(),
-        refused="decodes into a cache",
+        refused="shared by the beams",
     ),
     *both(
         Microsoft(

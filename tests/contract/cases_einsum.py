@@ -25,7 +25,7 @@ CASES = [
         weights={"last": ints(2), "s": (8,)},
         frame="tokens",
         units=(),
-        refused="contracted with another activation",
+        refused="product of two tensors",
         note="summed",
     ),
     Case(op="Einsum", body='z = Einsum<equation="...c,...c->...c">(h, g)', frame="tokens", note="ellipsis"),
@@ -80,7 +80,7 @@ CASES = [
         weights={"v": (5, 5), "two": ints(2), "s": (8,)},
         frame="tokens",
         units=(),
-        refused="contracted with another activation",
+        refused="product of two tensors",
         note="summed-channels",
     ),
     Case(

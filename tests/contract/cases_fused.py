@@ -12,13 +12,13 @@ from tests.tiny import ints
 MIXED = "mixes the whole channel axis"
 CACHE = "key-value cache"
 PARTIAL = "do not all carry heads"
-FORM = "this form of FusedMatMul"
 
 Microsoft = partial(Case, domain="com.microsoft", frame="tokens")
 Standard = partial(Case, opset=23, frame="tokens")
 
 THIRD = "v = MatMul(x, wv)\n"  # h and g are the query and the key
 APART = "".join(f"{n}r = Reshape({n}, apart)\n{n}h = Transpose<perm=[0,2,1,3]>({n}r)\n" for n in "hgv")
+MOVED = "".join(f"{n}s = Transpose<perm=[1,0,2]>({n})\n{n}r = Reshape({n}s, apart)\n" for n in "hgv")
 TOGETHER = "t = Transpose<perm=[0,2,1,3]>(o)\nz = Reshape(t, joined)"
 SHAPES = {"apart": ints(0, 0, 4, 2), "joined": ints(0, 0, 8)}
 ANGLES = {t: np.random.default_rng(3).normal(size=(7, 1)).astype(np.float32) for t in ("cos", "sin")}
@@ -178,9 +178,51 @@ FUSED = [
         body="t = Transpose<perm=[0,2,1]>(h)\nz = com.microsoft.FusedMatMul<transA=1>(t, v)",
         weights={"v": (8, 6)},
         width=6,
-        units=(),
-        refused=FORM,
+        units=(6, 8),
         note="first-transposed",
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body="z = com.microsoft.FusedMatMul<transA=1>(v, h)",
+        weights={"v": (5, 5)},
+        note="constant-first",
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body="z = com.microsoft.FusedMatMul<transB=1>(v, h)",
+        weights={"v": (6, 8)},
+        width=5,
+        units=(),
+        refused="on the left",
+        note="constant-first-mixes",
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body="z = com.microsoft.FusedMatMul(h, v)",
+        weights={"v": (1, 8, 8)},
+        units=(),
+        refused="position of a batch axis",
+        note="batched-constant",
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body=f"{THIRD}{MOVED}a = com.microsoft.FusedMatMul<transB=1, transBatchA=1, transBatchB=1>(hr, gr)\n"
+        "p = Softmax(a)\no = com.microsoft.FusedMatMul<transBatchB=1>(p, vr)\nt = Transpose<perm=[1,0,2]>(o)\n"
+        "q = Reshape(t, joined)\nz = Transpose<perm=[1,0,2]>(q)",
+        weights={"wv": (6, 8), "apart": ints(5, -1, 2), "joined": ints(5, -1, 8)},
+        units=(4,),
+        note="batches-moved",
+    ),
+    Microsoft(
+        op="FusedMatMul",
+        body=f"{THIRD}{MOVED}gt = Transpose<perm=[2,1,0]>(gr)\n"
+        "a = com.microsoft.FusedMatMul<transBatchA=1, transBatchB=1>(hr, gt)\n"
+        "p = Softmax<axis=1>(a)\nu = Transpose<perm=[1,0,2]>(p)\n"
+        "o = com.microsoft.FusedMatMul<transA=1, transBatchA=1, transBatchB=1>(u, vr)\n"
+        "t = Transpose<perm=[1,0,2]>(o)\nq = Reshape(t, joined)\nz = Transpose<perm=[1,0,2]>(q)",
+        weights={"wv": (6, 8), "apart": ints(5, -1, 2), "joined": ints(5, -1, 8)},
+        units=(4,),
+        note="batches-moved-transposed",
     ),
     Microsoft(
         op="SkipLayerNormalization",
@@ -211,7 +253,7 @@ FUSED = [
         weights={"words": (7, 8), "places": (9, 8), "c": (8,), "d": (8,)},
         inputs="int32[N,5] ids",
         units=(),
-        refused="activation of full width",
+        refused="another tensor of the same width",
         by="Add",
     ),
     Microsoft(

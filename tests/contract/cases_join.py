@@ -8,7 +8,7 @@ from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
 RUNTIME = "computed at run time"
-FULL = "an activation of full width that cannot be narrowed"
+FULL = "another tensor of the same width that cannot be narrowed"
 MANY = (0.25, 0.6, 0.9)  # few, an uneven number and all but one unit
 
 JOIN = [
@@ -126,6 +126,30 @@ JOIN = [
     ),
     Case(
         op="GatherND",
+        body="t = Transpose(h)\nq = GatherND(t, i)\nz = Transpose(q)",
+        weights={"i": np.array([[3], [0], [-1], [5]])},
+        width=4,
+        units=(4,),
+        note="constant",
+    ),
+    Case(
+        op="GatherND",
+        body="t = Transpose(h)\nv = Reshape(t, s)\nq = GatherND(v, i)\nz = Transpose(q)",
+        weights={"s": ints(2, 4, -1), "i": np.array([[0, 3], [1, 1], [1, -2], [0, 0]])},
+        width=4,
+        units=(4,),
+        note="two-deep",
+    ),
+    Case(
+        op="GatherND",
+        body="e = GatherND(v, ids)\nz = Add(h, e)",
+        weights={"v": (7, 8)},
+        inputs="int64[N,5,1] ids",
+        frame="tokens",
+        note="embedding",
+    ),
+    Case(
+        op="GatherND",
         domain="com.microsoft",
         body="z = com.microsoft.GatherND(h, i)",
         weights={"i": np.array([[0], [2]])},
@@ -152,9 +176,54 @@ SIZES = [
     Case(
         op="ConstantOfShape",
         body="s = Shape(h)\nc = ConstantOfShape<value = float[1] {2.0}>(s)\nz = Mul(h, c)",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape<value = float[1] {2.0}>(t)\n"
+        "a = Mul(h, c)\nb = Concat<axis=1>(c, a)\nz = MatMul(b, v)\nd = Neg(c)\nz1 = Sub(d, g)\nz2 = MatMul(z1, u)",
+        weights={"o": ints(8), "v": (16, 6), "u": (8, 6)},
+        outputs=", float[] z2",
+        width=6,
+        units=(6, 8, 8),
+        note="state",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(o, s)\nc = ConstantOfShape<value = float[1] {2.0}>(t)\n"
+        "d = Transpose(c)\ne = Slice(d, one, two, one)\nf = Expand(e, b)\nz = Mul(h, f)",
+        weights={"o": ints(9), "one": ints(1), "two": ints(9), "b": ints(1, 8)},
+        note="through-copies",
+    ),
+    Case(
+        op="Expand",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = Expand(one, t)\nz = Mul(h, c)",
+        weights={"o": ints(8), "one": np.array([[3]], np.float32)},
+        note="filled",
+    ),
+    Case(
+        op="Expand",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = Expand(row, t)\nz = Mul(h, c)",
+        weights={"o": ints(8), "row": (1, 8)},
         units=(),
         refused=FULL,
         by="Mul",
+        note="row",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape(t)\n"
+        "h1 = Unsqueeze(h, one)\nb = Concat<axis=1>(c, h1)\nz = ReduceMax<keepdims=0>(b, one)",
+        weights={"o": ints(2, 8), "one": ints(1)},
+        note="rows-in-front",
+    ),
+    Case(
+        op="ConstantOfShape",
+        body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = ConstantOfShape(t)\n"
+        "a = Concat<axis=1>(h, c)\nb = MatMul(a, both)\ng1 = Tanh(b)\nd = Concat<axis=1>(h, g1)\n"
+        "e = MatMul(d, both)\nz = Tanh(e)",
+        weights={"o": ints(8), "both": (16, 8)},
+        units=(8, 8),
+        note="cell",
     ),
     Case(
         op="ConstantOfShape",
@@ -168,7 +237,7 @@ SIZES = [
         body="i = NonZero(h)\nt = Transpose(i)\nv = GatherND(h, t)\nr = Shape<end=2>(h)\nq = Reshape(v, r)\n"
         "z = Add(h, q)",
         units=(),
-        refused="positions of nonzero channels",
+        refused="where there are nonzero values",
     ),
 ]
 

@@ -8,7 +8,7 @@ from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
 RUNTIME = "computed at run time"
-FULL = "an activation of full width that cannot be narrowed"
+FULL = "another tensor of the same width that cannot be narrowed"
 MANY = (0.25, 0.6, 0.9)  # few, an uneven number and all but one unit
 
 CASES = [

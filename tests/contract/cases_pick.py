@@ -9,7 +9,7 @@ from tests.tiny import ints
 
 RUNTIME = "computed at run time"
 RANKED = "ranks the positions"
-NUMBER = "by their number"
+NUMBER = "by where they stand"
 BODY = "handles it"
 MANY = (0.25, 0.6, 0.9)
 
@@ -140,7 +140,7 @@ RANKS = [
         weights={"a": ints(0), "c": np.ones(5, bool)},
         width=5,
         units=(),
-        refused="flattens",
+        refused="it has no axis",
         note="flat",
     ),
     Case(op="CumProd", body="z = CumProd(h, a)", weights={"a": np.array(2)}, frame="maps", opset=26, note="space"),
@@ -163,7 +163,7 @@ WRITTEN = [
             weights=WHOLE,
             units=(),
             opset=9 if op == "Scatter" else 20,
-            refused="positions that are computed",
+            refused="at numbered positions",
         )
         for op in ("ScatterElements", "Scatter")
     ),
@@ -172,7 +172,7 @@ WRITTEN = [
         body="z = ScatterND(h, i, u)",
         weights={"i": ints(0)[:, None], "u": (1, 8)},
         units=(),
-        refused="positions that are computed",
+        refused="at numbered positions",
     ),
     Case(
         op="TensorScatter",
@@ -181,7 +181,7 @@ WRITTEN = [
         frame="tokens",
         opset=24,
         units=(),
-        refused="positions that are computed",
+        refused="at numbered positions",
     ),
     Case(
         op="OneHot",

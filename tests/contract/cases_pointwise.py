@@ -7,7 +7,7 @@ import numpy as np
 from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
-FULL = "an activation of full width that cannot be narrowed"
+FULL = "another tensor of the same width that cannot be narrowed"
 
 PLAIN = (
     "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Abs",

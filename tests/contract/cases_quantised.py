@@ -275,18 +275,6 @@ FUSED = [
     fused("QLinearAveragePool", "<kernel_shape=[2,2]>(a, @, @)", domain=MICROSOFT, frame="maps", parts=BACK),
     fused("QLinearConcat", "<axis=1>(@, a, @, a, @)", domain=MICROSOFT, width=16, parts=BACK),
     fused("QLinearWhere", "(i, a, @, a, @, @)", domain=MICROSOFT, weights={"i": np.arange(8) % 2 == 0}, parts=BACK),
-    Case(
-        op="Conv",
-        domain="com.microsoft.nchwc",
-        body="a = Concat<axis=1>(h, h)\nr = com.microsoft.nchwc.ReorderInput(a)\n"
-        "c = com.microsoft.nchwc.Conv(r, v)\nz = com.microsoft.nchwc.ReorderOutput<channels=16>(c)",
-        weights={"v": (16, 16, 1, 1)},
-        width=16,
-        frame="maps",
-        units=(),
-        refused="no rule",
-        by="ReorderInput",
-    ),
 ]
 
 

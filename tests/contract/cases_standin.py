@@ -25,6 +25,21 @@ SkipGroupNorm <groups, activation> (x, s, t, skip, bias) => (y, sum) {
     y = Transpose<perm=[0,2,3,1]>(n)
 }
 <domain: "standin", opset_import: ["" : 21]>
+NhwcConv (x, w) => (y) {
+    c = Transpose<perm=[0,3,1,2]>(x)
+    f = Transpose<perm=[0,3,1,2]>(w)
+    k = Conv(c, f)
+    y = Transpose<perm=[0,2,3,1]>(k)
+}
+<domain: "standin", opset_import: ["" : 21]>
+NhwcFusedConv <activation> (x, w) => (y) {
+    c = Transpose<perm=[0,3,1,2]>(x)
+    f = Transpose<perm=[0,3,1,2]>(w)
+    k = Conv(c, f)
+    r = Relu(k)
+    y = Transpose<perm=[0,2,3,1]>(r)
+}
+<domain: "standin", opset_import: ["" : 21]>
 BiasAdd (x, bias, skip) => (y) {
     a = Add(x, bias)
     y = Add(a, skip)
@@ -81,7 +96,7 @@ CASES = [
         inputs="float[4,8] k",
         weights={**NORM, "b": (8,), "one": ints(0), "two": ints(1), "axes": ints(1)},
         units=(),
-        refused="its skip is broadcast",
+        refused="its inputs have different shapes",
         note="small-skip",
     ),
     Standin(op="BiasAdd", body="z = standin.BiasAdd(h, b, g)", weights={"b": (8,)}, frame="tokens"),
@@ -108,7 +123,18 @@ CASES = [
         frame="tokens",
         width=5,
         units=(),
-        refused="only a constant matrix",
+        refused="its weight is computed at run time",
         note="computed-weight",
+    ),
+    *(
+        Standin(
+            op=op,
+            body=f"{LAST}o = standin.{op}(t, v)\n{BACK}",
+            weights={"v": (6, 1, 1, 8)},
+            width=6,
+            units=(),
+            refused="own blocked layout",
+        )
+        for op in ("NhwcConv", "NhwcFusedConv")
     ),
 ]

@@ -100,3 +100,34 @@ def test_a_loop_refuses_only_what_it_carries() -> None:
     (stuck,) = [r for r in survey.refusals if r.op == "Loop"]
     assert stuck.reason == "the body of Loop handles it"
     assert stuck.value == "down"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["outer", "own"])
+def test_layers_inside_branches_are_spoken_of(own: bool) -> None:
+    """Weights of the outer graph that only branches read, and weights that a branch holds itself."""
+    up, down = "a = MatMul(x, up)\nr = Relu(a)\n", "= MatMul(r, down)"
+    source = tiny(
+        "float[N,6] x, bool flag => float[] y",
+        f"y = If (flag) <then_branch = one () => (float[N,5] t) {{ {up}t {down} }}, "
+        "else_branch = two () => (float[N,6] e) { e = Neg(x) }>",
+        {"up": (6, 8), "down": (8, 6)},
+    )
+    node = source.graph[0]
+    if own:
+        branch = node.attributes["then_branch"].as_graph()
+        for name in ("up", "down"):
+            value = source.graph.initializers.pop(name)
+            branch.initializers[name] = value
+    survey = narrowed_equals_masked(source, feed(source) | {"flag": np.array(True)})
+    assert not survey.blocks
+    (stuck,) = survey.refusals
+    assert (stuck.op, stuck.node, stuck.value) == ("If", "If_0", "down")
+    assert stuck.reason.startswith("its layers lie inside the branches of If If_0:")
+
+
+def test_layers_inside_a_loop_are_spoken_of() -> None:
+    source = model("t = MatMul(s, v)", 8, v=(8, 8))
+    survey = narrowed_equals_masked(source, feed(source))
+    (stuck,) = [r for r in survey.refusals if "layers" in r.reason]
+    assert (stuck.op, stuck.value) == ("Loop", "v")
+    assert "inside the body of Loop" in stuck.reason

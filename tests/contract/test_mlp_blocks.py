@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from onnxgrail.core import Array
@@ -176,15 +175,3 @@ def test_parallel_layers_share_their_input_and_not_their_width() -> None:
     )
     survey = narrowed_equals_masked(model, feed(model))
     assert sorted(b.units for b in survey.blocks) == [7, HIDDEN]
-
-
-def test_experts_by_computed_weights_are_refused() -> None:
-    """Mixtral: the weight is picked at run time, so it is an activation."""
-    model = tiny(
-        "float[N,6] x, int64[1] expert => float[] y",
-        "w = Gather<axis=0>(experts, expert)\nv = Squeeze(w, zero)\na = MatMul(x, v)\nr = Relu(a)\n"
-        "b = MatMul(r, down)\nh = Relu(b)\ny = MatMul(h, head)",
-        {"experts": (3, IN, HIDDEN), "zero": ints(0), "down": (HIDDEN, 7), "head": (7, OUT)},
-    )
-    arrays = feed(model) | {"expert": np.array([1])}
-    assert [b.units for b in narrowed_equals_masked(model, arrays).blocks] == [7]

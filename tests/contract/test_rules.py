@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxgrail.graph.ops import rule
+from tests.contract.cases_blocked import CASES as BLOCKED
 from tests.contract.cases_cache import CASES as CACHE
 from tests.contract.cases_einsum import CASES as EINSUM
 from tests.contract.cases_fused import CASES as FUSED
@@ -23,8 +24,8 @@ from tests.contract.rule_case import SIDE, Case, build
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
-CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN, *PICK, *VISION, *STANDIN]
-CASES += QUANTISED
+CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN, *PICK, *VISION, *BLOCKED]
+CASES += [*QUANTISED, *STANDIN]
 
 
 MICROSOFT = "com.microsoft"

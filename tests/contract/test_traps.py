@@ -300,3 +300,17 @@ def test_a_piece_without_width() -> None:
     )
     (block,) = narrowed_equals_masked(model, feed(model)).blocks
     assert block.units == 8
+
+
+@pytest.mark.parametrize("piece", ["e", "f"])
+def test_pieces_without_positions(piece: str) -> None:
+    """The part of a head that a full rotary embedding leaves alone is empty, and has the width of the others."""
+    model = tiny(
+        "float[N,5,6] x => float[] y",
+        "h = MatMul(x, u)\nr = Relu(h)\ne = Slice(r, five, five, one)\nf = Add(e, e)\n"
+        f"z = Concat<axis=1>(r, {piece})\ny = MatMul(z, w)",
+        {"u": (6, 8), "five": ints(5), "one": ints(1), "w": (8, 4)},
+        recorded=False,
+    )
+    (block,) = narrowed_equals_masked(model, feed(model)).blocks
+    assert block.units == 8

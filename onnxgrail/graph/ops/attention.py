@@ -90,7 +90,7 @@ def bias(site: Site, operand: int, heads: Ints) -> None:
         return
     own = next((m for m in site.marks(operand) if axis in m.axes), None)
     if own is None:
-        site.freeze([Mark((0,), heads)], "its mask differs from head to head and is computed")
+        site.freeze([Mark((0,), heads)], "its mask differs from head to head and is computed at run time")
     else:
         site.union(site.collapse(own, axis), heads)
 

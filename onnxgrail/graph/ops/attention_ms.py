@@ -15,7 +15,7 @@ from onnxgrail.graph.ops.linear import FIXED, SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 
 QUANTISED = "its key-value cache is quantised"
-DECODING = "it decodes into a cache that beams share; it is left alone"
+DECODING = "its cache is shared by the beams of a search, which is not followed"
 
 
 @rule("MultiHeadAttention", domain=MICROSOFT)

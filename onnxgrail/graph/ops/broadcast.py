@@ -11,8 +11,8 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 
-TABLE = "a table over the last axis is shared by everything it is broadcast to"
-UNLABELLED = "it meets an activation of full width that cannot be narrowed"
+TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
+UNLABELLED = "it is combined with another tensor of the same width that cannot be narrowed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +41,17 @@ def operand(site: Site, position: int, rank: int) -> Operand:
     return Operand(position, (1,) * offset + shape, marks, site.is_constant(position), offset)
 
 
-def combine(site: Site, operands: Sequence[Operand], shape: tuple[int, ...]) -> list[Mark]:
-    """Marks of the output of a broadcasting op, after tying what must live together and claiming constants."""
+def combine(
+    site: Site, operands: Sequence[Operand], shape: tuple[int, ...], *, filled: Sequence[int] = ()
+) -> list[Mark]:
+    """Marks of the output of a broadcasting op, after tying what must live together and claiming constants.
+
+    The node's rewrite takes what it needs of the operands in `filled`, so they tie nothing.
+    """
     dynamic = [o for o in operands if not o.constant]
     found = _meet(site, dynamic, shape)
-    found = [m for mark in found for m in _respect(site, mark, dynamic, shape)]
+    held = [o for o in dynamic if o.operand not in filled]
+    found = [m for mark in found for m in _respect(site, mark, held, shape)]
     constants = [o for o in operands if o.constant and max(o.sizes, default=1) > 1]
     result: list[Mark] = []
     for mark in found:

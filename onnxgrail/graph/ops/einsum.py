@@ -9,7 +9,7 @@ from onnxgrail.graph.ops.broadcast import Operand, combine
 from onnxgrail.graph.ops.linear import CONTRACTED, FIXED
 from onnxgrail.graph.ops.rule import rule
 
-FORM = "this form of Einsum (a repeated letter, or a constant beside several operands) is left alone"
+FORM = "an Einsum with a repeated letter, or with a constant beside several operands, is not followed"
 
 
 @rule("Einsum", since=12)

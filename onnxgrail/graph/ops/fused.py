@@ -9,12 +9,13 @@ from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.broadcast import Operand, combine, operand
 from onnxgrail.graph.ops.conv import conv_marks, narrow_conv
 from onnxgrail.graph.ops.cut import Cut
-from onnxgrail.graph.ops.linear import gemm, linear, product
+from onnxgrail.graph.ops.linear import BATCHED, LEFT, VECTOR, Form, beside_constant, gemm, linear, product
 from onnxgrail.graph.ops.pointwise import binary, unary
 from onnxgrail.graph.ops.reduce import MIXED, mix
 from onnxgrail.graph.ops.rule import narrow, rule
 
 MICROSOFT = "com.microsoft"
+COMPUTED = "its weight is computed at run time or has more than two axes"
 
 rule("Gelu", domain=MICROSOFT)(unary)
 rule("BiasGelu", "FastGelu", "BiasAdd", domain=MICROSOFT)(binary)
@@ -37,18 +38,26 @@ def fused_conv(site: Site) -> None:
 
 @rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(site: Site) -> None:
-    """As MatMul, with either operand transposed."""
-    first, second = bool(site.attribute("transA", 0)), bool(site.attribute("transB", 0))
-    marks = [m for k in (0, 1) for m in site.marks(k)]
-    batches = site.attribute("transBatchA", 0) or site.attribute("transBatchB", 0)
-    if batches or min(len(site.shape(k)) for k in (0, 1)) < 2 or site.is_constant(0):
-        site.freeze(marks, "this form of FusedMatMul is left alone")
-    elif not site.is_constant(1):
-        product(site, transposed=(first, second))
-    elif first or len(site.shape(1)) != 2:
-        site.freeze(marks, "this form of FusedMatMul is left alone")
+    """As MatMul, with either operand transposed, or its first axis moved behind its other batch axes."""
+    transposed, moved = (
+        tuple(bool(site.attribute(f"{name}{letter}", 0)) for letter in "AB") for name in ("trans", "transBatch")
+    )
+    form = Form((transposed[0], transposed[1]), (moved[0], moved[1]))
+    constant = [site.is_constant(k) for k in (0, 1)]
+    ranks = [len(site.shape(k)) for k in (0, 1)]
+    if min(ranks) < 2:
+        site.freeze(
+            [m for k in (0, 1) for m in site.marks(k)],
+            VECTOR,
+        )
+    elif constant == [False, True] and ranks[1] == 2:
+        second = form.transposed[1]
+        linear(site, 0, 1, inward=int(second), outward=int(not second), transposed=form.transposed[0])
+    elif any(constant):
+        k = constant.index(False) if not all(constant) else 0
+        beside_constant(site, k, LEFT if k else BATCHED, form=form)
     else:
-        linear(site, 0, 1, inward=1 if second else 0, outward=0 if second else 1)
+        product(site, form=form)
 
 
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
@@ -77,7 +86,10 @@ def gemm_fast_gelu(site: Site) -> None:
     if site.is_constant(1) and len(site.shape(1)) == 2:
         linear(site, 0, 1, inward=0, outward=1, bias=2)
     else:
-        site.freeze([m for k in site.operands for m in site.marks(k)], "only a constant matrix is handled")
+        site.freeze(
+            [m for k in site.operands for m in site.marks(k)],
+            COMPUTED,
+        )
 
 
 @rule("BiasSplitGelu", domain=MICROSOFT)
@@ -105,7 +117,7 @@ def group_norm(site: Site) -> None:
     groups = int(site.attribute("groups"))
     skipped = [k for k in (3, 4) if site.name(k)]
     if any(len(site.shape(k)) not in (1, len(shape)) for k in skipped):
-        site.freeze([m for k in site.operands for m in site.marks(k)], "its skip is broadcast")
+        site.freeze([m for k in site.operands for m in site.marks(k)], "its inputs have different shapes")
         return
     marks = combine(site, [operand(site, k, len(shape)) for k in (0, *skipped)], shape)
     sums = list(marks)

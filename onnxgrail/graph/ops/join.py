@@ -7,14 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import adopt
 from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.experts import stack
+from onnxgrail.graph.ops.filled import is_filled, pick
 from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.rule import narrow, rule
 
-UNEVEN = "another piece of the Concat is an activation that cannot be narrowed"
+UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
+UNEVEN = "another piece of the Concat cannot be narrowed"
 
 
 @rule("Concat")
@@ -31,7 +35,8 @@ def concat(site: Site) -> None:
 
 
 def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
-    """Labels strung along the concatenated axis; a piece without labels is permanent there.
+    """Labels strung along the concatenated axis; a piece without labels is permanent there,
+    unless it is filled with one number, of which any part will do.
 
     The two halves of a rotary embedding are strung per head, so other axes stay told apart.
     """
@@ -43,9 +48,11 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
             if not set(mark.axes) & set(axes):
                 continue
             if labels.any() or not set(mark.axes) <= set(axes):
-                site.freeze([mark], "its pieces do not line up")
+                site.freeze([mark], "the channels of its pieces do not line up one to one")
             else:
                 labels = mark.on(axes, sizes)
+        if len(axes) == 1 and not site.marks(k) and is_filled(site, k):
+            labels = site.flow.labels.fresh(sizes[0])
         parts.append(labels)
     return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
 
@@ -62,7 +69,7 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
                 site.union(other.labels, current.labels)
             else:
                 shared = set(other.axes) & set(current.axes)
-                reason = "its pieces do not line up"
+                reason = "the channels of its pieces do not line up one to one"
                 a = site.tie(other, [x for x in other.axes if x not in shared], reason)
                 b = site.tie(current, [x for x in current.axes if x not in shared], reason)
                 if a is not None and b is not None and a.axes == b.axes:
@@ -82,11 +89,29 @@ def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
         if site.is_constant(k):
             site.carry(k, mark)
             continue
+        if is_filled(site, k):
+            continue
         why = adopt(site, k, mark, UNEVEN)
         if why:
             site.freeze([mark], why)
             return None
     return mark
+
+
+@narrow("Concat")
+def narrow_concat(cut: Cut) -> None:
+    """Of a piece filled with one number as many positions are taken as stay."""
+    axis = cut.node.attributes["axis"].as_int() % len(cut.shape(cut.output_name()))
+    alive = cut.alive(cut.output_name())
+    start = 0
+    for operand in range(len(cut.node.inputs)):
+        name = cut.input_name(operand)
+        size = cut.shape(name)[axis]
+        if size and name not in cut.facts.constants:
+            own = cut.alive(name)
+            parts = {a: stays[start : start + size] if a == axis else stays for a, stays in alive.items()}
+            pick(cut, operand, {a: part for a, part in parts.items() if a not in own and not part.all()})
+        start += size
 
 
 @rule("Split")
@@ -96,7 +121,10 @@ def split(site: Site) -> None:
     start = 0
     for output in range(len(site.node.outputs)):
         if not site.out_name(output):
-            site.freeze([m for m in site.marks(0) if axis in m.axes], "one of its outputs is unused")
+            site.freeze(
+                [m for m in site.marks(0) if axis in m.axes],
+                UNNAMED,
+            )
             return
         size = site.out_shape(output)[axis]
         site.emit([taken(m, axis, np.arange(start, start + size)) for m in site.marks(0)], output)
@@ -155,13 +183,16 @@ def _picked(mark: Mark, axis: int, index: np.ndarray) -> Mark:
 
 
 def _table(site: Site, axis: int) -> None:
-    """An embedding: rows are looked up, the remaining axis is produced."""
+    """An embedding: rows are looked up, the remaining axis is produced; of experts whole matrices are."""
     shape = site.shape(0)
-    if site.is_constant(1) or site.dtype(0).kind != "f" or len(shape) != 2 or axis != 0:
+    if site.is_constant(1) or site.dtype(0).kind != "f" or axis != 0:
         return
-    produced = site.weight(0, 1)
-    site.carry(0, Mark((1,), produced), "producer")
-    site.emit([Mark((len(site.out_shape()) - 1,), produced)])
+    if len(shape) == 3:
+        stack(site)
+    if len(shape) == 2:
+        produced = site.weight(0, 1)
+        site.carry(0, Mark((1,), produced), "producer")
+        site.emit([Mark((len(site.out_shape()) - 1,), produced)])
 
 
 @narrow("Gather")
@@ -183,12 +214,48 @@ def narrow_gather(cut: Cut) -> None:
 @rule("GatherND")
 @rule("GatherND", domain="com.microsoft")
 def gather_nd(site: Site) -> None:
-    """Positions are picked along the axes after the batch; later axes pass."""
+    """Positions are picked along the axes after the batch; later axes pass, as do rows of a table."""
     batch = int(site.attribute("batch_dims", 0))
-    picked = batch + site.shape(1)[-1]
+    depth = site.shape(1)[-1]
     if site.is_constant(0):
+        if (batch, depth) == (0, 1):
+            _table(site, 0)
         return
-    passing = [m for m in site.marks(0) if min(m.axes) >= picked]
-    site.freeze([m for m in site.marks(0) if min(m.axes) < picked], RUNTIME)
-    shift = len(site.shape(1)) - 1 - picked
-    site.emit(Mark(tuple(a + shift for a in m.axes), m.labels) for m in passing)
+    index = site.value(1) if site.is_constant(1) and not batch else None
+    shift = len(site.shape(1)) - 1 - batch - depth
+    found = []
+    for mark in site.marks(0):
+        if min(mark.axes) >= batch + depth:
+            found.append(Mark(tuple(a + shift for a in mark.axes), mark.labels))
+        elif index is None:
+            site.freeze([mark], RUNTIME)
+        else:
+            found.append(_picked_nd(mark, index.astype(np.int64)))
+    site.emit(found)
+
+
+def _picked_nd(mark: Mark, index: Ints) -> Mark:
+    """A mark after positions were picked by an index that counts along the first axes at once."""
+    depth, outer = index.shape[-1], index.ndim - 1
+    labels = mark.labels[tuple(index[..., a] for a in mark.axes if a < depth)]
+    return Mark((*range(outer), *(a + outer - depth for a in mark.axes if a >= depth)), labels)
+
+
+@narrow("GatherND")
+@narrow("GatherND", domain="com.microsoft")
+def narrow_gather_nd(cut: Cut) -> None:
+    """Picked positions are renumbered."""
+    name = cut.input_name(1)
+    if name not in cut.facts.constants or name not in cut.facts.values:
+        return
+    index = cut.facts.values[name].astype(np.int64)
+    before = index
+    for axis, stays in cut.alive(cut.input_name(0)).items():
+        if axis < index.shape[-1]:
+            index = index.copy()
+            index[..., axis] = (np.cumsum(stays) - 1)[index[..., axis] % len(stays)]
+    for axis, kept in cut.alive(cut.output_name()).items():
+        if axis < before.ndim - 1:
+            index = np.compress(kept, index, axis=axis)
+    if index is not before:
+        cut.set_operand(1, index, "indices")

@@ -12,7 +12,7 @@ from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.rule import rule
 
-RUNTIME = "its positions are computed at run time"
+RUNTIME = "which positions it takes is computed at run time"
 
 
 def factor(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -50,7 +50,7 @@ def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | 
 @rule("Reshape", since=1)
 def reshape_by_attribute(site: Site) -> None:
     """Nothing passes: the shape is an attribute."""
-    site.freeze(site.marks(0), "its shape is an attribute (opset below 5)")
+    site.freeze(site.marks(0), "its shape is an attribute: convert the model to opset 13 or newer")
 
 
 @rule("Reshape", since=5)
@@ -60,7 +60,7 @@ def reshape(site: Site) -> None:
     """Labels are re-indexed exactly; the shape operand is rewritten."""
     before, after = site.shape(0), site.out_shape()
     if math.prod(before) == 0:
-        site.freeze(site.marks(0), "it handles an empty tensor")
+        site.freeze(site.marks(0), "its tensor was empty in the trial run: give an input of another size")
         return
     site.emit(reshaped(m, before, after) for m in site.marks(0))
 
@@ -70,10 +70,11 @@ def transpose(site: Site) -> None:
     """Axes are permuted."""
     rank = len(site.shape(0))
     order = list(site.attribute("perm", range(rank)[::-1]))
-    site.emit(_permuted(m, order) for m in site.marks(0))
+    site.emit(permuted(m, order) for m in site.marks(0))
 
 
-def _permuted(mark: Mark, order: list[int]) -> Mark:
+def permuted(mark: Mark, order: list[int]) -> Mark:
+    """A mark after a transposition; `order` says for each axis which one it was."""
     where = [order.index(a) for a in mark.axes]
     ranking = np.argsort(where)
     return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))

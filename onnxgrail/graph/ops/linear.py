@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.broadcast import UNLABELLED, Operand, combine
 from onnxgrail.graph.ops.cache import adopt, is_input
+from onnxgrail.graph.ops.experts import CHOSEN, chosen, consume
+from onnxgrail.graph.ops.layout import permuted
 from onnxgrail.graph.ops.rule import rule
 
-FIXED = "the activation it reads carries no channels that can be narrowed"
-LEFT = "the constant stands on the left and mixes this axis"
-BATCHED = "its weight has batch axes"
+FIXED = "the tensor it reads has a width that stays"
+LEFT = "a constant matrix on the left mixes this axis"
+BATCHED = "its weight holds a matrix for every position of a batch axis"
 SHARED = "it is one value head that several query heads read; it stays, query heads can go"
-CONTRACTED = "it is contracted with another activation"
+VECTOR = "it multiplies with a vector, not a matrix, that is computed at run time"
+COMPUTED = "its weight is computed at run time, or its input is transposed"
+CONTRACTED = "it is summed over in a product of two tensors, none of them a weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Per operand: whether its last two axes are swapped, after its first axis was moved behind its batch axes."""
+
+    transposed: tuple[bool, bool] = (False, False)
+    moved: tuple[bool, bool] = (False, False)
+
+
+PLAIN = Form()
 
 
 @rule("MatMul")
@@ -26,15 +44,13 @@ def matmul(site: Site) -> None:
     if constant == [False, True] and ranks[1] == 2:
         linear(site, 0, 1, inward=0, outward=1)
     elif constant == [True, False]:
-        _left(site)
+        beside_constant(site, 1, LEFT)
     elif constant == [False, True]:
-        stuck = [m for m in site.marks(0) if set(m.axes) & ({ranks[0] - 1} | set(range(max(ranks[0] - 2, 0))))]
-        site.freeze(stuck, BATCHED)
-        site.emit(m for m in site.marks(0) if m.axes == (ranks[0] - 2,))
+        beside_constant(site, 0, BATCHED if ranks[1] > 2 else CONTRACTED)
     elif min(ranks) >= 2:
         product(site)
     else:
-        site.freeze([*site.marks(0), *site.marks(1)], "one operand is a vector")
+        site.freeze([*site.marks(0), *site.marks(1)], VECTOR)
 
 
 @rule("Gemm")
@@ -42,14 +58,23 @@ def gemm(site: Site) -> None:
     """A constant B consumes the last axis and produces one; the bias is cut with the outputs."""
     transposed = int(site.attribute("transB", 0))
     if not site.is_constant(1) or site.attribute("transA", 0):
-        site.freeze([m for k in site.operands for m in site.marks(k)], "only a constant B without transA is handled")
+        site.freeze(
+            [m for k in site.operands for m in site.marks(k)],
+            COMPUTED,
+        )
         return
     linear(site, 0, 1, inward=1 if transposed else 0, outward=0 if transposed else 1, bias=2)
 
 
-def linear(site: Site, x: int, w: int, *, inward: int, outward: int, bias: int | None = None) -> None:
-    """A matrix that consumes `x`'s last axis through its axis `inward` and produces through `outward`."""
-    last = len(site.shape(x)) - 1
+def linear(
+    site: Site, x: int, w: int, *, inward: int, outward: int, bias: int | None = None, transposed: bool = False
+) -> None:
+    """A matrix that consumes `x`'s last axis through its axis `inward` and produces through `outward`.
+
+    Of a transposed `x` it consumes the last axis but one.
+    """
+    rank = len(site.out_shape())
+    last = len(site.shape(x)) - (2 if transposed else 1)
     consumed, produced = site.weight(w, inward), site.weight(w, outward)
     passing = []
     fed = False
@@ -57,6 +82,8 @@ def linear(site: Site, x: int, w: int, *, inward: int, outward: int, bias: int |
         if last in mark.axes:
             site.union(site.collapse(mark, last), consumed)
             fed = True
+        elif transposed:
+            passing.append(Mark(tuple(a - (a == rank - 1) for a in mark.axes), mark.labels))
         else:
             passing.append(mark)
     if not fed:
@@ -65,7 +92,6 @@ def linear(site: Site, x: int, w: int, *, inward: int, outward: int, bias: int |
     site.carry(w, Mark((outward,), produced), "producer")
     if bias is not None and site.name(bias):
         _bias(site, bias, produced)
-    rank = len(site.out_shape())
     site.emit([*passing, Mark((rank - 1,), produced)])
 
 
@@ -80,44 +106,99 @@ def _bias(site: Site, operand: int, produced: Ints) -> None:
         site.freeze([Mark((0,), produced), *site.marks(operand)], "its bias is computed at run time")
 
 
-def _left(site: Site) -> None:
-    """W @ x: the axis before the last is mixed, the last passes."""
-    rank = len(site.shape(1))
-    outer = set(range(rank - 2)) if len(site.shape(0)) > 2 else set()
-    stuck = [m for m in site.marks(1) if set(m.axes) & ({rank - 2} | outer)]
-    site.freeze(stuck, LEFT)
-    shift = len(site.out_shape()) - rank
-    site.emit(
-        Mark(tuple(a + shift for a in m.axes), m.labels)
-        for m in site.marks(1)
-        if not set(m.axes) & ({rank - 2} | outer)
-    )
+def beside_constant(site: Site, k: int, reason: str, *, form: Form = PLAIN) -> None:
+    """Operand `k` times a constant that is no weight matrix: what it mixes stays, other axes pass."""
+    side = _side(site, k, form)
+    rank, own = len(site.out_shape()), len(side.shape)
+    other = len(site.shape(1 - k))
+    if own < 2:
+        site.freeze(side.marks, VECTOR)
+        return
+    place = {a: rank - own + (other == 1) + a for a in range(own - 2)} if other <= 2 else {}
+    place[side.free] = rank - 1 if other == 1 else rank - 2 + k
+    site.freeze([m for m in side.marks if not set(m.axes) <= place.keys()], reason)
+    site.emit(_placed(m, place) for m in side.marks if set(m.axes) <= place.keys())
 
 
-def product(site: Site, *, transposed: tuple[bool, bool] = (False, False)) -> None:
-    """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands."""
+def product(site: Site, *, form: Form = PLAIN) -> None:
+    """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands.
+
+    A matrix out of a stack of experts is no activation: it consumes what is contracted.
+    """
     shape = site.out_shape()
     rank = len(shape)
-    _cached(site)
+    if not any(form.moved):
+        _cached(site)
+    sides = [_side(site, k, form) for k in (0, 1)]
+    passing = _fed(site, sides) or [_tied(site, side) for side in sides]
     operands = []
-    for k in (0, 1):
-        own = site.shape(k)
-        contracted = len(own) - (1 if (k == 0) != transposed[k] else 2)
-        free = 2 * len(own) - 3 - contracted
-        offset = rank - len(own)
-        place = {a: a + offset for a in range(len(own) - 2)} | {free: rank - 2 + k}
-        marks = []
-        for mark in site.marks(k):
-            tied = site.tie(mark, [contracted], CONTRACTED) if contracted in mark.axes else mark
-            if tied is not None:
-                marks.append(Mark(tuple(place[a] for a in tied.axes), tied.labels))
-                if any(place[a] < rank - 2 for a in tied.axes):
-                    site.kind(tied.labels, "heads")
+    for k, (side, marks) in enumerate(zip(sides, passing, strict=True)):
+        offset = rank - len(side.shape)
+        place = {a: a + offset for a in range(len(side.shape) - 2)} | {side.free: rank - 2 + k}
+        placed = [_placed(m, place) for m in marks]
+        for mark in placed:
+            if min(mark.axes) < rank - 2:
+                site.kind(mark.labels, "heads")
         sizes = [1] * rank  # the contracted axis is no longer there to disagree
         for axis, position in place.items():
-            sizes[position] = own[axis]
-        operands.append(Operand(k, tuple(sizes), tuple(marks), constant=False, offset=offset))
+            sizes[position] = side.shape[axis]
+        operands.append(Operand(k, tuple(sizes), tuple(placed), constant=False, offset=offset))
     site.emit(combine(site, _unshared(site, operands, rank), shape))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """One operand of a product with its first axis where it counts: `order` says which axes these were."""
+
+    operand: int
+    order: list[int]
+    shape: tuple[int, ...]
+    marks: list[Mark]
+    contracted: int
+    free: int
+
+
+def _side(site: Site, k: int, form: Form) -> _Side:
+    own = len(site.shape(k))
+    order = [*range(1, own - 1), 0, own - 1] if form.moved[k] else list(range(own))
+    shape = tuple(site.shape(k)[a] for a in order)
+    contracted = own - (1 if (k == 0) != form.transposed[k] else 2)
+    return _Side(k, order, shape, [permuted(m, order) for m in site.marks(k)], contracted, 2 * own - 3 - contracted)
+
+
+def _placed(mark: Mark, place: Mapping[int, int]) -> Mark:
+    """A mark on the axes of the output; their order may change."""
+    where = [place[a] for a in mark.axes]
+    ranking = np.argsort(where)
+    return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
+
+
+def _tied(site: Site, side: _Side) -> list[Mark]:
+    """An operand's marks with nothing left along the contracted axis."""
+    tied = [site.tie(m, [side.contracted], CONTRACTED) if side.contracted in m.axes else m for m in side.marks]
+    return [m for m in tied if m is not None]
+
+
+def _fed(site: Site, sides: Sequence[_Side]) -> list[list[Mark]] | None:
+    """Marks that pass where one operand is chosen from a stack of weights and consumes the other; None elsewhere."""
+    stacks = [chosen(site, k) for k in (0, 1)]
+    weight = next((side for side, found in zip(sides, stacks, strict=True) if found is not None), None)
+    found = stacks[weight.operand] if weight is not None else None
+    if weight is None or found is None or all(stacks):
+        return None
+    fed = sides[1 - weight.operand]
+    axis = found.axes[weight.order[weight.contracted]]
+    own, read = ([m for m in side.marks if side.contracted in m.axes] for side in (weight, fed))
+    if axis is None or not own or any(len(m.axes) > 1 for m in (*own, *read)):
+        return None
+    if read:
+        site.union(own[0].labels, read[0].labels)
+    else:
+        site.freeze(own, FIXED)
+    consume(site, found, axis, (site.name(fed.operand), fed.order[fed.contracted]))
+    for side in sides:
+        site.freeze([m for m in side.marks if m not in own + read and m.axes != (side.free,)], CHOSEN)
+    return [[m for m in side.marks if m.axes == (side.free,)] for side in sides]
 
 
 def _cached(site: Site) -> None:

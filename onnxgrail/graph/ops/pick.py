@@ -14,10 +14,10 @@ from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.reduce import mix
 from onnxgrail.graph.ops.rule import narrow, rule
 
-BATCH = "its index follows the batch along these channels"
+BATCH = "its index follows the batch along this axis"
 RANKED = "it ranks the positions of this axis by their values"
-POSITION = "it treats these positions by their number"
-SCATTER = "it writes to positions that are computed at run time"
+POSITION = "it treats these positions by where they stand"
+SCATTER = "it writes into a tensor at numbered positions, which is not followed"
 
 
 def _freeze_along(site: Site, axes: set[int], reason: str) -> list[Mark]:
@@ -110,7 +110,7 @@ def compress(site: Site) -> None:
     """A constant condition picks channels; axes it does not pick along pass."""
     condition = site.value(1)
     if site.attribute("axis") is None:
-        site.freeze(site.marks(0), "it flattens what it picks from")
+        site.freeze(site.marks(0), "it has no axis, so channels are mixed with positions")
         return
     axis = _axis(site)
     if condition is None or not site.is_constant(1):

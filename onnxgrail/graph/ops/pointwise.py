@@ -6,7 +6,9 @@ import numpy as np
 
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.ops.broadcast import combine, operand
-from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.filled import is_filled, pick
+from onnxgrail.graph.ops.rule import narrow, rule
 
 
 @rule(
@@ -28,18 +30,39 @@ def microsoft_unary(site: Site) -> None:
     site.emit(site.marks(0))
 
 
-@rule(
+BINARY = (
     "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal", "Greater", "Less",
     "GreaterOrEqual", "LessOrEqual", "Mod", "Where", "PRelu", "BitwiseAnd", "BitwiseOr",
     "BitwiseXor", "BitShift",
 )  # fmt: skip
+
+
+@rule(*BINARY)
 def binary(site: Site) -> None:
     """Operands of full width are tied position by position; constants along the channels are cut."""
     shape = site.out_shape()
     operands = [operand(site, k, len(shape)) for k in site.operands]
     if site.node.op_type in ("Add", "Sub", "Sum"):
         _note_stream(site, shape)
-    site.emit(combine(site, operands, shape))
+    filled = [o.operand for o in operands if not o.constant and not o.marks and is_filled(site, o.operand)]
+    site.emit(combine(site, operands, shape, filled=filled))
+
+
+@narrow(*BINARY)
+def narrow_binary(cut: Cut) -> None:
+    """Of an operand filled with one number as many positions are taken as stay."""
+    shape, alive = cut.shape(cut.output_name()), cut.alive(cut.output_name())
+    for k in range(len(cut.node.inputs)):
+        name = cut.input_name(k)
+        if not name or name in cut.facts.constants or 0 in shape:
+            continue
+        own, offset = cut.alive(name), len(shape) - len(cut.shape(name))
+        lost = {
+            axis - offset: stays
+            for axis, stays in alive.items()
+            if axis >= offset and axis - offset not in own and cut.shape(name)[axis - offset] == shape[axis]
+        }
+        pick(cut, k, lost)
 
 
 def _note_stream(site: Site, shape: tuple[int, ...]) -> None:

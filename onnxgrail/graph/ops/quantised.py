@@ -20,7 +20,6 @@ WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "DynamicQuantizeMatMul": (1, 1),
     "MatMulIntegerToFloat": (1, 1),
     "QAttention": (1, 1),
-    "Conv": (1, 0),
 }
 
 
@@ -71,7 +70,6 @@ def dynamic_range(site: Site) -> None:
     "QGemm", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention",
     domain=MICROSOFT,
 )  # fmt: skip
-@rule("Conv", domain="com.microsoft.nchwc")
 def fused_kernel(site: Site) -> None:
     """Nothing passes: a kernel of one runtime with its weights built in."""
     operand, axis = WEIGHTS[site.node.op_type]

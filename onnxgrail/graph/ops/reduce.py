@@ -149,4 +149,4 @@ def local_response(site: Site) -> None:
 def sizes(site: Site) -> None:
     """No channels come out; sizes that follow a width are repaired where they are used."""
     if site.node.op_type == "NonZero":
-        site.freeze(site.marks(0), "positions of nonzero channels leave the graph's channel axes")
+        site.freeze(site.marks(0), "it lists where there are nonzero values, by number")
