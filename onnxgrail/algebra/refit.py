@@ -96,27 +96,26 @@ def refit(
     """
     outputs = fit.cross.shape[1]
     begin = [np.concatenate([s, np.zeros((1, outputs))]) for s in starts]
-    best, chosen, alpha = error(held, begin[0]), begin[0], None
-    before = best
+    before = best = error(held, begin[0])
+    chosen: tuple[Floats, float] | None = None
     for start in begin:
-        plain = error(held, start)
-        if plain < best * (1.0 - MARGIN):
-            best, chosen, alpha = plain, start, np.inf
-        for strength in alphas if fit.count else ():
-            found = _solved(fit, start, strength, affine=affine)
+        for strength in (np.inf, *alphas) if fit.count else ():
+            found = start if np.isinf(strength) else _solved(fit, start, strength, affine=affine)
             gap = error(held, found)
             if gap < best * (1.0 - MARGIN):
-                best, chosen, alpha = gap, _Choice(start, strength), strength
-    if isinstance(chosen, _Choice):
-        chosen = _solved(fit + held, chosen.start, chosen.alpha, affine=affine)
+                best, chosen = gap, (start, float(strength))
+    weights = begin[0]
+    if chosen is not None:
+        start, strength = chosen
+        weights = start if np.isinf(strength) else _solved(fit + held, start, strength, affine=affine)
     energy = float(held.energy.sum()) or 1.0
-    return Fitted(weights=chosen[:-1], shift=chosen[-1], alpha=alpha, before=before / energy, after=best / energy)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Choice:
-    start: Floats
-    alpha: float
+    return Fitted(
+        weights=weights[:-1],
+        shift=weights[-1],
+        alpha=None if chosen is None else chosen[1],
+        before=before / energy,
+        after=best / energy,
+    )
 
 
 def _solved(sums: Moments, start: Floats, alpha: float, *, affine: bool) -> Floats:

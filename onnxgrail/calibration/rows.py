@@ -27,7 +27,7 @@ def inputs(array: Array, consumer: Consumer, out_shape: tuple[int, ...], where: 
     spatial = out_shape[2:]
     index = np.unravel_index(where, (out_shape[0], *spatial))
     patches = windows(array, consumer.window)
-    taken = patches[(index[0], slice(None), *index[1:])]  # rows first, then channels and taps
+    taken = np.moveaxis(patches, 1, 1 + len(spatial))[index]  # rows first, then channels and taps
     return taken.reshape(len(where), -1)
 
 

@@ -62,8 +62,8 @@ def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
     """
     wanted = {slot.param for block in survey.blocks for slot in block.consumers}
     readers: dict[str, int] = {}
-    for operand in survey.operands.values():
-        readers[operand.param] = readers.get(operand.param, 0) + 1
+    for claim in survey.operands.values():
+        readers[claim.param] = readers.get(claim.param, 0) + 1
     found = []
     for position, node in enumerate(model.graph):
         operand = survey.operands.get((key(node), 1))
