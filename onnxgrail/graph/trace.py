@@ -40,15 +40,23 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     freeze_undeclared(flow, model)
     _box(flow)
     survey = group(flow, model)
-    return dataclasses.replace(survey, sizes=sizes_of(model, facts, survey.marks, _narrower(survey)))
+    return dataclasses.replace(survey, sizes=sizes_of(model, facts, survey.marks, _narrowings(survey)))
 
 
-def _narrower(survey: Survey) -> Bools:
-    """A narrowed graph that stands for all others: neighbouring blocks lose different shares, none of them even."""
-    dead = np.zeros(survey.ids, dtype=bool)
-    for number, block in enumerate(survey.blocks):
-        dead[block.ids[: max(1, ((2 + number % 3) * block.units) // 7)]] = True
-    return dead
+def _narrowings(survey: Survey) -> list[Bools]:
+    """Narrowed graphs that stand for all others: any two blocks lose different numbers of units in one of them.
+
+    In the first all blocks lose units, neighbours different shares, none of them even; in each of the others those
+    whose number has a certain bit.
+    """
+    found = []
+    for bit in range(len(survey.blocks).bit_length() + 1):
+        dead = np.zeros(survey.ids, dtype=bool)
+        for number, block in enumerate(survey.blocks, start=1):
+            if bit == 0 or number >> (bit - 1) & 1:
+                dead[block.ids[: max(1, ((2 + number % 3) * block.units) // 7)]] = True
+        found.append(dead)
+    return found
 
 
 def _aliases(model: ir.Model) -> dict[str, str]:

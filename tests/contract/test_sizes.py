@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.graph.survey import Survey
-from tests.oracle import narrowed, narrowed_equals_masked, survey_of
+from tests.masks import masked
+from tests.oracle import check_same, narrowed, narrowed_equals_masked, run, survey_of
 from tests.tiny import feed, ints, tiny
 
 ATTENTION = {"wq": (6, 8), "wk": (6, 8), "wv": (6, 8), "wo": (8, 6)}
@@ -183,3 +184,25 @@ def test_a_computed_weight_of_a_known_shape() -> None:
     body = "w = Reshape(flat, target)\nh = Conv(x, w1)\nr = Relu(h)\ny = Conv(r, w)"
     model = tiny("float[N,3,4,4] x => float[] y", body, {"w1": (8, 3, 1, 1), "flat": (32,), "target": ints(4, 8, 1, 1)})
     assert [b.units for b in narrowed_equals_masked(model, feed(model)).blocks] == [8]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_size_borrowed_from_a_block_of_as_many_units(number: int) -> None:
+    """It is right by chance as long as both blocks lose as many units; here only one of them does."""
+    body = """
+        a = MatMul(x, wa)
+        b = MatMul(x, wb)
+        first = Shape<start=0, end=2>(x)
+        width = Shape<start=2>(a)
+        target = Concat<axis=0>(first, width)
+        r = Reshape(b, target)
+        y = MatMul(a, va)
+        z = MatMul(r, vb)"""
+    weights = {"wa": (6, 3), "wb": (6, 3), "va": (3, 2), "vb": (3, 2)}
+    model = tiny("float[N,S,6] x => float[] y, float[] z", body, weights)
+    arrays = feed(model)
+    survey = survey_of(model, arrays)
+    assert [b.units for b in survey.blocks] == [3, 3]
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[survey.blocks[number].ids[:2]] = True
+    check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))
