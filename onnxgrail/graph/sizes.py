@@ -90,9 +90,10 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
         return Sizes()
     staying: frozenset[str] = frozenset()
     try:
-        full = _evaluated(model, facts, sums, lambda node: facts.shapes[measured_by(node)])
+        evaluated = _evaluator(model, facts, sums)
+        full = evaluated(lambda node: _reported(node, facts.shapes[measured_by(node)]))
         while True:
-            slims = [_evaluated(model, facts, sums, partial(_reported_shape, facts, n, staying)) for n in narrows]
+            slims = [evaluated(partial(_reported_now, facts, n, staying)) for n in narrows]
             right = _right(model, sums, narrows, full, slims)
             wrong = frozenset[str]()
             for narrow, slim in zip(narrows, slims, strict=True):
@@ -112,10 +113,10 @@ def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, 
     return tuple(dims)
 
 
-def _reported_shape(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> tuple[int, ...]:
-    """The shape that a Shape node reports in the narrowed graph: the full one where it stays."""
+def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
+    """What a Shape node reports in the narrowed graph: the full size where it stays."""
     name = measured_by(node)
-    return facts.shapes[name] if key(node) in staying else narrow(name)
+    return _reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
 
 
 def measured_by(node: ir.Node) -> str:
@@ -130,8 +131,9 @@ def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, 
     for node in model.graph:
         if key(node) not in inner and node.op_type not in SOURCES:
             for position, value in enumerate(node.inputs):
-                if value is not None and value.name in sums.behind:
-                    yield node, position, value.name
+                name = value.name or "" if value is not None else ""
+                if name in sums.behind:
+                    yield node, position, name
 
 
 def _is_target(node: ir.Node, position: int, full: Values, slim: Values, name: str) -> bool:
@@ -176,27 +178,30 @@ def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
     return np.array([t if t < 1 or (before and t == 1) else s for t, s in zip(target.tolist(), shape, strict=True)])
 
 
-def _evaluated(model: ir.Model, facts: Facts, sums: Arithmetic, shape: Callable[[ir.Node], tuple[int, ...]]) -> Values:
-    """Every computed size, given the shapes that the Shape nodes report."""
-    feed = {key(node): _reported(node, shape(node)) for node in sums.sources}
+def _evaluator(model: ir.Model, facts: Facts, sums: Arithmetic) -> Callable[[Callable[[ir.Node], Array]], Values]:
+    """A function that computes every size, given what the Shape nodes report."""
     nodes = [ir.to_proto(node) for node in sums.nodes]
-    made = {v.name for node in sums.nodes for v in node.outputs}
+    made = [v.name for node in sums.nodes for v in node.outputs if v.name]
     read = {v.name for node in sums.nodes for v in node.inputs if v is not None and v.name}
-    for name in read - made - feed.keys():
+    known = {}
+    for name in read - {*made} - {key(node) for node in sums.sources}:
         value = model.graph.initializers.get(name)
         stored = value.const_value if value is not None else None
-        feed[name] = stored.numpy() if stored is not None else facts.values[name]
-    if not nodes:
-        return feed
-    graph = onnx.helper.make_graph(
-        nodes,
-        "sizes",
-        [onnx.ValueInfoProto(name=n) for n in feed],
-        [onnx.ValueInfoProto(name=n) for n in made if n],
-    )
+        known[name] = stored.numpy() if stored is not None else facts.values[name]
+    sources = [key(node) for node in sums.sources]
+    graph = onnx.helper.make_graph(nodes, "sizes", [_named(n) for n in (*sources, *known)], [_named(n) for n in made])
     opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
-    found = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, feed)
-    return feed | dict(zip([n for n in made if n], found, strict=True))
+    runner = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)) if nodes else None
+
+    def evaluated(report: Callable[[ir.Node], Array]) -> Values:
+        feed = known | {key(node): report(node) for node in sums.sources}
+        return feed if runner is None else feed | dict(zip(made, runner.run(None, feed), strict=True))
+
+    return evaluated
+
+
+def _named(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
 
 
 def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.survey import Survey
 
 SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
+BODY = -1  # operand number of what a node's body reads
 
 
 def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
@@ -44,18 +46,21 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
 
 
 def _narrowings(survey: Survey) -> list[Bools]:
-    """Narrowed graphs that stand for all others: any two blocks lose different numbers of units in one of them.
+    """Narrowed graphs that stand for all others: no size is right for another tensor by chance in each of them.
 
-    In the first all blocks lose units, neighbours different shares, none of them even; in each of the others those
-    whose number has a certain bit.
+    In the first all blocks lose units, neighbours different shares, none of them even.  In the others every second
+    unit goes (a part of a block may hold only one), in the blocks whose number has a certain bit: of two blocks one
+    loses units where the other does not.
     """
-    found = []
-    for bit in range(len(survey.blocks).bit_length() + 1):
-        dead = np.zeros(survey.ids, dtype=bool)
-        for number, block in enumerate(survey.blocks, start=1):
-            if bit == 0 or number >> (bit - 1) & 1:
-                dead[block.ids[: max(1, ((2 + number % 3) * block.units) // 7)]] = True
-        found.append(dead)
+    found = [np.zeros(survey.ids, dtype=bool)]
+    for number, block in enumerate(survey.blocks):
+        found[0][block.ids[: max(1, ((2 + number % 3) * block.units) // 7)]] = True
+    for bit in range(len(survey.blocks).bit_length()):
+        for first in range(2):
+            dead = np.zeros(survey.ids, dtype=bool)
+            for number, block in enumerate(survey.blocks, start=1):
+                dead[block.ids[first::2]] = bool(number >> bit & 1)
+            found.append(dead)
     return found
 
 
@@ -106,19 +111,21 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
 
 
 def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
-    """A weight that something else reads too cannot be cut: that reader would lose channels it needs."""
-    claimed = {(use.node, use.operand) for use in flow.uses}
-    readers: dict[str, ir.Node] = {}
+    """A weight that something else reads too cannot be cut: that reader would lose channels it needs.
+
+    A reader may follow on one axis and not on another: an embedding loses features, but no words.
+    """
+    claimed = {(use.node, use.operand, axis) for use in flow.uses for axis in use.mark.axes}
+    readers: dict[str, list[tuple[ir.Node, int]]] = defaultdict(list)
     for node in model.graph:
         if key(node) in flow.aliases or node.op_type in SOURCES:
             continue
-        stray = {v.name or "" for k, v in enumerate(node.inputs) if v is not None and (key(node), k) not in claimed}
-        for name in stray | captures(node):
-            readers.setdefault(flow.aliases.get(name, name), node)
+        names = [(v.name or "", k) for k, v in enumerate(node.inputs) if v is not None]
+        for name, operand in [*names, *((name, BODY) for name in captures(node))]:
+            readers[flow.aliases.get(name, name)].append((node, operand))
     outputs = {flow.aliases.get(v.name or "", v.name) for v in model.graph.outputs}
-    for (name, _), labels in flow.weight_labels.items():
-        if name in readers:
-            node = readers[name]
+    for (name, axis), labels in flow.weight_labels.items():
+        for node in [n for n, k in readers[name] if (key(n), k, axis) not in claimed][:1]:
             reason = f"the weight {name} is also read by {node.op_type} {node.name or key(node)}"
             flow.labels.freeze(labels, Refusal(value=name, node=node.name or key(node), op=node.op_type, reason=reason))
         if name in outputs:

@@ -206,3 +206,24 @@ def test_a_size_borrowed_from_a_block_of_as_many_units(number: int) -> None:
     dead = np.zeros(survey.ids, dtype=bool)
     dead[survey.blocks[number].ids[:2]] = True
     check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))
+
+
+def test_a_size_borrowed_from_the_second_part_of_a_block() -> None:
+    """Which part of a block loses units is for the selector to say; the size of space follows neither."""
+    body = """
+        h = Conv(x, w)
+        a, b = Split<axis=1>(h, parts)
+        r = Relu(a)
+        c = Concat<axis=1>(b, r)
+        batch = Shape<start=0, end=1>(x)
+        height = Shape<start=1, end=2>(b)
+        target = Concat<axis=0>(batch, five, height, two)
+        z = Resize<mode="nearest">(c, , , target)
+        y = Conv(z, v)"""
+    weights = {"w": (5, 3, 1, 1), "v": (2, 5, 1, 1), "parts": ints(2, 3), "five": ints(5), "two": ints(2)}
+    model = tiny("float[N,3,2,2] x => float[] y", body, weights)
+    arrays = feed(model)
+    survey = survey_of(model, arrays)
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[survey.blocks[0].ids[3:]] = True
+    check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))

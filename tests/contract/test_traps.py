@@ -300,3 +300,15 @@ def test_a_piece_without_width() -> None:
     )
     (block,) = narrowed_equals_masked(model, feed(model)).blocks
     assert block.units == 8
+
+
+def test_a_table_that_is_a_matrix_too() -> None:
+    """A reader that follows on one axis of a weight holds the other one: rows that a Gather picks by id stay."""
+    model = tiny(
+        "int64[N,S] ids => float[] y",
+        "e = Gather(table, ids)\nh = MatMul(e, up)\nr = Relu(h)\nd = MatMul(r, table)\ns = Add(e, d)\ny = MatMul(s, head)",
+        {"table": (7, 4), "up": (4, 7), "head": (4, 2)},
+    )
+    survey = narrowed_equals_masked(model, feed(model))
+    assert [b.units for b in survey.blocks] == [4]
+    assert any("also read by Gather" in r.reason for r in survey.refusals)
