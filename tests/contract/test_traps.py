@@ -306,7 +306,8 @@ def test_a_table_that_is_a_matrix_too() -> None:
     """A reader that follows on one axis of a weight holds the other one: rows that a Gather picks by id stay."""
     model = tiny(
         "int64[N,S] ids => float[] y",
-        "e = Gather(table, ids)\nh = MatMul(e, up)\nr = Relu(h)\nd = MatMul(r, table)\ns = Add(e, d)\ny = MatMul(s, head)",
+        "e = Gather(table, ids)\nh = MatMul(e, up)\nr = Relu(h)\nd = MatMul(r, table)\n"
+        "s = Add(e, d)\ny = MatMul(s, head)",
         {"table": (7, 4), "up": (4, 7), "head": (4, 2)},
     )
     survey = narrowed_equals_masked(model, feed(model))

@@ -11,6 +11,7 @@ from tests.property.sketch import SIDE, TOKENS, Dim, Shape, Sketch, Step, channe
 from tests.property.steps_any import ON_ANY
 from tests.property.steps_heads import HEADS
 from tests.property.steps_maps import ON_MAPS
+from tests.property.steps_rare import RARE_ON_MAPS, RARE_ON_ROWS, RARE_ON_VECTORS
 from tests.property.steps_rows import ON_ROWS, ON_VECTORS
 from tests.tiny import VOCABULARY, tiny
 
@@ -19,6 +20,8 @@ STEPS: dict[int, list[Step]] = {
     3: [*ON_ROWS, *HEADS, *ON_ANY],
     4: [*ON_MAPS, *ON_ANY],
 }
+IMPORTS = {"com.microsoft": 1}
+RARE_STEPS: dict[int, list[Step]] = {2: RARE_ON_VECTORS, 3: RARE_ON_ROWS, 4: RARE_ON_MAPS}
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,20 @@ def graphs(draw: st.DrawFn, most: int = 9) -> Grown:
     g = Sketch(draw, opset=draw(st.sampled_from([18, 20, 20, 21, 23])))
     signature, last = inputs(g)
     for _ in range(draw(st.integers(4, most))):
-        step = g.one(*STEPS[len(g.shapes[last])])
+        step = g.one(*(RARE_STEPS if g.rarely() else STEPS)[len(g.shapes[last])])
         g.used.add(step.__name__)
         last = step(g, last)
     outputs = ["float[] y"]
     head(g, last, "y")
     if g.rarely():
         outputs.append("float[] z")
-        head(g, g.one(*g.shapes), "z")
+        head(g, g.one(*[n for n, s in g.shapes.items() if isinstance(s[-1], int)]), "z")
     seen = [n for n in g.shapes if n.startswith("t")]
     if g.rarely() and seen:
         outputs.append(f"float[] {g.one(*seen)}")
     text = f"{', '.join(signature)} => {', '.join(outputs)}"
     recorded = g.one(True, True, False)
-    model = tiny(text, "\n".join(g.lines), g.weights, opset=g.opset, recorded=recorded)
+    model = tiny(text, "\n".join(g.lines), g.weights, opset=g.opset, imports=IMPORTS, recorded=recorded)
     return Grown(model, frozenset(g.used), any("S" in part for part in signature))
 
 

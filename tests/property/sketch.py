@@ -1,4 +1,4 @@
-"""A random graph as it grows: node lines, weights in several spellings, and the shape of everything that may be read."""
+"""A random graph as it grows: node lines, weights in several spellings, the shape of all that may be read."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ class Sketch:
             free = dims.index(open_[0]) if open_ else self.one(*range(len(dims)))
             return self.ints(*[-1 if k == free else int(d) for k, d in enumerate(dims)])
         if way == "copied":
-            values = [0 if c and (isinstance(d, str) or self.one(True, False)) else d for d, c in zip(dims, copied, strict=False)]
+            values = [
+                0 if c and (isinstance(d, str) or self.one(True, False)) else d
+                for d, c in zip(dims, copied, strict=False)
+            ]
             free = self.one(None, *[k for k, d in enumerate(dims) if isinstance(d, int)])
             return self.ints(*[-1 if k == free else int(d) for k, d in enumerate(values)])
         free = self.one(None, None, *range(len(dims)))
@@ -177,7 +180,9 @@ class Sketch:
 
     def _product(self, dim: int) -> str:
         """A size out of others: the width of a tensor over its heads, or the other way round."""
-        wider = [(n, k, d) for n, s in self.shapes.items() for k, d in enumerate(s) if isinstance(d, int) and d % dim == 0]
+        wider = [
+            (n, k, d) for n, s in self.shapes.items() for k, d in enumerate(s) if isinstance(d, int) and d % dim == 0
+        ]
         if wider and self.one(True, False):
             name, axis, size = self.one(*wider)
             return self.hidden(f"Div({self.measured(name, axis)}, {self.ints(size // dim)})")

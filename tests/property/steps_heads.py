@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def projections(g: Sketch, x: str, plan: Heads) -> tuple[str, str, str]:
         shapes = [("N", plan.tokens, width) for width in widths]
         if way == "slices":
             starts = [0, widths[0], widths[0] + widths[1], sum(widths)]
-            texts = [f"Slice({packed}, {g.ints(a)}, {g.ints(b)}, {g.ints(2)})" for a, b in zip(starts, starts[1:])]
+            texts = [f"Slice({packed}, {g.ints(a)}, {g.ints(b)}, {g.ints(2)})" for a, b in pairwise(starts)]
             rows = [g.add(t, *s) for t, s in zip(texts, shapes, strict=True)]
         else:
             rows = g.several(f"Split<axis=2>({packed}, {g.ints(*widths)})", *shapes)
@@ -139,7 +140,9 @@ def _masked_by_input(g: Sketch, scores: str, plan: Heads) -> str:
     mean = g.hidden(f"ReduceMean<keepdims=0>(x, {g.ints(2)})")
     seen = g.hidden(f"Greater({mean}, {g.constant(np.array(-0.5, dtype=np.float32))})")
     raised = g.hidden(f"Unsqueeze({seen}, {g.ints(1, 2)})")
-    dims = g.one(("N", 1, 1, plan.tokens), ("N", 1, plan.tokens, plan.tokens), ("N", plan.count, plan.tokens, plan.tokens))
+    dims = g.one(
+        ("N", 1, 1, plan.tokens), ("N", 1, plan.tokens, plan.tokens), ("N", plan.count, plan.tokens, plan.tokens)
+    )
     wide = g.hidden(f"Expand({raised}, {g.sizes(dims)})")
     return g.same(f"Where({wide}, {scores}, {g.constant(np.array(-9, dtype=np.float32))})", scores)
 

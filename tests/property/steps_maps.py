@@ -194,7 +194,9 @@ def five_axes(g: Sketch, x: str) -> str:
     dims.insert(axis, 1)
     raised = g.add(f"Unsqueeze({x}, {g.ints(axis)})", *dims)
     changed = g.same(f"Tanh({raised})", raised)
-    return g.same(f"Squeeze({changed}{g.one('', ', ' + g.ints(axis)) if c > 1 and h > 1 and w > 1 else ', ' + g.ints(axis)})", x)
+    return g.same(
+        f"Squeeze({changed}{g.one('', ', ' + g.ints(axis)) if c > 1 and h > 1 and w > 1 else ', ' + g.ints(axis)})", x
+    )
 
 
 def tile(g: Sketch, x: str) -> str:

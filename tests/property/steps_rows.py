@@ -64,7 +64,11 @@ def root_mean_square(g: Sketch, x: str) -> str:
     two, eps = (g.constant(np.array(v, dtype=np.float32)) for v in (2, 0.01))
     mean = g.hidden(f"ReduceMean<keepdims=1>({g.hidden(f'Pow({x}, {two})')}, {g.ints(-1)})")
     root = g.hidden(f"Sqrt({g.hidden(f'Add({mean}, {eps})')})")
-    scaled = g.same(f"Div({x}, {root})", x) if g.one(True, False) else g.same(f"Mul({x}, {g.hidden(f'Reciprocal({root})')})", x)
+    scaled = (
+        g.same(f"Div({x}, {root})", x)
+        if g.one(True, False)
+        else g.same(f"Mul({x}, {g.hidden(f'Reciprocal({root})')})", x)
+    )
     return g.same(f"Mul({g.weight(channels(g, x, -1))}, {scaled})", x)
 
 
@@ -193,7 +197,19 @@ def outer(g: Sketch, x: str) -> str:
     return g.add(f"Unsqueeze({x}, {g.ints(2, 3)})", "N", width, 1, 1)
 
 
-ON_VECTORS: list[Step] = [gemm, gemm, linear, perceptron, gated, constants, norm, root_mean_square, softmax, spread, outer]
+ON_VECTORS: list[Step] = [
+    gemm,
+    gemm,
+    linear,
+    perceptron,
+    gated,
+    constants,
+    norm,
+    root_mean_square,
+    softmax,
+    spread,
+    outer,
+]
 ON_ROWS: list[Step] = [
     linear, linear, gemm, constants, constants, norm, root_mean_square, softmax, gated, gated, perceptron, over_tokens,
     from_the_left, recurrent, pooled, as_map, cumulative, einsum, plus_table,

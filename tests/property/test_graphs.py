@@ -1,6 +1,7 @@
 """Random small graphs: whatever the tracer offers equals the mask, at random ratios.
 
-`make test` tries a few, always the same; `ONNXGRAIL_FUZZ=2000` (`make fuzz`) tries that many, others in every run.
+`make test` tries a few, always the same; `ONNXGRAIL_FUZZ=2000` (`make fuzz`) tries that many, others in every run, and
+prints how often each step was taken.
 """
 
 from __future__ import annotations
@@ -9,51 +10,85 @@ import os
 from collections import Counter
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, assume, event, given, seed, settings
+import onnx_ir as ir
+import onnxruntime as ort
+from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from onnxgrail.core import Array
-from tests.oracle import check_recorded, check_same, killed, masked, narrowed, run, session, short, survey_of
-from tests.property.grown import STEPS, Grown, graphs
+from onnxgrail.graph.survey import Survey
+from tests.masks import masked
+from tests.oracle import TOLERANCE, check_recorded, killed, narrowed, run, session, short, survey_of
+from tests.property.grown import RARE_STEPS, STEPS, Grown, graphs
 from tests.tiny import feed
 
 COUNT = int(os.environ.get("ONNXGRAIL_FUZZ", "0"))
-FEW = 150
-settings.register_profile(
-    "graphs",
-    max_examples=COUNT or FEW,
-    derandomize=not COUNT,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
+FEW = 200
+SHARE = 0.6  # of the graphs have something to narrow, at least: a test of refusals alone would pass with no tracer
+FLOOR = 0.01  # rounding errors are relative to numbers of this size at least
+LARGEST = 1e4  # of any output: beyond it rounding errors say nothing
 
 
-@settings(settings.get_profile("graphs"))
-@given(graphs(), st.sampled_from([0.2, 0.5, 0.9]), st.integers(0, 3))
-def test_narrowed_equals_masked(grown: Grown, ratio: float, number: int) -> None:
+def test_narrowed_equals_masked() -> None:
     """Equal to the mask, on the feed, on a shorter batch and on other sequence lengths, or refused with a reason."""
-    compare(grown, ratio, number)
+    found: Counter[str] = Counter()
+
+    @settings(
+        max_examples=COUNT or FEW,
+        derandomize=not COUNT,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(graphs(), st.sampled_from([0.2, 0.5, 0.9]), st.integers(0, 3))
+    def check(grown: Grown, ratio: float, number: int) -> None:
+        survey = compare(grown, ratio, number)
+        found.update(["graphs", *(["narrowed"] if survey.blocks else []), *grown.steps])
+
+    check()
+    assert found["narrowed"] > SHARE * found["graphs"]
+    if COUNT:
+        steps = {step.__name__ for table in (STEPS, RARE_STEPS) for steps in table.values() for step in steps}
+        print(f"\n{found['graphs']} graphs, {found['narrowed']} of them narrowed; steps that were never taken:")
+        print(", ".join(sorted(steps - {*found})) or "none")
 
 
-def compare(grown: Grown, ratio: float, number: int) -> None:
+def compare(grown: Grown, ratio: float, number: int) -> Survey:
+    """Narrow and mask the same random units of every block; the survey."""
     model, arrays = grown.model, feed(grown.model)
-    dense = session(model)
+    dense = opened(model)
     before = run(dense, arrays)
-    assume(all(np.isfinite(a).all() and np.abs(a).max(initial=0) < 1e4 for a in before.values()))
+    assume(all(np.abs(a).max(initial=0) < LARGEST for a in before.values()))
     survey = survey_of(model, arrays)
     for refusal in survey.refusals:
         assert refusal.reason
         assert refusal.value
-    event("blocks: " + ("some" if survey.blocks else "none"))
     dead = killed(survey, ratio, seed=number)
     slim, mask = narrowed(model, survey, dead), masked(model, survey, dead)
     handles = session(slim), session(mask)
     for some in feeds(grown, arrays):
         run(dense, some)  # every graph that is drawn runs at all of these sizes
-        got, want = (run(handle, some) for handle in handles)
-        check_same(got, want)
+        check_close(*(run(handle, some) for handle in handles))
     check_recorded(slim, arrays)
+    return survey
+
+
+def opened(model: ir.Model) -> ort.InferenceSession:
+    """The model as it was drawn; ONNX Runtime cannot always tell how many sizes a Resize gets."""
+    try:
+        return session(model)
+    except Exception as error:
+        if "Number of elements of input 'sizes' (0)" in str(error):
+            reject()
+        raise
+
+
+def check_close(got: dict[str, Array], want: dict[str, Array]) -> None:
+    """As `check_same`, but sums of many numbers that happen to cancel need not agree to their last digit."""
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        assert got[name].shape == array.shape, name
+        assert np.abs(got[name] - array).max(initial=0) <= TOLERANCE * max(np.abs(array).max(initial=0), FLOOR), name
 
 
 def feeds(grown: Grown, arrays: dict[str, Array]) -> list[dict[str, Array]]:
