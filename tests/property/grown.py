@@ -36,7 +36,7 @@ class Grown:
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 9) -> Grown:
     """Four steps or more behind one another, each free to read something earlier again; heads that read the last."""
-    g = Sketch(draw, opset=draw(st.sampled_from([18, 20, 20, 21, 23])))
+    g = Sketch(draw, opset=draw(st.sampled_from([17, 18, 20, 20, 21, 23])))
     signature, last = inputs(g)
     for _ in range(draw(st.integers(4, most))):
         step = g.one(*(RARE_STEPS if g.rarely() else STEPS)[len(g.shapes[last])])

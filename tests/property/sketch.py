@@ -128,6 +128,19 @@ class Sketch:
         zero = f", {self.constant(rng.integers(-9, 9, shape[axis]).astype(np.int8))}" if self.rarely() else ""
         return self.hidden(f"DequantizeLinear<axis={axis}>({numbers}, {scales}{zero})")
 
+    # ---- spellings that depend on the opset
+    def reduce(self, op: str, x: str, *axes: int, keep: bool) -> str:
+        """Text of a reduction, whose axes are an operand or an attribute."""
+        keepdims = f"keepdims={int(keep)}"
+        if self.opset < 18 and op != "ReduceSum":
+            return f"{op}<{keepdims}, axes=[{', '.join(map(str, axes))}]>({x})"
+        return f"{op}<{keepdims}>({x}, {self.ints(*axes)})"
+
+    def halves(self, x: str, axis: int) -> str:
+        """Text of a Split in two."""
+        count = ", num_outputs=2" if self.opset >= 18 else ""
+        return f"Split<axis={axis}{count}>({x})"
+
     # ---- computed shapes
     def reshape(self, x: str, *dims: Dim) -> str:
         """Reshape by a constant, or by sizes that the graph computes."""

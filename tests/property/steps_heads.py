@@ -47,7 +47,8 @@ def projections(g: Sketch, x: str, plan: Heads) -> tuple[str, str, str]:
     counts = (plan.count, plan.groups, plan.groups)
     widths = [c * plan.size for c in counts]
     if way == "separate":
-        rows = [_linear(g, x, width) for width in widths]
+        other = g.like(x) if g.rarely() else x  # attention to another sequence
+        rows = [_linear(g, source, width) for source, width in zip((x, other, other), widths, strict=True)]
     elif way in ("stacked", "interleaved") and plan.count == plan.groups:
         return _stacked(g, x, plan, inner=way == "interleaved")
     else:
@@ -137,7 +138,7 @@ def masked(g: Sketch, scores: str, plan: Heads) -> str:
 
 def _masked_by_input(g: Sketch, scores: str, plan: Heads) -> str:
     """Keys whose input is small on average are not looked at."""
-    mean = g.hidden(f"ReduceMean<keepdims=0>(x, {g.ints(2)})")
+    mean = g.hidden(g.reduce("ReduceMean", "x", 2, keep=False))
     seen = g.hidden(f"Greater({mean}, {g.constant(np.array(-0.5, dtype=np.float32))})")
     raised = g.hidden(f"Unsqueeze({seen}, {g.ints(1, 2)})")
     dims = g.one(

@@ -64,6 +64,8 @@ def norm_by_batch(g: Sketch, x: str) -> str:
 def norm_by_group(g: Sketch, x: str) -> str:
     """As one op."""
     c, _, _ = _map(g, x)
+    if g.opset < 18:
+        return norm_by_group_written_out(g, x)
     groups = g.divisor(c)
     size = c if g.opset >= 21 else groups
     return g.same(f"GroupNormalization<num_groups={groups}, epsilon=0.01>({x}, {g.weight(size)}, {g.weight(size)})", x)
@@ -132,7 +134,7 @@ def resize(g: Sketch, x: str) -> str:
     c, h, w = _map(g, x)
     if h > SIDE:
         return pool(g, x)
-    way = g.one("scales", "axes", "sizes")
+    way = g.one("scales", "axes", "sizes") if g.opset >= 18 else g.one("scales", "sizes")
     if way == "scales":
         scales = g.constant(np.array([1, 1, 2, 2], dtype=np.float32))
         return g.add(f'Resize<mode="nearest">({x}, , {scales})', "N", c, 2 * h, 2 * w)
@@ -158,7 +160,7 @@ def space_to_depth(g: Sketch, x: str) -> str:
 def gate(g: Sketch, x: str) -> str:
     """Squeeze and excitation."""
     c, _, _ = _map(g, x)
-    mean = g.one(f"GlobalAveragePool({x})", f"ReduceMean<keepdims=1>({x}, {g.ints(2, 3)})", f"GlobalMaxPool({x})")
+    mean = g.one(f"GlobalAveragePool({x})", g.reduce("ReduceMean", x, 2, 3, keep=True), f"GlobalMaxPool({x})")
     pooled = g.add(mean, "N", c, 1, 1)
     squeezed = g.add(f"Conv({pooled}, {g.weight(3, c, 1, 1)})", "N", 3, 1, 1)
     turned_on = g.add(f"Relu({squeezed})", "N", 3, 1, 1)
@@ -213,7 +215,7 @@ def pooled(g: Sketch, x: str) -> str:
     """To vectors, one number per channel."""
     c, _, _ = _map(g, x)
     if g.one(True, False):
-        return g.add(f"{g.one('ReduceMean', 'ReduceMax')}<keepdims=0>({x}, {g.ints(2, 3)})", "N", c)
+        return g.add(g.reduce(g.one("ReduceMean", "ReduceMax"), x, 2, 3, keep=False), "N", c)
     return g.add(f"Flatten({g.add(f'GlobalAveragePool({x})', 'N', c, 1, 1)})", "N", c)
 
 

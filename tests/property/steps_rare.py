@@ -14,7 +14,7 @@ def reduced(g: Sketch, x: str) -> str:
     axis = g.one(axis_of(g, x), 1, len(g.shapes[x]) - 1)
     op = g.one("ReduceSum", "ReduceL1", "ReduceL2", "ReduceMin", "ReduceLogSumExp", "ReduceSumSquare", "ReduceMax")
     shape = (*g.shapes[x][:axis], 1, *g.shapes[x][axis + 1 :])
-    small = g.add(f"{op}<keepdims=1>({x}, {g.ints(axis)})", *shape)
+    small = g.add(g.reduce(op, x, axis, keep=True), *shape)
     return g.same(f"{g.one('Sub', 'Add', 'Min')}({x}, {small})", x)
 
 
@@ -34,10 +34,10 @@ def sorted_out(g: Sketch, x: str) -> str:
 def scattered(g: Sketch, x: str) -> str:
     """Some channels are replaced by others, or added to."""
     axis = axis_of(g, x)
-    if axis != 1 or len(g.shapes[x]) != 2:
+    if axis != 1 or len(g.shapes[x]) != 2 or channels(g, x, axis) < 2:
         return compressed(g, x)
     turned = g.add(f"Transpose({x})", *g.shapes[x][::-1])
-    numbers = g.constant(np.array([[1], [0]], dtype=np.int64))
+    numbers = g.constant(np.array([[1], [0]]))
     rows = g.add(f"Gather({turned}, {g.ints(0, 1)})", 2, "N")
     mixed = g.same(f'ScatterND<reduction="{g.one("none", "add")}">({turned}, {numbers}, {rows})', turned)
     return g.add(f"Transpose({mixed})", *g.shapes[x])
@@ -180,7 +180,7 @@ def computed_kernel(g: Sketch, x: str) -> str:
     c, h, w = channels(g, x, 1), channels(g, x, 2), channels(g, x, 3)
     out = g.width()
     raw = g.constant((out, c, 1, 1))
-    mean = g.hidden(f"ReduceMean<keepdims=1>({raw}, {g.ints(1, 2, 3)})")
+    mean = g.hidden(g.reduce("ReduceMean", raw, 1, 2, 3, keep=True))
     return g.add(f"Conv({x}, {g.hidden(f'Sub({raw}, {mean})')})", "N", out, h, w)
 
 

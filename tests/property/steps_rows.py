@@ -62,7 +62,7 @@ def norm(g: Sketch, x: str) -> str:
 def root_mean_square(g: Sketch, x: str) -> str:
     """Written out."""
     two, eps = (g.constant(np.array(v, dtype=np.float32)) for v in (2, 0.01))
-    mean = g.hidden(f"ReduceMean<keepdims=1>({g.hidden(f'Pow({x}, {two})')}, {g.ints(-1)})")
+    mean = g.hidden(g.reduce("ReduceMean", g.hidden(f"Pow({x}, {two})"), -1, keep=True))
     root = g.hidden(f"Sqrt({g.hidden(f'Add({mean}, {eps})')})")
     scaled = (
         g.same(f"Div({x}, {root})", x)
@@ -83,7 +83,7 @@ def gated(g: Sketch, x: str) -> str:
     both = g.add(f"MatMul({x}, {g.matrix(width, 2 * hidden)})", *_last(g, x, 2 * hidden))
     half = _last(g, x, hidden)
     if g.one(True, False):
-        a, b = g.several(f"Split<axis=-1, num_outputs=2>({both})", half, half)
+        a, b = g.several(g.halves(both, -1), half, half)
     else:
         middle = g.ints(hidden)
         if g.one(True, False):  # the legacy spelling: half of what Shape says
@@ -145,8 +145,8 @@ def pooled(g: Sketch, x: str) -> str:
     """To vectors: the mean, the largest or one token."""
     _, width = _rows(g, x)
     text = g.one(
-        f"ReduceMean<keepdims=0>({x}, {g.ints(1)})",
-        f"ReduceMax<keepdims=0>({x}, {g.ints(1)})",
+        g.reduce("ReduceMean", x, 1, keep=False),
+        g.reduce("ReduceMax", x, 1, keep=False),
         f"Gather<axis=1>({x}, {g.constant(np.array(g.one(0, -1)))})",
     )
     return g.add(text, "N", width)
