@@ -48,20 +48,24 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
 def _narrowings(survey: Survey) -> list[Bools]:
     """Narrowed graphs that stand for all others: no size is right for another tensor by chance in each of them.
 
-    In the first all blocks lose units, neighbours different shares, none of them even.  In the others every second
-    unit goes (a part of a block may hold only one), in the blocks whose number has a certain bit: of two blocks one
-    loses units where the other does not.
+    In the first three all blocks lose units: neighbours different shares, none of them even; one; all but one (a
+    quotient may be right for small shares alone).  In the others every second unit goes (a part of a block may hold
+    only one), in the blocks whose number has a certain bit: of two blocks one loses units where the other does not.
     """
-    found = [np.zeros(survey.ids, dtype=bool)]
-    for number, block in enumerate(survey.blocks):
-        found[0][block.ids[: max(1, ((2 + number % 3) * block.units) // 7)]] = True
+    shares = [max(1, ((2 + number % 3) * block.units) // 7) for number, block in enumerate(survey.blocks)]
+    found = [[block.ids[:share] for block, share in zip(survey.blocks, shares, strict=True)]]
+    found += [[block.ids[:1] for block in survey.blocks], [block.ids[1:] for block in survey.blocks]]
     for bit in range(len(survey.blocks).bit_length()):
-        for first in range(2):
-            dead = np.zeros(survey.ids, dtype=bool)
-            for number, block in enumerate(survey.blocks, start=1):
-                dead[block.ids[first::2]] = bool(number >> bit & 1)
-            found.append(dead)
-    return found
+        chosen = [block for number, block in enumerate(survey.blocks, start=1) if number >> bit & 1]
+        found += [[block.ids[first::2] for block in chosen] for first in range(2)]
+    return [_dead(survey.ids, gone) for gone in found]
+
+
+def _dead(count: int, gone: list[Ints]) -> Bools:
+    dead = np.zeros(count, dtype=bool)
+    for ids in gone:
+        dead[ids] = True
+    return dead
 
 
 def _aliases(model: ir.Model) -> dict[str, str]:

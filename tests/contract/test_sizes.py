@@ -227,3 +227,29 @@ def test_a_size_borrowed_from_the_second_part_of_a_block() -> None:
     dead = np.zeros(survey.ids, dtype=bool)
     dead[survey.blocks[0].ids[3:]] = True
     check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_quotient_that_is_right_for_small_shares_alone(gone: int) -> None:
+    """(4 units + 2 that stay) * 2 // 3 is the number of units while at most two of them go."""
+    body = """
+        h = MatMul(x, up)
+        a, b = Split<axis=2>(h, parts)
+        first = Shape<start=0, end=2>(x)
+        packed = Shape<start=2>(h)
+        width = Div(packed, three)
+        target = Concat<axis=0>(first, width, two)
+        r = Reshape(a, target)
+        t = Transpose<perm=[0,2,1,3]>(r)
+        s = Softmax(t)
+        back = Transpose<perm=[0,2,1,3]>(s)
+        z = Reshape(back, joined)
+        y = MatMul(z, down)"""
+    weights = {"up": (6, 12), "down": (8, 5), "parts": ints(8, 4), "three": ints(3), "two": ints(2)}
+    model = tiny("float[N,S,6] x => float[] y, float[] b", body, {**weights, "joined": ints(0, 0, -1)})
+    arrays = feed(model)
+    survey = survey_of(model, arrays)
+    assert [b.units for b in survey.blocks] == [4]
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[survey.blocks[0].ids[:gone]] = True
+    check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))
