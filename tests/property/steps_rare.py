@@ -185,7 +185,9 @@ def computed_kernel(g: Sketch, x: str) -> str:
 
 
 def mean_and_variance(g: Sketch, x: str) -> str:
-    return g.same(f"MeanVarianceNormalization<axes={g.one('[0,2,3]', '[2,3]', '[1,2,3]')}>({x})", x)
+    """Of channels that are never constant, whose variance would be nothing but rounding errors."""
+    uneven = g.same(f"Add({x}, {g.weight(channels(g, x, 1), channels(g, x, 2), channels(g, x, 3))})", x)
+    return g.same(f"MeanVarianceNormalization<axes={g.one('[0,2,3]', '[2,3]', '[1,2,3]')}>({uneven})", x)
 
 
 def windows(g: Sketch, x: str) -> str:
