@@ -4,10 +4,11 @@ SHELL := /bin/bash
 .ONESHELL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint fuzz clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 WORKERS ?= 2
+GRAPHS ?= 2000
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -15,6 +16,7 @@ help:
 	@echo "make demo   compress the embedded models and measure the result"
 	echo "make test   lint and run the tests, without torch"
 	echo "make lint   only ruff, mypy and import-linter"
+	echo "make fuzz   narrow 2000 random graphs, others in every run"
 	echo "make clean  remove .venv and everything built"
 
 demo: .venv/demo.stamp
@@ -24,6 +26,10 @@ demo: .venv/demo.stamp
 test: lint
 	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 	$(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
+
+fuzz: .venv/test.stamp
+	@export OMP_NUM_THREADS=1 ONNXGRAIL_FUZZ=$(GRAPHS)
+	$(BIN)/python -m pytest -q -s tests/property/test_graphs.py
 
 lint: .venv/test.stamp
 	@$(BIN)/ruff check --quiet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,22 +72,27 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     )
 
 
+_Cut = list[tuple[int, bytes]]  # of one operand: axis, and class of every position
+
+
 def _params(flow: Flow) -> dict[tuple[str, int], str]:
-    """(node, operand) -> key of its working array: weights are tied by name, others only where they are cut alike."""
-    weights = {name for name, _ in flow.weight_labels}
-    cuts: dict[tuple[str, int], list[tuple[int, bytes]]] = defaultdict(list)
+    """(node, operand) -> key of its working array: weights are tied by name, others where they are cut alike.
+
+    A weight that another node adds or multiplies per channel is cut there as that node's channels say.
+    """
+    cuts: dict[tuple[str, int], _Cut] = defaultdict(list)
     values: dict[tuple[str, int], str] = {}
     for use in flow.uses:
-        where = (use.node, use.operand)
-        values[where] = use.value
-        roots = _roots(flow, use.mark)
-        cuts[where].append((use.mark.axes[0], roots.tobytes()))
+        values[use.node, use.operand] = use.value
+        cuts[use.node, use.operand].append((use.mark.axes[0], _roots(flow, use.mark).tobytes()))
+    ways = _ways(flow, ((values[where], cut) for where, cut in cuts.items()))
+    clones: dict[str, int] = defaultdict(int, {name: 1 for name, _ in flow.weight_labels})
+    weights = set(clones)
     names: dict[tuple[str, tuple[tuple[int, bytes], ...]], str] = {}
-    clones: dict[str, int] = defaultdict(int)
     found = {}
     for where, cut in cuts.items():
         value = values[where]
-        if value in weights:
+        if value in weights and all(ways[value, axis] == {roots} for axis, roots in cut):
             found[where] = value
             continue
         signature = (value, tuple(sorted(cut)))
@@ -95,6 +101,16 @@ def _params(flow: Flow) -> dict[tuple[str, int], str]:
             clones[value] += 1
         found[where] = names[signature]
     return found
+
+
+def _ways(flow: Flow, cuts: Iterable[tuple[str, _Cut]]) -> dict[tuple[str, int], set[bytes]]:
+    """(constant, axis) -> the ways in which it is cut; of an axis that is a weight's own, only that one."""
+    found: dict[tuple[str, int], set[bytes]] = defaultdict(set)
+    for value, cut in cuts:
+        for axis, roots in cut:
+            found[value, axis].add(roots)
+    own = {place: {flow.labels.find(labels).tobytes()} for place, labels in flow.weight_labels.items()}
+    return found | own
 
 
 def _roots(flow: Flow, mark: Mark) -> Ints:

@@ -8,7 +8,7 @@ reporting the sizes of the full graph, and each reader is corrected on its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,32 +72,32 @@ def _small(node: ir.Node, facts: Facts) -> bool:
     )
 
 
-def sizes_of(model: ir.Model, facts: Facts, marks: Marks, dead: Bools) -> Sizes:
+def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]) -> Sizes:
     """What is computed from shapes, and which Shape nodes must go on reporting full sizes when units go.
 
     Args:
         model: the graph.
         facts: its sizes in full.
         marks: unit numbers on the axes of its tensors.
-        dead: (ids,) units that go in a narrowed graph that stands for all others.
+        deads: (ids,) units that go in narrowed graphs that together stand for all others: a size of one tensor that
+            happens to be right for another one in all of them is right always.
     """
     sums = arithmetic(model, facts)
-
-    def narrow(name: str) -> tuple[int, ...]:
-        dims = list(facts.shapes[name])
-        for mark in marks.get(name, ()):
-            dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
-        return tuple(dims)
-
-    moved = {key(n) for n in sums.sources if narrow(measured_by(n)) != facts.shapes[measured_by(n)]}
+    narrows = [partial(_narrowed, facts, marks, dead) for dead in deads]
+    measured = {key(n): measured_by(n) for n in sums.sources}
+    moved = {source for source, name in measured.items() if any(n(name) != facts.shapes[name] for n in narrows)}
     if not moved:
         return Sizes()
     staying: frozenset[str] = frozenset()
     try:
-        full = _evaluated(model, facts, sums, lambda node: facts.shapes[measured_by(node)])
+        evaluated = _evaluator(model, facts, sums)
+        full = evaluated(lambda node: _reported(node, facts.shapes[measured_by(node)]))
         while True:
-            slim = _evaluated(model, facts, sums, partial(_reported_shape, facts, narrow, staying))
-            right, wrong = _readers(model, facts, sums, narrow, full, slim)
+            slims = [evaluated(partial(_reported_now, facts, n, staying)) for n in narrows]
+            right = _right(model, sums, narrows, full, slims)
+            wrong = frozenset[str]()
+            for narrow, slim in zip(narrows, slims, strict=True):
+                wrong |= _misled(model, facts, sums, narrow, full, slim, right)
             if wrong & moved <= staying:
                 return Sizes(right, staying)
             staying |= wrong & moved
@@ -105,10 +105,18 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, dead: Bools) -> Sizes:
         return Sizes({}, frozenset(moved))
 
 
-def _reported_shape(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> tuple[int, ...]:
-    """The shape that a Shape node reports in the narrowed graph: the full one where it stays."""
+def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, ...]:
+    """The shape of a tensor in a narrowed graph."""
+    dims = list(facts.shapes[name])
+    for mark in marks.get(name, ()):
+        dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
+    return tuple(dims)
+
+
+def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
+    """What a Shape node reports in the narrowed graph: the full size where it stays."""
     name = measured_by(node)
-    return facts.shapes[name] if key(node) in staying else narrow(name)
+    return _reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
 
 
 def measured_by(node: ir.Node) -> str:
@@ -117,32 +125,50 @@ def measured_by(node: ir.Node) -> str:
     return (source.name or "") if source is not None else ""
 
 
-def _readers(
-    model: ir.Model, facts: Facts, sums: Arithmetic, narrow: Shapes, full: Values, slim: Values
-) -> tuple[dict[str, Bools], frozenset[str]]:
-    """Node -> elements of its target shape that come right by themselves; and Shape nodes that mislead a reader."""
-    right: dict[str, Bools] = {}
-    wrong: set[str] = set()
+def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, str]]:
+    """Every (node, operand, name) where a computed size leaves the arithmetic."""
     inner = {key(node) for node in sums.nodes}
     for node in model.graph:
-        if key(node) in inner or node.op_type in SOURCES:
-            continue
-        for position, value in enumerate(node.inputs):
-            name = value.name or "" if value is not None else ""
-            if name not in sums.behind:
-                continue
-            if node.op_type in TARGETS and position == 1 and full[name].shape == slim[name].shape:
-                wanted = _wanted(node, narrow, full[name])
-                right[key(node)] = slim[name] == wanted
-                holds = bool(((slim[name] == wanted) | (slim[name] == full[name])).all())
-            else:
-                holds = _same(full, slim, name) or _rewritten(node, position, name, facts, narrow, full, slim)
-            wrong |= set() if holds else sums.behind[name]
+        if key(node) not in inner and node.op_type not in SOURCES:
+            for position, value in enumerate(node.inputs):
+                name = value.name or "" if value is not None else ""
+                if name in sums.behind:
+                    yield node, position, name
+
+
+def _is_target(node: ir.Node, position: int, full: Values, slim: Values, name: str) -> bool:
+    return node.op_type in TARGETS and position == 1 and full[name].shape == slim[name].shape
+
+
+def _right(
+    model: ir.Model, sums: Arithmetic, narrows: Sequence[Shapes], full: Values, slims: Sequence[Values]
+) -> dict[str, Bools]:
+    """Node -> elements of its target shape that come right by themselves in all narrowed graphs."""
+    found: dict[str, Bools] = {}
+    for node, position, name in _readers(model, sums):
+        for narrow, slim in zip(narrows, slims, strict=True):
+            if _is_target(node, position, full, slim, name):
+                right = slim[name] == _wanted(node, narrow, full[name])
+                found[key(node)] = found.get(key(node), np.ones_like(right)) & right
+    return found
+
+
+def _misled(
+    model: ir.Model, facts: Facts, sums: Arithmetic, narrow: Shapes, full: Values, slim: Values, right: Values
+) -> frozenset[str]:
+    """Shape nodes behind sizes that are neither right nor the full ones, which could be corrected."""
+    wrong = frozenset[str]()
+    for node, position, name in _readers(model, sums):
+        if _is_target(node, position, full, slim, name):
+            holds = bool((right[key(node)] | (slim[name] == full[name])).all())
+        else:
+            holds = _same(full, slim, name) or _rewritten(node, position, name, facts, narrow, full, slim)
+        wrong |= frozenset() if holds else sums.behind[name]
     for output in model.graph.outputs:
         name = output.name or ""
         if name in sums.behind and not _same(full, slim, name):
             wrong |= sums.behind[name]
-    return right, frozenset(wrong)
+    return wrong
 
 
 def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
@@ -152,27 +178,30 @@ def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
     return np.array([t if t < 1 or (before and t == 1) else s for t, s in zip(target.tolist(), shape, strict=True)])
 
 
-def _evaluated(model: ir.Model, facts: Facts, sums: Arithmetic, shape: Callable[[ir.Node], tuple[int, ...]]) -> Values:
-    """Every computed size, given the shapes that the Shape nodes report."""
-    feed = {key(node): _reported(node, shape(node)) for node in sums.sources}
+def _evaluator(model: ir.Model, facts: Facts, sums: Arithmetic) -> Callable[[Callable[[ir.Node], Array]], Values]:
+    """A function that computes every size, given what the Shape nodes report."""
     nodes = [ir.to_proto(node) for node in sums.nodes]
-    made = {v.name for node in sums.nodes for v in node.outputs}
+    made = [v.name for node in sums.nodes for v in node.outputs if v.name]
     read = {v.name for node in sums.nodes for v in node.inputs if v is not None and v.name}
-    for name in read - made - feed.keys():
+    known = {}
+    for name in read - {*made} - {key(node) for node in sums.sources}:
         value = model.graph.initializers.get(name)
         stored = value.const_value if value is not None else None
-        feed[name] = stored.numpy() if stored is not None else facts.values[name]
-    if not nodes:
-        return feed
-    graph = onnx.helper.make_graph(
-        nodes,
-        "sizes",
-        [onnx.ValueInfoProto(name=n) for n in feed],
-        [onnx.ValueInfoProto(name=n) for n in made if n],
-    )
+        known[name] = stored.numpy() if stored is not None else facts.values[name]
+    sources = [key(node) for node in sums.sources]
+    graph = onnx.helper.make_graph(nodes, "sizes", [_named(n) for n in (*sources, *known)], [_named(n) for n in made])
     opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
-    found = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, feed)
-    return feed | dict(zip([n for n in made if n], found, strict=True))
+    runner = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)) if nodes else None
+
+    def evaluated(report: Callable[[ir.Node], Array]) -> Values:
+        feed = known | {key(node): report(node) for node in sums.sources}
+        return feed if runner is None else feed | dict(zip(made, runner.run(None, feed), strict=True))
+
+    return evaluated
+
+
+def _named(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
 
 
 def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.survey import Survey
 
 SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
+BODY = -1  # operand number of what a node's body reads
 
 
 def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
@@ -40,14 +42,29 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     freeze_undeclared(flow, model)
     _box(flow)
     survey = group(flow, model)
-    return dataclasses.replace(survey, sizes=sizes_of(model, facts, survey.marks, _narrower(survey)))
+    return dataclasses.replace(survey, sizes=sizes_of(model, facts, survey.marks, _narrowings(survey)))
 
 
-def _narrower(survey: Survey) -> Bools:
-    """A narrowed graph that stands for all others: neighbouring blocks lose different shares, none of them even."""
-    dead = np.zeros(survey.ids, dtype=bool)
-    for number, block in enumerate(survey.blocks):
-        dead[block.ids[: max(1, ((2 + number % 3) * block.units) // 7)]] = True
+def _narrowings(survey: Survey) -> list[Bools]:
+    """Narrowed graphs that stand for all others: no size is right for another tensor by chance in each of them.
+
+    In the first three all blocks lose units: neighbours different shares, none of them even; one; all but one (a
+    quotient may be right for small shares alone).  In the others every second unit goes (a part of a block may hold
+    only one), in the blocks whose number has a certain bit: of two blocks one loses units where the other does not.
+    """
+    shares = [max(1, ((2 + number % 3) * block.units) // 7) for number, block in enumerate(survey.blocks)]
+    found = [[block.ids[:share] for block, share in zip(survey.blocks, shares, strict=True)]]
+    found += [[block.ids[:1] for block in survey.blocks], [block.ids[1:] for block in survey.blocks]]
+    for bit in range(len(survey.blocks).bit_length()):
+        chosen = [block for number, block in enumerate(survey.blocks, start=1) if number >> bit & 1]
+        found += [[block.ids[first::2] for block in chosen] for first in range(2)]
+    return [_dead(survey.ids, gone) for gone in found]
+
+
+def _dead(count: int, gone: list[Ints]) -> Bools:
+    dead = np.zeros(count, dtype=bool)
+    for ids in gone:
+        dead[ids] = True
     return dead
 
 
@@ -98,19 +115,21 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
 
 
 def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
-    """A weight that something else reads too cannot be cut: that reader would lose channels it needs."""
-    claimed = {(use.node, use.operand) for use in flow.uses}
-    readers: dict[str, ir.Node] = {}
+    """A weight that something else reads too cannot be cut: that reader would lose channels it needs.
+
+    A reader may follow on one axis and not on another: an embedding loses features, but no words.
+    """
+    claimed = {(use.node, use.operand, axis) for use in flow.uses for axis in use.mark.axes}
+    readers: dict[str, list[tuple[ir.Node, int]]] = defaultdict(list)
     for node in model.graph:
         if key(node) in flow.aliases or node.op_type in SOURCES:
             continue
-        stray = {v.name or "" for k, v in enumerate(node.inputs) if v is not None and (key(node), k) not in claimed}
-        for name in stray | captures(node):
-            readers.setdefault(flow.aliases.get(name, name), node)
+        names = [(v.name or "", k) for k, v in enumerate(node.inputs) if v is not None]
+        for name, operand in [*names, *((name, BODY) for name in captures(node))]:
+            readers[flow.aliases.get(name, name)].append((node, operand))
     outputs = {flow.aliases.get(v.name or "", v.name) for v in model.graph.outputs}
-    for (name, _), labels in flow.weight_labels.items():
-        if name in readers:
-            node = readers[name]
+    for (name, axis), labels in flow.weight_labels.items():
+        for node in [n for n, k in readers[name] if (key(n), k, axis) not in claimed][:1]:
             reason = f"the weight {name} is also read by {node.op_type} {node.name or key(node)}"
             flow.labels.freeze(labels, Refusal(value=name, node=node.name or key(node), op=node.op_type, reason=reason))
         if name in outputs:

@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.graph.survey import Survey
-from tests.oracle import narrowed, narrowed_equals_masked, survey_of
+from tests.masks import masked
+from tests.oracle import check_same, narrowed, narrowed_equals_masked, run, survey_of
 from tests.tiny import feed, ints, tiny
 
 ATTENTION = {"wq": (6, 8), "wk": (6, 8), "wv": (6, 8), "wo": (8, 6)}
@@ -183,3 +184,72 @@ def test_a_computed_weight_of_a_known_shape() -> None:
     body = "w = Reshape(flat, target)\nh = Conv(x, w1)\nr = Relu(h)\ny = Conv(r, w)"
     model = tiny("float[N,3,4,4] x => float[] y", body, {"w1": (8, 3, 1, 1), "flat": (32,), "target": ints(4, 8, 1, 1)})
     assert [b.units for b in narrowed_equals_masked(model, feed(model)).blocks] == [8]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_size_borrowed_from_a_block_of_as_many_units(number: int) -> None:
+    """It is right by chance as long as both blocks lose as many units; here only one of them does."""
+    body = """
+        a = MatMul(x, wa)
+        b = MatMul(x, wb)
+        first = Shape<start=0, end=2>(x)
+        width = Shape<start=2>(a)
+        target = Concat<axis=0>(first, width)
+        r = Reshape(b, target)
+        y = MatMul(a, va)
+        z = MatMul(r, vb)"""
+    weights = {"wa": (6, 3), "wb": (6, 3), "va": (3, 2), "vb": (3, 2)}
+    model = tiny("float[N,S,6] x => float[] y, float[] z", body, weights)
+    arrays = feed(model)
+    survey = survey_of(model, arrays)
+    assert [b.units for b in survey.blocks] == [3, 3]
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[survey.blocks[number].ids[:2]] = True
+    check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))
+
+
+def test_a_size_borrowed_from_the_second_part_of_a_block() -> None:
+    """Which part of a block loses units is for the selector to say; the size of space follows neither."""
+    body = """
+        h = Conv(x, w)
+        a, b = Split<axis=1>(h, parts)
+        r = Relu(a)
+        c = Concat<axis=1>(b, r)
+        batch = Shape<start=0, end=1>(x)
+        height = Shape<start=1, end=2>(b)
+        target = Concat<axis=0>(batch, five, height, two)
+        z = Resize<mode="nearest">(c, , , target)
+        y = Conv(z, v)"""
+    weights = {"w": (5, 3, 1, 1), "v": (2, 5, 1, 1), "parts": ints(2, 3), "five": ints(5), "two": ints(2)}
+    model = tiny("float[N,3,2,2] x => float[] y", body, weights)
+    arrays = feed(model)
+    survey = survey_of(model, arrays)
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[survey.blocks[0].ids[3:]] = True
+    check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_quotient_that_is_right_for_small_shares_alone(gone: int) -> None:
+    """(4 units + 2 that stay) * 2 // 3 is the number of units while at most two of them go."""
+    body = """
+        h = MatMul(x, up)
+        a, b = Split<axis=2>(h, parts)
+        first = Shape<start=0, end=2>(x)
+        packed = Shape<start=2>(h)
+        width = Div(packed, three)
+        target = Concat<axis=0>(first, width, two)
+        r = Reshape(a, target)
+        t = Transpose<perm=[0,2,1,3]>(r)
+        s = Softmax(t)
+        back = Transpose<perm=[0,2,1,3]>(s)
+        z = Reshape(back, joined)
+        y = MatMul(z, down)"""
+    weights = {"up": (6, 12), "down": (8, 5), "parts": ints(8, 4), "three": ints(3), "two": ints(2)}
+    model = tiny("float[N,S,6] x => float[] y, float[] b", body, {**weights, "joined": ints(0, 0, -1)})
+    arrays = feed(model)
+    survey = survey_of(model, arrays)
+    assert [b.units for b in survey.blocks] == [4]
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[survey.blocks[0].ids[:gone]] = True
+    check_same(run(narrowed(model, survey, dead), arrays), run(masked(model, survey, dead), arrays))

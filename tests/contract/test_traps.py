@@ -314,3 +314,28 @@ def test_pieces_without_positions(piece: str) -> None:
     )
     (block,) = narrowed_equals_masked(model, feed(model)).blocks
     assert block.units == 8
+
+
+def test_a_table_that_is_a_matrix_too() -> None:
+    """A reader that follows on one axis of a weight holds the other one: rows that a Gather picks by id stay."""
+    model = tiny(
+        "int64[N,S] ids => float[] y",
+        "e = Gather(table, ids)\nh = MatMul(e, up)\nr = Relu(h)\nd = MatMul(r, table)\n"
+        "s = Add(e, d)\ny = MatMul(s, head)",
+        {"table": (7, 4), "up": (4, 7), "head": (4, 2)},
+    )
+    survey = narrowed_equals_masked(model, feed(model))
+    assert [b.units for b in survey.blocks] == [4]
+    assert any("also read by Gather" in r.reason for r in survey.refusals)
+
+
+def test_a_matrix_that_is_a_constant_per_channel_too() -> None:
+    """Each of its two readers loses the columns that its own channels lose."""
+    model = tiny(
+        "float[N,4,6] x => float[] y, float[] z",
+        "h = MatMul(x, a)\np = Add(h, w)\ny = MatMul(p, b)\ng = MatMul(x, c)\nr = Relu(g)\ns = MatMul(r, w)\n"
+        "t = Relu(s)\nz = MatMul(t, d)",
+        {"a": (6, 5), "w": (4, 5), "b": (5, 3), "c": (6, 4), "d": (5, 3)},
+    )
+    survey = narrowed_equals_masked(model, feed(model))
+    assert [b.units for b in survey.blocks] == [5, 5]
