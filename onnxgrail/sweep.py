@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 
 import numpy as np
 
 from onnxgrail.algebra.refit import Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
+from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer, consumers
 from onnxgrail.graph.survey import Ledger
@@ -35,18 +35,28 @@ class Refit:
     node: str
     weight: str
     alpha: float | None
+    blend: float
     before: float
     after: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Task:
-    """A consumer with what stays of its weight: kept inputs, kept outputs, and how many regressors that makes."""
+    """A consumer with what stays of its weight.
+
+    Attributes:
+        kept: which inputs stay; made: which outputs.
+        features: how many regressors the kept inputs make.
+        blocks: whose units its inputs are; start: position of the first node that holds any of them, or the consumer's
+            own where the block runs alongside others.
+    """
 
     consumer: Consumer
     kept: Bools
     made: Bools
     features: int
+    blocks: tuple[Block, ...]
+    start: int
 
 
 def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, tuple[Refit, ...], float]:
@@ -66,7 +76,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
     ):
         for _, group in groupby(todo, key=lambda t: t.consumer.source):
             tasks = list(group)
-            limit = tasks[0].consumer.position
+            limit = min(t.start for t in tasks)
             dense.advance(untouched, limit)
             narrow.advance(ledger, limit)
             for task, (fit, held) in zip(
@@ -89,29 +99,57 @@ def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger) -> _Task | Non
     features = int(kept.sum()) * taps
     if kept.all() or features > FEATURES:
         return None
-    return _Task(consumer=consumer, kept=kept, made=made, features=features)
+    blocks = tuple(b for b in prepared.survey.blocks if np.isin(b.ids, operand.units[consumer.inward]).any())
+    inner = all(b.kind != "stream" for b in blocks)
+    start = min(b.span[0] for b in blocks) if inner else consumer.position
+    return _Task(consumer=consumer, kept=kept, made=made, features=features, blocks=blocks, start=start)
 
 
 def _measured(
     tasks: Sequence[_Task], dense: Stream, narrow: Stream, untouched: Ledger, ledger: Ledger, recipe: Recipe
 ) -> list[tuple[Moments, Moments]]:
     """Sums over fitted and over held-out rows, per task."""
-    sums = [(zero_moments(t.features, int(t.made.sum())),) * 2 for t in tasks]
+    near = all(t.start < t.consumer.position for t in tasks)
+    sums = [(zero_moments(t.features, int(t.made.sum()), near=near),) * 2 for t in tasks]
     rng = np.random.default_rng(recipe.seed)
-    wide = dense.record([t.consumer.total or t.consumer.output for t in tasks], untouched)
-    slim = narrow.record([n for t in tasks for n in (t.consumer.source, t.consumer.residual) if n], ledger)
+    targets = dense.record([t.consumer.total or t.consumer.output for t in tasks], untouched)
+    found = narrow.record([n for t in tasks for n in (t.consumer.source, t.consumer.residual) if n], ledger)
+    whole = narrow.record([t.consumer.output for t in tasks], _whole(tasks, ledger)) if near else repeat({})
     first = 0
-    for mask, targets, found in zip(dense.masks, wide, slim, strict=True):
+    for mask, goals, slim, wide in zip(dense.masks, targets, found, whole, strict=False):
         for number, task in enumerate(tasks):
-            target = targets[task.consumer.total or task.consumer.output]
+            goal = goals[task.consumer.total or task.consumer.output]
             wanted = max(ROWS, 8 * task.features) // len(dense.masks) + 1
-            where = _real(rows.positions(target.shape, task.consumer.made, wanted, rng), target, mask)
-            z, t = _pair(task, target, found, where)
-            held = _held_out(where, target, task.consumer.made, first)
-            fit, kept_apart = sums[number]
-            sums[number] = fit + moments(z[~held], t[~held]), kept_apart + moments(z[held], t[held])
-        first += len(target)
+            where = _real(rows.positions(goal.shape, task.consumer.made, wanted, rng), goal, mask)
+            batch = _Rows(*_targets(task, goal, slim, wide, where))
+            held = _held_out(where, goal, task.consumer.made, first)
+            fit, apart = sums[number]
+            sums[number] = fit + batch.moments(~held), apart + batch.moments(held)
+        first += len(next(iter(goals.values())))
     return sums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Regressors, far and near targets of one batch."""
+
+    z: Array
+    far: Array
+    near: Array | None
+
+    def moments(self, chosen: Bools) -> Moments:
+        """Sums over some of the rows."""
+        return moments(self.z[chosen], self.far[chosen], None if self.near is None else self.near[chosen])
+
+
+def _whole(tasks: Sequence[_Task], ledger: Ledger) -> Ledger:
+    """The ledger as if the blocks that these consumers read had not been narrowed."""
+    dead = ledger.dead.copy()
+    for block in (b for t in tasks for b in t.blocks):
+        dead[block.ids] = False
+    read = {t.consumer.param for t in tasks}
+    arrays = {name: array for name, array in ledger.arrays.items() if name not in read}
+    return dataclasses.replace(ledger, dead=dead, arrays=arrays)
 
 
 def _real(where: Ints, target: Array, mask: Bools | None) -> Ints:
@@ -121,14 +159,20 @@ def _real(where: Ints, target: Array, mask: Bools | None) -> Ints:
     return where[np.asarray(mask).ravel()[where]]
 
 
-def _pair(task: _Task, target: Array, found: dict[str, Array], where: Ints) -> tuple[Array, Array]:
-    """Regressors and targets of one batch."""
+def _targets(
+    task: _Task, goal: Array, slim: Mapping[str, Array], wide: Mapping[str, Array], where: Ints
+) -> tuple[Array, Array, Array | None]:
+    """Regressors; what the dense network has less the residual that is there already; what the full layer makes."""
     consumer = task.consumer
-    z = rows.inputs(found[consumer.source], consumer, target.shape, where)
-    t = rows.outputs(target, consumer.made, where)[:, task.made] - consumer.bias[task.made]
+    z = rows.inputs(slim[consumer.source], consumer, goal.shape, where).astype(np.float32)
+    far = rows.outputs(goal, consumer.made, where)[:, task.made] - consumer.bias[task.made]
     if consumer.residual:
-        t = t - rows.outputs(found[consumer.residual], consumer.made, where)
-    return z.astype(np.float32), t.astype(np.float32)
+        far = far - rows.outputs(slim[consumer.residual], consumer.made, where)
+    if consumer.output not in wide:
+        return z, far.astype(np.float32), None
+    inside = consumer.bias[task.made] if consumer.inner else 0.0
+    near = rows.outputs(wide[consumer.output], consumer.made, where) - inside
+    return z, far.astype(np.float32), near.astype(np.float32)
 
 
 def _held_out(where: Ints, target: Array, made: int, first: int) -> Bools:
@@ -184,4 +228,11 @@ def _written(task: _Task, found: Fitted, prepared: Prepared, ledger: Ledger) -> 
 
 
 def _entry(consumer: Consumer, found: Fitted) -> Refit:
-    return Refit(node=consumer.node, weight=consumer.value, alpha=found.alpha, before=found.before, after=found.after)
+    return Refit(
+        node=consumer.node,
+        weight=consumer.value,
+        alpha=found.alpha,
+        blend=found.blend,
+        before=found.before,
+        after=found.after,
+    )

@@ -35,7 +35,7 @@ class Consumer:
         inward, outward: axes of the weight; window: of a convolution, None for a matrix.
         source: the activation it reads; axis: its channel axis.
         output: the activation it makes; made: the channel axis of that.
-        bias: what is added to the output behind it or inside, (o,) or zeros.
+        bias: what is added to the output behind it or inside, (o,) or zeros; inner: whether inside.
         total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
     """
 
@@ -51,6 +51,7 @@ class Consumer:
     output: str
     made: int
     bias: Array
+    inner: bool
     total: str
     residual: str
 
@@ -117,6 +118,7 @@ def _consumer(node: ir.Node, position: int, param: str, value: str, axes: tuple[
         output=output.name or "",
         made=1 if conv else rank - 1,
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
+        inner=bias is not None,
         total=total,
         residual=residual,
     )
