@@ -8,8 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.core import Progress, Recipe, silent
-from onnxgrail.decision import Decision, StatsFiles, decide
+from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.fidelity import Fidelity
 from onnxgrail.finish import passes, report_of, verify

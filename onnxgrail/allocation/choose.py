@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -11,9 +13,11 @@ import numpy as np
 from onnxgrail import plan
 from onnxgrail.algebra.curves import Narrow, error_curve, fluctuation
 from onnxgrail.allocation import schedules
-from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, Worth, fitted, ladder
+from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, fitted, ladder
+from onnxgrail.allocation.lagrange import lagrangian, multiplied, prices
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
+from onnxgrail.allocation.statistics import impact
 from onnxgrail.allocation.timed import fitted_to_time
 from onnxgrail.budget import Metric, Target, target_of
 from onnxgrail.calibration.dense import Dense, dense_pass
@@ -22,9 +26,8 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph import weights
 from onnxgrail.preparation import Prepared
 
-ROUNDS = 4  # prices depend on widths and widths on prices
-PRICED = 9  # widths at which a block's price is counted
 CORRECTIONS = 3
+SMALL, LARGE = 1e-6, 1e6  # bounds of shares and weights that are divided by and multiplied with
 Trial = Callable[[Mapping[str, int]], float]
 """End-to-end error of the model at these widths, on data it was not fitted to where there are enough."""
 T = TypeVar("T")
@@ -167,68 +170,68 @@ def _corrected(job: Job, metric: Metric, measure: Measure, limit: float, find: C
 
 def _validated(job: Job, metric: Metric, measure: Measure, limit: float, target: Target | None) -> Allocation:
     """Lagrangian widths, unless uniform ones within the same budget do less harm to the outputs."""
-    errors = _errors(job)
     plain = schedules.uniform(job.ladders)
-    even = _corrected(job, metric, measure, limit, lambda most: fitted(job.ladders, plain, measure, most))
-    best = _corrected(job, metric, measure, limit, lambda most: lagrangian(job.ladders, errors, measure, most))
-    if not best.reached or best.widths == even.widths:
-        return _result(job, _counted(target, measure, limit, even), even, used="uniform")
-    harm = {"global": job.trial(best.widths), "uniform": job.trial(even.widths)}
-    winner = "global" if harm["global"] < harm["uniform"] else "uniform"
-    chosen = best if winner == "global" else even
-    return _result(job, _counted(target, measure, limit, chosen), chosen, used=winner, errors=harm)
+    fits = {"uniform": _corrected(job, metric, measure, limit, lambda most: fitted(job.ladders, plain, measure, most))}
+    if fits["uniform"].reached:
+        for name, losses in _losses(job).items():
+            find = functools.partial(lagrangian, job.ladders, losses, measure)
+            fits[name] = _corrected(job, metric, measure, limit, find)
+    winner, harm = _least_harm(job, fits)
+    return _result(job, _counted(target, measure, limit, fits[winner]), fits[winner], used=winner, errors=harm)
 
 
-def _errors(job: Job) -> dict[str, Floats]:
-    """Block name -> error at each step of its ladder."""
-    curves = _evidence(job, lambda view: error_curve(view, job.narrow))
-    return {one.name: curves[one.name][np.array(one.steps)] for one in job.ladders}
+def _least_harm(job: Job, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float]]:
+    """The widths whose outputs are nearest to the original's, uniform ones where it makes no difference."""
+    usable = {name: fit for name, fit in fits.items() if fit.reached}
+    if all(fit.widths == fits["uniform"].widths for fit in usable.values()):  # also where nothing is within reach
+        return "uniform", {}
+    harm: dict[str, float] = {}
+    for name, fit in usable.items():
+        twin = next((n for n in harm if usable[n].widths == fit.widths), None)
+        harm[name] = job.trial(fit.widths) if twin is None else harm[twin]
+    return min(harm, key=lambda name: (harm[name], name != "uniform")), harm
 
 
-def lagrangian(
-    ladders: Sequence[Ladder], errors: Mapping[str, Floats], measure: Callable[[Mapping[str, int]], float], limit: float
-) -> Fit:
-    """Widths with a small sum of errors under a budget; prices are those around the widths found before."""
-    widths: Widths = {one.name: one.units for one in ladders}
-    best: tuple[float, Fit] | None = None
-    for _ in range(ROUNDS):
-        prices = {one.name: _prices(one, measure, widths) for one in ladders}
-        worth: Worth = schedules.gain(ladders, errors, prices)
-        found = fitted(ladders, schedules.lagrangian(ladders, errors, prices), measure, limit, worth)
-        harm = sum(float(errors[one.name][one.steps.index(found.widths[one.name])]) for one in ladders)
-        if best is None or harm < best[0]:
-            best = harm, found
-        if found.widths == widths:
-            break
-        widths = found.widths
-    assert best is not None
-    return best[1]
+def _losses(job: Job) -> dict[str, dict[str, Floats]]:
+    """What a block's error does to the outputs: block name -> loss at each step of its ladder, by two weightings.
 
+    The loss is −w log(1 − e): shares that get through multiply, and a block that loses nearly all is no bargain.  The
+    weight w is what halving this block alone does to the outputs, over its own error e then.  Effects that are
+    measured one by one need not add up, so a second candidate trusts them less (`global-sqrt`).
+    """
 
-def _prices(one: Ladder, measure: Callable[[Mapping[str, int]], float], widths: Widths) -> Floats:
-    """Cost of the model at each step of one block, the others as given, as a share of the narrowed model."""
-    places = np.unique(np.linspace(0, len(one.steps) - 1, PRICED).round().astype(int))
-    known = [measure(widths | {one.name: one.steps[place]}) for place in places]
-    values = np.interp(one.steps, [one.steps[place] for place in places], known)
-    return np.asarray((values - values[0]) / max(measure(widths), 1.0))
+    def read(view: View) -> tuple[Floats, float]:
+        curve = error_curve(view, job.narrow)
+        half = max(1, view.block.units // 2)
+        effect = impact(job.prepared, job.recipe, job.narrow(view, half))
+        return curve, min(effect / max(float(curve[half]), SMALL), LARGE)
+
+    found = _evidence(job, read)
+    losses: dict[str, dict[str, Floats]] = {"global": {}, "global-sqrt": {}}
+    for one in job.ladders:
+        curve, weight = found[one.name]
+        lost = -np.log(np.maximum(1 - curve[np.array(one.steps)], SMALL))
+        losses["global"][one.name] = weight * lost
+        losses["global-sqrt"][one.name] = math.sqrt(weight) * lost
+    return losses
 
 
 # ------------------------------------------------------------------------------------------------------ latency
 
 
 def _within_time(job: Job, target: Target, macs: Measure) -> Allocation:
-    watch = stopwatch(job.prepared, job.recipe)
-    if job.recipe.allocate == "global":
-        errors = _errors(job)
+    watch, asked = stopwatch(job.prepared, job.recipe), job.recipe.allocate
+    ideals = {"uniform": schedules.uniform(job.ladders)} if asked == "global" else {asked: _schedule(job, asked)}
+    if asked == "global":
         full: Widths = {one.name: one.units for one in job.ladders}
-        prices = {one.name: _prices(one, macs, full) for one in job.ladders}
-        ideal = schedules.lagrangian(job.ladders, errors, prices)
-    else:
-        ideal = _schedule(job, job.recipe.allocate)
-    found = fitted_to_time(job.ladders, ideal, watch, target)
-    budget = Budget(target=target, before=found.before, limit=found.limit, found=found.found)
-    _reachable(job, budget, found.fit)
-    return replace(_allocation(job.prepared, job.blocks, job.recipe, found.fit.widths, found.fit.ideal), budget=budget)
+        costs = {one.name: prices(one, macs, full) for one in job.ladders}
+        for name, losses in _losses(job).items():
+            ideals[name] = multiplied(job.ladders, losses, costs)
+    found = {name: fitted_to_time(job.ladders, ideal, watch, target) for name, ideal in ideals.items()}
+    used, harm = _least_harm(job, {n: t.fit for n, t in found.items()}) if asked == "global" else (asked, {})
+    best = found[used]
+    budget = Budget(target=target, before=best.before, limit=best.limit, found=best.found)
+    return _result(job, budget, best.fit, used=used, errors=harm)
 
 
 # ------------------------------------------------------------------------------------------------------ results
@@ -246,7 +249,7 @@ def _result(
     if budget is not None:
         _reachable(job, budget, fit)
     done = _allocation(job.prepared, job.blocks, job.recipe, fit.widths, fit.ideal)
-    used = used or done.used
+    used = (used or done.used).removesuffix("-sqrt")
     note = "" if used == done.asked else f"allocation {done.asked} was no better than {used}, which is used"
     return replace(done, budget=budget, used=used, errors=errors, note=note)
 

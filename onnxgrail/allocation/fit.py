@@ -19,6 +19,8 @@ Worth = Callable[[str, int, int], float]
 
 HALVINGS = 40
 SLACK = 0.002  # a budget that is spent but for this share is spent
+PROMISE = 0.01  # further below the limit than this, blocks also trade steps
+TRADES, TRADERS = 8, 64  # with more blocks than this, single steps are fine enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class Ladder:
         """The next step, None at the top."""
         place = bisect_left(self.steps, width + 1)
         return self.steps[place] if place < len(self.steps) else None
+
+    def below(self, width: int) -> int | None:
+        """The step before, None at the bottom."""
+        place = bisect_left(self.steps, width)
+        return self.steps[place - 1] if place > 0 else None
 
 
 def ladder(name: str, units: int, unit_size: int, round_to: int) -> Ladder:
@@ -103,7 +110,8 @@ def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, wo
         return (wanted[name] - width) / units[name]
 
     units = {one.name: one.units for one in ladders}
-    return Fit(spent(ladders, start, cost, limit, worth or deficit), wanted, reached=True)
+    widths = spent(ladders, start, cost, limit, worth or deficit)
+    return Fit(traded(ladders, widths, cost, limit), wanted, reached=True)
 
 
 def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, worth: Worth) -> Widths:
@@ -118,4 +126,21 @@ def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, wo
                 widths[one.name] = up
                 break
             open_ = [other for other in open_ if other is not one]  # the rest of the budget only shrinks
+    return widths
+
+
+def traded(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float) -> Widths:
+    """Widths nearer to the limit: one block goes up a step and another down, where no single step fits."""
+    widths = dict(start)
+    for _ in range(TRADES if len(ladders) <= TRADERS else 0):
+        now = cost(widths)
+        if now >= (1 - PROMISE) * limit:
+            break
+        ups = [(one.name, up) for one in ladders if (up := one.above(widths[one.name])) is not None]
+        downs = [(one.name, down) for one in ladders if (down := one.below(widths[one.name])) is not None]
+        pairs = [widths | dict([b, a]) for a in ups for b in downs if a[0] != b[0]]
+        better = [(found, n) for n, pair in enumerate(pairs) if now < (found := cost(pair)) <= limit]
+        if not better:
+            break
+        widths = pairs[max(better, key=lambda item: (item[0], -item[1]))[1]]
     return widths

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxgrail.allocation.fit import Ideal, Ladder, Worth
+from onnxgrail.allocation.fit import Ideal, Ladder
 from onnxgrail.core import Floats
 
 START = 0.5  # first ratio of the `depth` schedule as a share of the mean
-RANGE = (-10.0, 10.0)  # exponents of the multiplier that `global` searches
 
 
 def uniform(ladders: Sequence[Ladder]) -> Ideal:
@@ -61,35 +60,3 @@ def flap(ladders: Sequence[Ladder], scores: Mapping[str, Floats]) -> Ideal:
         return {one.name: float((scores[one.name] > threshold).sum()) for one in ladders}
 
     return ideal
-
-
-def lagrangian(ladders: Sequence[Ladder], errors: Mapping[str, Floats], prices: Mapping[str, Floats]) -> Ideal:
-    """Argmin over widths of error + λ price, block by block, with λ growing over twenty orders of magnitude.
-
-    Args:
-        ladders: the blocks.
-        errors: per block, the error at each of its steps.
-        prices: per block, what each of its steps costs, as a share of the whole model.
-    """
-
-    def ideal(s: float) -> dict[str, float]:
-        lam = 10.0 ** (RANGE[0] + s * (RANGE[1] - RANGE[0]))
-        found = {}
-        for one in ladders:
-            losses = errors[one.name] + lam * prices[one.name]
-            found[one.name] = float(one.steps[int(np.flatnonzero(losses <= losses.min())[-1])])
-        return found
-
-    return ideal
-
-
-def gain(ladders: Sequence[Ladder], errors: Mapping[str, Floats], prices: Mapping[str, Floats]) -> Worth:
-    """How much error a step up takes away per price."""
-    place = {one.name: {step: n for n, step in enumerate(one.steps)} for one in ladders}
-
-    def worth(name: str, width: int, up: int) -> float:
-        a, b = place[name][width], place[name][up]
-        saved = float(errors[name][a] - errors[name][b])
-        return saved / max(float(prices[name][b] - prices[name][a]), 1e-12)
-
-    return worth

@@ -11,16 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration import dense
+from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.dense import Dense
 from onnxgrail.comparison import run_both
-from onnxgrail.core import Block, Progress, Recipe
+from onnxgrail.core import Block, Change, Progress, Recipe
 from onnxgrail.fidelity import finish
+from onnxgrail.graph import weights
 from onnxgrail.graph.interface import between
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared, narrowed
 
 TRIED = 4  # feeds that judge a trial
+ALONE = 2  # feeds that show what one block does
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +43,9 @@ def known(
     """Statistics of all blocks in the original model.
 
     Args:
-        prepared, blocks, recipe: the model, what may be narrowed, the choices.
+        prepared: the model.
+        blocks: what may be narrowed.
+        recipe: the user's choices.
         files: to read them from, or to write them to.
         shared: whether they will be needed more than once in this run.
         progress: told of every feed.
@@ -81,11 +86,23 @@ def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger
     apart = -(-len(feeds) // 4) if len(feeds) > 1 else 0
     fit, judge = (feeds[:-apart], feeds[-apart:]) if apart else (feeds, feeds)
     part = dataclasses.replace(prepared, batches=dataclasses.replace(prepared.batches, feeds=fit))
-    slim = narrowed(prepared, decide(part))
+    return _distance(prepared, recipe, decide(part), dataclasses.replace(prepared.batches, feeds=judge[:TRIED]))
+
+
+def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:
+    """Mean NMSE over the outputs when nothing but this change is made, on a few feeds."""
+    nothing = weights.empty(prepared.survey)
+    ledger = weights.record(change, prepared.model, prepared.survey, nothing)
+    few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:ALONE])
+    return _distance(prepared, recipe, ledger, few)
+
+
+def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batches) -> float:
+    slim = narrowed(prepared, ledger)
     sums = run_both(
         to_bytes(prepared.model),
         to_bytes(slim),
-        dataclasses.replace(prepared.batches, feeds=judge[:TRIED]),
+        batches,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
         folder=prepared.folder,
