@@ -203,9 +203,13 @@ def _asked(model: Any) -> str:
     if budget is None:
         asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
         return f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters"
-    show = {"size": render.size, "latency": lambda ms: f"{ms:.3g} ms"}.get(budget["metric"], render.count)
+    show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
     achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
     return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return f"{render.number(value, '.3g')} ms"
 
 
 def _allocated(allocation: Any) -> list[str]:

@@ -16,7 +16,7 @@ METRICS: tuple[Metric, ...] = ("params", "macs", "size", "latency")
 _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _BYTES = {"": 1.0, "B": 1.0}
 _BYTES |= {f"{p}B": 1000.0**n for n, p in enumerate("KMGT", 1)} | {f"{p}IB": 1024.0**n for n, p in enumerate("KMGT", 1)}
-_TIMES = {"US": 1e-3, "µS": 1e-3, "MS": 1.0, "S": 1e3}
+_TIMES = {"US": 1e-3, "MS": 1.0, "S": 1e3}
 UNITS = {"params": _COUNTS, "macs": _COUNTS, "size": _BYTES, "latency": _TIMES}
 EXAMPLES = {"params": "60% or 500M", "macs": "60% or 1.2G", "size": "60% or 25MB", "latency": "60% or 8ms"}
 
@@ -54,7 +54,7 @@ def parse(metric: Metric, text: str) -> Target:
         UsageError: not a positive number with a unit of this metric, or a share above 100 %.
     """
     wanted = f"Write {EXAMPLES[metric]}"
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-zµ%]*)\s*", str(text), re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-zµμ%]*)\s*", str(text), re.IGNORECASE)
     try:
         number = float(match[1]) if match is not None else math.nan
     except ValueError:
@@ -65,7 +65,7 @@ def parse(metric: Metric, text: str) -> Target:
         if number > 100:
             raise UsageError(f"--target-{metric} {text!r} is more than all of the model", hint=wanted)
         return Target(metric=metric, text=str(text), share=number / 100, value=number)
-    unit = UNITS[metric].get(match[2].replace("μ", "µ").upper() if match[2] != "µs" else "µS")
+    unit = UNITS[metric].get(re.sub("[µμ]", "u", match[2]).upper())
     if unit is None:
         known = ", ".join(["%", *(u.lower() if metric == "latency" else u for u in UNITS[metric] if u)])
         raise UsageError(f"--target-{metric} {text!r} has no unit of {known}", hint=wanted)

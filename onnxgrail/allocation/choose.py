@@ -257,7 +257,8 @@ def _result(
 def _reachable(job: Job, budget: Budget, fit: Fit) -> None:
     if fit.reached:
         return
-    least = f"{budget.found:.4g} of {budget.before:.4g} ({budget.found / budget.before:.1%})"
+    spec = ".3g" if budget.target.metric == "latency" else ",.0f"
+    least = f"{budget.found:{spec}} of {budget.before:{spec}} ({budget.found / max(budget.before, 1e-9):.1%})"
     hint = "Ask for less, choose more --blocks" + (", or use --round-to 1" if job.recipe.round_to > 1 else "")
     raise UsageError(
         f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(job.blocks)} blocks as narrow "

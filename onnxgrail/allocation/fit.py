@@ -5,6 +5,7 @@ Pure: blocks are ladders of widths, the cost is a function.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ Worth = Callable[[str, int, int], float]
 HALVINGS = 40
 SLACK = 0.002  # a budget that is spent but for this share is spent
 PROMISE = 0.01  # further below the limit than this, blocks also trade steps
-TRADES, TRADERS = 8, 64  # with more blocks than this, single steps are fine enough
+TRADES, TRADERS = 8, 32  # with more blocks than this, single steps are fine enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,14 @@ def rounded(ladders: Sequence[Ladder], ideal: Ideal, s: float) -> Widths:
     return {one.name: one.nearest(wanted[one.name]) for one in ladders}
 
 
-def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, worth: Worth | None = None) -> Fit:
+def fitted(
+    ladders: Sequence[Ladder],
+    ideal: Ideal,
+    cost: Cost,
+    limit: float,
+    worth: Worth | None = None,
+    harm: Cost | None = None,
+) -> Fit:
     """The least narrowing whose cost is at or below `limit`, after rounding.
 
     The scalar is bisected on rounded widths and their exact cost; then blocks go up a step as long as the limit holds,
@@ -89,6 +97,7 @@ def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, wo
         cost: exact cost of widths; grows with every width.
         limit: the budget.
         worth: order in which blocks go up.
+        harm: what trades of steps between blocks must lower; without it they get nearer to the limit.
     """
     low, high = 0.0, 1.0
     if cost(rounded(ladders, ideal, low)) <= limit:
@@ -111,7 +120,15 @@ def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, wo
 
     units = {one.name: one.units for one in ladders}
     widths = spent(ladders, start, cost, limit, worth or deficit)
-    return Fit(traded(ladders, widths, cost, limit), wanted, reached=True)
+    traders = ladders if len(ladders) <= TRADERS else ()
+    for _ in range(TRADES):
+        if harm is None and cost(widths) >= (1 - PROMISE) * limit:
+            break
+        better = traded(traders, widths, cost, limit, harm)
+        if better is None:
+            break
+        widths = spent(ladders, better, cost, limit, worth or deficit)
+    return Fit(widths, wanted, reached=True)
 
 
 def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, worth: Worth) -> Widths:
@@ -129,18 +146,19 @@ def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, wo
     return widths
 
 
-def traded(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float) -> Widths:
-    """Widths nearer to the limit: one block goes up a step and another down, where no single step fits."""
-    widths = dict(start)
-    for _ in range(TRADES if len(ladders) <= TRADERS else 0):
-        now = cost(widths)
-        if now >= (1 - PROMISE) * limit:
-            break
-        ups = [(one.name, up) for one in ladders if (up := one.above(widths[one.name])) is not None]
-        downs = [(one.name, down) for one in ladders if (down := one.below(widths[one.name])) is not None]
-        pairs = [widths | dict([b, a]) for a in ups for b in downs if a[0] != b[0]]
-        better = [(found, n) for n, pair in enumerate(pairs) if now < (found := cost(pair)) <= limit]
-        if not better:
-            break
-        widths = pairs[max(better, key=lambda item: (item[0], -item[1]))[1]]
-    return widths
+def traded(
+    ladders: Sequence[Ladder], widths: Widths, cost: Cost, limit: float, harm: Cost | None = None
+) -> Widths | None:
+    """The best trade within the limit: one block goes up a step and another down; None where none helps.
+
+    Best is what does least harm, or what comes nearest to the limit.
+    """
+    ups = [(one.name, up) for one in ladders if (up := one.above(widths[one.name])) is not None]
+    downs = [(one.name, down) for one in ladders if (down := one.below(widths[one.name])) is not None]
+    score = harm or (lambda some: -cost(some))
+    best, least = None, score(widths)
+    for gains, gives in itertools.product(ups, downs):
+        pair = widths | dict([gains, gives])
+        if gains[0] != gives[0] and score(pair) < least and cost(pair) <= limit:
+            best, least = pair, score(pair)
+    return best

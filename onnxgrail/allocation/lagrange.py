@@ -18,15 +18,19 @@ def lagrangian(
     ladders: Sequence[Ladder], losses: Mapping[str, Floats], measure: Callable[[Mapping[str, int]], float], limit: float
 ) -> Fit:
     """Widths with a small sum of losses under a budget; prices are those around the widths found before."""
+
+    def harm(some: Mapping[str, int]) -> float:
+        return sum(float(losses[name][place[name][width]]) for name, width in some.items())
+
+    place = {one.name: {step: n for n, step in enumerate(one.steps)} for one in ladders}
     widths: Widths = {one.name: one.units for one in ladders}
     best: tuple[float, Fit] | None = None
     for _ in range(ROUNDS):
         costs = {one.name: prices(one, measure, widths) for one in ladders}
         worth = gain(ladders, losses, costs)
-        found = fitted(ladders, multiplied(ladders, losses, costs), measure, limit, worth)
-        harm = sum(float(losses[one.name][one.steps.index(found.widths[one.name])]) for one in ladders)
-        if best is None or harm < best[0]:
-            best = harm, found
+        found = fitted(ladders, multiplied(ladders, losses, costs), measure, limit, worth, harm)
+        if best is None or harm(found.widths) < best[0]:
+            best = harm(found.widths), found
         if found.widths == widths:
             break
         widths = found.widths

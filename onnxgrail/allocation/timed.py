@@ -52,9 +52,11 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
     if limit >= 1:
         return _timing(widths[0.0], ideal, 0.0, before, limit, 1.0, reached=True)
     for _ in range(TRIES):
-        s = _guess(shares, CLOSE * limit + (1 - CLOSE) * limit / 2)
-        if rounded(ladders, ideal, s) in widths.values():
+        tries = (_guess(shares, (1 + CLOSE) / 2 * limit), _between(shares, limit))
+        fresh = [s for s in tries if rounded(ladders, ideal, s) not in widths.values()]
+        if not fresh:
             break
+        s = fresh[0]
         shares[s] = share(s)
         if CLOSE * limit <= shares[s] <= limit:
             break
@@ -70,6 +72,13 @@ def _guess(shares: Mapping[float, float], wanted: float) -> float:
     places = sorted(shares)
     falling = np.minimum.accumulate([shares[s] for s in places])
     return float(np.interp(-wanted, -falling, places))
+
+
+def _between(shares: Mapping[float, float], limit: float) -> float:
+    """Half way between the narrowest model that is too slow and the next one."""
+    places = sorted(shares)
+    slow = max(n for n, s in enumerate(places) if n == 0 or shares[s] > limit)
+    return (places[slow] + places[min(slow + 1, len(places) - 1)]) / 2
 
 
 def _timing(

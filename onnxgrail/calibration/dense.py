@@ -133,11 +133,13 @@ def _read(
     head = json.loads(str(file["head"]))
     if head["format"] != FORMAT:
         raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Make it anew")
-    for what, key in (("model", model_key(model)), ("data", data_key(batches))):
+    for what, said, key, hint in (
+        ("model", "another model", model_key(model), "Make them anew with --save-stats"),
+        ("data", "other data", data_key(batches), "Data, --samples, --batch-size and --seed must be as they were"),
+    ):
         if head[what] != key:
             why = f"checksum {head[what][:12]}, expected {key[:12]}"
-            hint = "Data, --samples, --batch-size and --seed must be as they were" if what == "data" else ""
-            raise DataError(f"statistics {label!r} were made from another {what}: {why}", hint=hint or "Make it anew")
+            raise DataError(f"statistics {label!r} were made from {said}: {why}", hint=hint)
     places = {(e["block"], e["probe"]): (n, int(e["count"])) for n, e in enumerate(head["entries"])}
     found: dict[str, tuple[Stats, ...]] = {}
     for block in blocks:
