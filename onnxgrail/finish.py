@@ -96,21 +96,29 @@ def report_of(
 ) -> Report:
     """Everything that was done and left alone, as schema 1."""
     decided = {c.block.name: c for c in decision.changes}
+    sizes = _model(prepared, recipe, decision, slim, output)
     survey = prepared.survey
     ports = changed(prepared.model, survey, decision.ledger.dead)
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
-        model=_model(prepared, recipe, decision, slim, output),
+        model=sizes,
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
         refusals=[*survey.refusals, *decision.refusals],
         verification=verification,
         calibration=_calibration(prepared.batches, decision.changes),
         timing=timing,
         interface=ports,
-        notes=([INTERFACE] if ports else []) + ([decision.allocation.note] if decision.allocation.note else []),
+        notes=[note for note in (INTERFACE if ports else "", decision.allocation.note, _missed(sizes.budget)) if note],
         allocation=decision.allocation.entry(),
     )
+
+
+def _missed(budget: Mapping[str, Any] | None) -> str:
+    """What to say where the written file needs more than was counted, as weights beside the file may."""
+    if budget is None or budget["metric"] == "latency" or budget["achieved"] <= budget["limit"]:
+        return ""
+    return f"target missed: {budget['metric']} {budget['achieved']:,.0f} where {budget['limit']:,.0f} was the limit"
 
 
 def _calibration(batches: Batches, changes: Sequence[Change]) -> dict[str, Any] | None:
@@ -130,7 +138,7 @@ def _model(
     after = params - gone if slim is None else cost.parameters(slim)
     path = Path(prepared.source) if prepared.folder is not None else None
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
-    size = before - gone_bytes if output is None or slim is None else bytes_on_disk(slim, output)
+    size = before - gone_bytes if output is None or slim is None else _written(slim, output)
     macs = cost.macs(model, survey, ledger.dead) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
@@ -147,6 +155,13 @@ def _model(
         achieved_ratio=1 - after / params if params else 0.0,
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
+
+
+def _written(slim: ir.Model, output: Path) -> int:
+    """Bytes of the written file, and of its weights where they lie beside it."""
+    size = output.stat().st_size
+    beside = output.with_name(f"{output.name}.data")
+    return size + beside.stat().st_size if size < weight_bytes(slim) and beside.exists() else size
 
 
 def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:

@@ -259,7 +259,7 @@ def _reachable(job: Job, budget: Budget, fit: Fit) -> None:
         return
     spec = ".3g" if budget.target.metric == "latency" else ",.0f"
     least = f"{budget.found:{spec}} of {budget.before:{spec}} ({budget.found / max(budget.before, 1e-9):.1%})"
-    hint = "Ask for less, choose more --blocks" + (", or use --round-to 1" if job.recipe.round_to > 1 else "")
+    hint = "Allow more, choose more --blocks" + (", or use --round-to 1" if job.recipe.round_to > 1 else "")
     raise UsageError(
         f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(job.blocks)} blocks as narrow "
         f"as possible {least} stay",

@@ -16,6 +16,7 @@ from onnxgrail import decision, models
 from onnxgrail.calibration import latency, stream
 from onnxgrail.cli import main
 from onnxgrail.comparison import compare
+from onnxgrail.core import Refusal
 from onnxgrail.errors import NothingToCompressError
 
 from . import nets
@@ -114,6 +115,32 @@ def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "g.onnx").read_bytes() == (tmp_path / "u.onnx").read_bytes()
     held(data, "params", 0.5)
     assert plain["allocation"]["errors"] == {}
+
+
+def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove = decision.prove
+
+    def strict(model: Any, survey: Any, blocks: Any, widths: Any, *rest: Any, **options: Any) -> Any:
+        assert all(widths[b.name] == b.units // 2 for b in blocks)
+        good, _ = prove(model, survey, blocks[1:], widths, *rest, **options)
+        return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
+
+    monkeypatch.setattr(decision, "prove", strict)
+    data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="60%")
+    held(data, "params", 0.6)
+    assert data["blocks"][0]["kept"] == data["blocks"][0]["units"]
+    assert data["blocks"][0]["name"] not in {row["block"] for row in data["allocation"]["rounding"]}
+    assert "made up" in {r["reason"] for r in data["refusals"]}
+
+
+def test_a_file_that_needs_more_than_was_counted_is_owned_up_to(tmp_path: Path) -> None:
+    data = compressed(
+        DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_size="60%", save_as_external_data=True
+    )
+    budget = data["model"]["budget"]
+    assert budget["achieved"] == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert any("target missed" in note for note in data["notes"]) == (budget["achieved"] > budget["limit"])
+    assert budget["achieved"] <= 1.03 * budget["limit"]
 
 
 def test_the_same_twice(tmp_path: Path) -> None:
