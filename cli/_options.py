@@ -17,6 +17,8 @@ import click
 SELECTORS = ("wanda", "l1", "l2", "random")
 REDUCERS = ("prune", "fold")
 COMPENSATORS = ("grail", "best", "none")
+ALLOCATIONS = ("uniform", "depth", "flap", "global")
+TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
 PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
 
@@ -139,6 +141,55 @@ device_options = chain(
         "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
     ),
 )
+
+
+budget_options = chain(
+    click.option("--target-params", metavar="N", help="Instead of a ratio: parameters that may stay: 60%, 500M."),
+    click.option("--target-macs", metavar="N", help="Multiply-accumulates per sample that may stay: 60%, 1.2G."),
+    click.option("--target-size", metavar="N", help="Bytes of the file that may stay: 60%, 25MB."),
+    click.option(
+        "--target-latency", metavar="T", help="Time of one run, measured on this machine: 60%, 8ms. The widths follow."
+    ),
+    click.option(
+        "--allocate",
+        type=click.Choice(ALLOCATIONS),
+        default="uniform",
+        show_default=True,
+        help="How narrowing is spread over blocks: alike, more with depth, by standardised scores, or by measured "
+        "effect on the outputs (kept only where it beats uniform).",
+    ),
+)
+
+stats_options = chain(
+    click.option(
+        "--save-stats",
+        type=click.Path(path_type=Path),
+        metavar="FILE.npz",
+        help="Keep the statistics of the original model.",
+    ),
+    click.option(
+        "--stats",
+        type=click.Path(path_type=Path),
+        metavar="FILE.npz",
+        help="Use kept statistics: another ratio, selector or budget then needs no new pass over the original.",
+    ),
+)
+
+
+def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
+    """Of the ratio and the targets at most one is asked for; a ratio that nobody gave gives way to a target.
+
+    Raises:
+        click.UsageError: two of them are.
+    """
+    given = [f"--target-{name}" for name in TARGETS if recipe.get(f"target_{name}") is not None]
+    default = ctx.get_parameter_source("ratio") == click.core.ParameterSource.DEFAULT
+    if not default or ctx.get_parameter_source("sparsity") == click.core.ParameterSource.COMMANDLINE:
+        given.insert(0, "--ratio")
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} exclude each other: give one of them")
+    if given and given[0] != "--ratio":
+        del recipe["ratio"]
 
 
 def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:

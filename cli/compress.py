@@ -29,6 +29,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     show_default=True,
     help="Share of units to remove per block.",
 )
+@options.budget_options
 @click.option("--sparsity", type=options.ratio, metavar="R", hidden=True, help="Same as --ratio.")
 @click.option(
     "--blocks",
@@ -72,6 +73,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     show_default=True,
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
+@options.stats_options
 @options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
@@ -118,6 +120,7 @@ def compress(
 
     if target is not None and output is not None and target != output:
         raise click.UsageError("give the output once: as OUT or with --output")
+    options.only_one(click.get_current_context(), recipe)
     if sparsity is not None:
         recipe["ratio"] = sparsity
     if recipe["min_cosine"] is not None and not recipe["check"]:
@@ -178,8 +181,9 @@ def _tables(report: Any, output: Path | None) -> None:
         show = printers[row.unit]
         rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
     render.table(model["input"], ("", "before", "after", "change"), rows)
-    asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
-    click.echo(f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters")
+    click.echo(_asked(model))
+    for line in _allocated(data.get("allocation")):
+        click.echo(line)
     for line in _interface(data.get("interface", ())):
         click.echo(line)
     calibration = data.get("calibration")
@@ -191,6 +195,37 @@ def _tables(report: Any, output: Path | None) -> None:
         click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
     _outcomes(chosen)
     click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
+
+
+def _asked(model: Any) -> str:
+    """What was asked for and what came of it."""
+    budget = model.get("budget")
+    if budget is None:
+        asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
+        return f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters"
+    show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
+    achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
+    return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return f"{render.number(value, '.3g')} ms"
+
+
+def _allocated(allocation: Any) -> list[str]:
+    """How widths were spread, where that was not plain, and what rounding them cost."""
+    if not allocation:
+        return []
+    lines = []
+    if allocation["asked"] != "uniform":
+        used, errors = allocation["used"], allocation["errors"]
+        judged = ", ".join(f"{name} {error:.2e}" for name, error in errors.items() if error is not None)
+        lines.append(f"Allocation: asked {allocation['asked']}, used {used}" + (f" (NMSE {judged})" if judged else ""))
+    rounded = [row for row in allocation["rounding"] if abs(row["asked"] - row["kept"]) >= 0.5]
+    if rounded:
+        total = sum(row["params"] for row in rounded)
+        lines.append(f"Rounding: {len(rounded)} blocks, {total:+,} parameters (see --report)")
+    return lines
 
 
 def _interface(ports: Any) -> list[str]:

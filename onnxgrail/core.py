@@ -214,9 +214,17 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """The user's choices, JSON-able; the field names are the option names of the command line."""
+    """The user's choices, JSON-able; the field names are the option names of the command line.
 
-    ratio: float = 0.3
+    `ratio` is None where one of the targets rules.
+    """
+
+    ratio: float | None = 0.3
+    target_params: str | None = None
+    target_macs: str | None = None
+    target_size: str | None = None
+    target_latency: str | None = None
+    allocate: str = "uniform"
     blocks: tuple[Kind, ...] = KINDS
     include: str | None = None
     exclude: str | None = None

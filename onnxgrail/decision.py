@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +12,25 @@ import numpy as np
 
 from onnxgrail import plan
 from onnxgrail.algebra.compensate import BEST, COMPENSATORS, Compensator
+from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.allocation.choose import allocate, by_ratio, simple
+from onnxgrail.allocation.result import Allocation
+from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
+from onnxgrail.calibration.dense import Dense
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Refusal, View
+from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Refusal, Selector, View, silent
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.methods.grail import reduce_and_compensate
 from onnxgrail.order import steps
 from onnxgrail.preparation import Clock, Prepared
 from onnxgrail.sweep import Refit, sweep
+
+PROVED = 0.5  # share of each block that goes in a proof before widths are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,18 +49,25 @@ class Decision:
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
     ledger: Ledger
+    allocation: Allocation
     refits: tuple[Refit, ...] = ()
 
 
-def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress) -> Decision:
+def decide(
+    prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress, files: StatsFiles = NO_FILES
+) -> Decision:
     """Choose widths, prove that they narrow exactly, then calibrate and compensate.
 
+    Where a budget or the statistics decide, the proof comes first, at half width: blocks that fail it take no part.
+
     Raises:
-        UsageError: a name pattern is not a regular expression.
-        DataError, ModelError: activations or weights hold NaN or infinity.
+        UsageError: a name pattern is not a regular expression, or a budget is out of reach.
+        DataError, ModelError: activations or weights hold NaN or infinity, or statistics belong to something else.
     """
     chosen = plan.selected(prepared.survey.blocks, recipe)
-    kept = plan.widths(chosen, recipe)
+    allocation = by_ratio(prepared, chosen, recipe)
+    early = not simple(recipe)
+    kept = plan.widths(chosen, PROVED, 1) if early else allocation.widths
     blocks = tuple(b for b in chosen if kept[b.name] < b.units)
     refusals: tuple[Refusal, ...] = ()
     with clock.stage("prove"):
@@ -66,29 +81,65 @@ def decide(prepared: Prepared, recipe: Recipe, clock: Clock, progress: Progress)
                 providers=recipe.providers,
                 folder=prepared.folder,
             )
+    with clock.stage("measure"):
+        shared = early and recipe.allocate in ("flap", "global") and not recipe.closed_loop and _needs_data(recipe)
+        dense = known(prepared, blocks, recipe, files, shared=shared, progress=progress)
+    if early:
+        with clock.stage("allocate"):
+            allocation = allocate(
+                prepared,
+                blocks,
+                recipe,
+                dense=dense,
+                narrow=_narrow(recipe),
+                trial=lambda widths: _trial(prepared, recipe, blocks, widths),
+                progress=progress,
+            )
+        blocks = tuple(b for b in blocks if allocation.widths[b.name] < b.units)
     with clock.stage("calibrate"):
-        run = _Run(prepared, recipe, kept)
-        clock.seconds["forward"] = 0.0
-        if _needs_data(recipe):
-            clock.seconds["forward"] = _measured(run, blocks, progress)
-        else:
-            for block in blocks:
-                run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
-    refits: tuple[Refit, ...] = ()
-    if recipe.compensate == BEST and run.changes:
-        with clock.stage("fit"):
-            run.ledger, refits, seconds = sweep(prepared, recipe, run.ledger)
-            clock.seconds["forward"] += seconds
-    return Decision(chosen=chosen, changes=tuple(run.changes), refusals=refusals, ledger=run.ledger, refits=refits)
+        run = _Run(prepared, recipe, allocation.widths, dense)
+        clock.seconds["forward"] = _settled(run, blocks, progress)
+    return Decision(
+        chosen=chosen,
+        changes=tuple(run.changes),
+        refusals=refusals,
+        ledger=run.ledger,
+        allocation=allocation,
+        refits=run.refits,
+    )
+
+
+def _narrow(recipe: Recipe) -> Narrow:
+    """How a block is decided at any width, its units scored once."""
+    scores = functools.lru_cache(maxsize=1)(
+        lambda view: SELECTORS[recipe.selector](view, np.random.default_rng((recipe.seed, int(view.block.ids[0]))))
+    )
+
+    def narrow(view: View, kept: int) -> Change:
+        return _decided(view, kept, recipe, lambda one, _: scores(one))
+
+    return narrow
+
+
+def _trial(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> float:
+    """End-to-end error of the model at these widths, decided with this very recipe."""
+
+    def ledger(part: Prepared) -> Ledger:
+        run = _Run(part, recipe, widths)
+        _settled(run, [b for b in blocks if widths[b.name] < b.units], silent)
+        return run.ledger
+
+    return harm(prepared, recipe, ledger)
 
 
 class _Run:
     """The decisions so far; lives as long as one call of `decide`."""
 
-    def __init__(self, prepared: Prepared, recipe: Recipe, kept: Mapping[str, int]) -> None:
-        self.prepared, self.recipe, self.kept = prepared, recipe, kept
+    def __init__(self, prepared: Prepared, recipe: Recipe, kept: Mapping[str, int], dense: Dense | None = None) -> None:
+        self.prepared, self.recipe, self.kept, self.dense = prepared, recipe, kept, dense
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
+        self.refits: tuple[Refit, ...] = ()
 
     def weights(self, block: Block) -> tuple[Floats, ...]:
         """A block's weights as they are now."""
@@ -96,14 +147,7 @@ class _Run:
 
     def choose(self, view: View) -> Change:
         """Decide one block."""
-        return reduce_and_compensate(
-            view,
-            self.kept[view.block.name],
-            selector=SELECTORS[self.recipe.selector],
-            reducer=REDUCERS[self.recipe.reducer],
-            compensator=_compensator(self.recipe),
-            rng=np.random.default_rng((self.recipe.seed, int(view.block.ids[0]))),
-        )
+        return _decided(view, self.kept[view.block.name], self.recipe, SELECTORS[self.recipe.selector])
 
     def settle(self, change: Change) -> None:
         """Write a decision into the ledger."""
@@ -113,6 +157,31 @@ class _Run:
     def after(self, change: Change, ledger: Ledger) -> Ledger:
         """A ledger with one more decision."""
         return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
+
+
+def _decided(view: View, kept: int, recipe: Recipe, selector: Selector) -> Change:
+    """One block at one width."""
+    return reduce_and_compensate(
+        view,
+        kept,
+        selector=selector,
+        reducer=REDUCERS[recipe.reducer],
+        compensator=_compensator(recipe),
+        rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
+    )
+
+
+def _settled(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
+    """Settle every block, on statistics where some method needs them; returns seconds inside ONNX Runtime."""
+    if _needs_data(run.recipe):
+        seconds = _measured(run, blocks, progress)
+        if run.recipe.compensate == BEST and run.changes:
+            run.ledger, run.refits, more = sweep(run.prepared, run.recipe, run.ledger)
+            seconds += more
+        return seconds
+    for block in blocks:
+        run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
+    return 0.0
 
 
 def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
@@ -135,9 +204,12 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
     ) as stream:
         for step in todo:
             before = run.ledger
-            stream.advance(before, step.limit)
-            found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
-            measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
+            if run.dense is not None and not before.dead.any():
+                measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
+            else:
+                stream.advance(before, step.limit)
+                found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
+                measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
             for block, stats in zip(step.blocks, measured, strict=True):
                 view = View(block=block, weights=run.weights(block), stats=stats)
                 change = run.choose(view)

@@ -11,17 +11,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
 from onnxgrail.comparison import bytes_on_disk, run_both
 from onnxgrail.core import Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
-from onnxgrail.graph.interface import between, changed, note
-from onnxgrail.graph.model_io import LIMIT, copy, inline, weight_bytes
-from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.interface import between, changed
+from onnxgrail.graph.model_io import LIMIT, inline, weight_bytes
 from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.survey import Ledger
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
 from onnxgrail.report import (
@@ -39,14 +38,6 @@ INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
 )
-
-
-def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
-    """A copy of the model with all decisions written in."""
-    slim = copy(prepared.model)
-    apply(slim.graph, prepared.survey, ledger)
-    note(slim, changed(prepared.model, prepared.survey, ledger.dead))
-    return slim
 
 
 def verify(
@@ -105,20 +96,29 @@ def report_of(
 ) -> Report:
     """Everything that was done and left alone, as schema 1."""
     decided = {c.block.name: c for c in decision.changes}
+    sizes = _model(prepared, recipe, decision, slim, output)
     survey = prepared.survey
     ports = changed(prepared.model, survey, decision.ledger.dead)
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
-        model=_model(prepared, recipe, decision.ledger, slim, output),
+        model=sizes,
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
         refusals=[*survey.refusals, *decision.refusals],
         verification=verification,
         calibration=_calibration(prepared.batches, decision.changes),
         timing=timing,
         interface=ports,
-        notes=[INTERFACE] if ports else [],
+        notes=[note for note in (INTERFACE if ports else "", decision.allocation.note, _missed(sizes.budget)) if note],
+        allocation=decision.allocation.entry(),
     )
+
+
+def _missed(budget: Mapping[str, Any] | None) -> str:
+    """What to say where the written file needs more than was counted, as weights beside the file may."""
+    if budget is None or budget["metric"] == "latency" or budget["achieved"] <= budget["limit"]:
+        return ""
+    return f"target missed: {budget['metric']} {budget['achieved']:,.0f} where {budget['limit']:,.0f} was the limit"
 
 
 def _calibration(batches: Batches, changes: Sequence[Change]) -> dict[str, Any] | None:
@@ -130,15 +130,16 @@ def _calibration(batches: Batches, changes: Sequence[Change]) -> dict[str, Any] 
 
 
 def _model(
-    prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.Model | None, output: Path | None
+    prepared: Prepared, recipe: Recipe, decision: Decision, slim: ir.Model | None, output: Path | None
 ) -> ModelChange:
-    model, survey = prepared.model, prepared.survey
+    model, survey, ledger = prepared.model, prepared.survey, decision.ledger
     params = cost.parameters(model)
     gone, gone_bytes = cost.removed(survey, ledger.dead)
     after = params - gone if slim is None else cost.parameters(slim)
     path = Path(prepared.source) if prepared.folder is not None else None
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
-    size = before - gone_bytes if output is None or slim is None else bytes_on_disk(slim, output)
+    size = before - gone_bytes if output is None or slim is None else _written(slim, output)
+    macs = cost.macs(model, survey, ledger.dead) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
@@ -147,9 +148,31 @@ def _model(
         params_before=params,
         params_after=after,
         macs_before=cost.macs(model, survey) // prepared.samples,
-        macs_after=cost.macs(model, survey, ledger.dead) // prepared.samples,
+        macs_after=macs,
         bytes_before=before,
         bytes_after=size,
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
+        budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
+
+
+def _written(slim: ir.Model, output: Path) -> int:
+    """Bytes of the written file, and of its weights where they lie beside it."""
+    size = output.stat().st_size
+    beside = output.with_name(f"{output.name}.data")
+    return size + beside.stat().st_size if size < weight_bytes(slim) and beside.exists() else size
+
+
+def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:
+    """A target asked for and what became of it; a latency is that of the last measurement."""
+    if budget is None:
+        return None
+    metric = budget.target.metric
+    return {
+        "metric": metric,
+        "asked": budget.target.text,
+        "before": budget.before,
+        "limit": budget.limit,
+        "achieved": achieved.get(metric, budget.found),
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def inspect(
     predicted = []
     for ratio in RATIOS:
         usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
-        kept = plan.widths(usual, dataclasses.replace(recipe, ratio=ratio))
+        kept = plan.widths(usual, ratio, recipe.round_to)
         gone, saved = _gone(prepared, _dead(prepared, kept), macs)
         predicted.append(
             {

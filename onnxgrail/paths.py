@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from onnxgrail.errors import ModelError, OutputError
 
@@ -78,6 +80,15 @@ def _same(source: Path, target: Path) -> bool:
 
 
 def write_text(target: Path, text: str) -> None:
+    """Write a text file, whole or not at all.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_whole(target, lambda file: file.write(text.encode("utf-8")))
+
+
+def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file through a temporary neighbour, so that a reader never sees half of it.
 
     Raises:
@@ -86,7 +97,8 @@ def write_text(target: Path, text: str) -> None:
     check_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("wb") as file:
+            write(file)
         temporary.replace(target)
     except OSError as error:
         raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error

@@ -8,14 +8,15 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.core import Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
-from onnxgrail.errors import NothingToCompressError
+from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.fidelity import Fidelity
-from onnxgrail.finish import narrowed, passes, report_of, verify
+from onnxgrail.finish import passes, report_of, verify
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.paths import check_input, check_output, default_output
-from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
 from onnxgrail.report import Report, Verification, nothing_text
 
@@ -45,6 +46,8 @@ def compress(
     force: bool = False,
     dry_run: bool = False,
     save_as_external_data: bool = False,
+    stats: str | Path | None = None,
+    save_stats: str | Path | None = None,
     progress: Progress = silent,
     **choices: Any,
 ) -> Result:
@@ -57,6 +60,9 @@ def compress(
         force: replace an existing output.
         dry_run: decide and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.
+        stats: a file that `save_stats` wrote for the same model and data; what it holds is not measured again.
+        save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
+            selector nor budget.
         progress: called with stage, done, total.
         **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
@@ -70,8 +76,9 @@ def compress(
     prepared = prepare(model, data, recipe, clock)
     if target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT):
         _check_weights_file(prepared.model, target, force=force)
-    decision = decide(prepared, recipe, clock, progress)
-    if not decision.changes and recipe.ratio > 0:
+    files = _files(model, target, stats, save_stats, force=force)
+    decision = decide(prepared, recipe, clock, progress, files)
+    if not decision.changes and recipe.ratio != 0:
         raise _nothing(prepared, recipe, decision, clock)
     with clock.stage("narrow"):
         slim = narrowed(prepared, decision.ledger)
@@ -103,6 +110,22 @@ def _target(model: Any, output: str | Path | None, *, force: bool, dry_run: bool
     return target
 
 
+def _files(
+    model: Any, target: Path | None, stats: str | Path | None, save_stats: str | Path | None, *, force: bool
+) -> StatsFiles:
+    """Where statistics come from and go to, checked before the work starts."""
+    if stats is not None and save_stats is not None:
+        raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
+    if save_stats is not None:
+        source = Path(model) if isinstance(model, str | Path) else Path()
+        check_output(source, Path(save_stats), force=force)
+        if target is not None and target.resolve() == Path(save_stats).resolve():
+            raise UsageError(f"--save-stats {str(save_stats)!r} is the output", hint="Choose another name")
+    return StatsFiles(
+        read=None if stats is None else Path(stats), write=None if save_stats is None else Path(save_stats)
+    )
+
+
 def _check_weights_file(model: ir.Model, target: Path, *, force: bool) -> None:
     """The file beside the output that takes the weights must not be one of somebody else, least of all the input's."""
     stored = (value.const_value for value in model.graph.initializers.values())
@@ -114,7 +137,13 @@ def _check_weights_file(model: ir.Model, target: Path, *, force: bool) -> None:
 def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock) -> NothingToCompressError:
     """The error for a run without any narrowed block, with its report."""
     found, chosen = prepared.survey.blocks, decision.chosen
-    if chosen and not decision.refusals:
+    budget = decision.allocation.budget
+    if chosen and budget is not None and budget.before <= budget.limit:
+        text = (
+            f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
+            f"the model has {budget.before:.6g}"
+        )
+    elif chosen and not decision.refusals and recipe.ratio is not None:
         text = f"nothing could be compressed: ratio {recipe.ratio:g} removes no unit from any of {len(chosen)} blocks"
     elif found and not chosen:
         text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError
+
+ALLOCATIONS = ("uniform", "depth", "flap", "global")
 
 
 def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
@@ -35,9 +37,9 @@ def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
         raise UsageError(f"--{option} {text!r} is not a regular expression: {error}") from error
 
 
-def widths(blocks: Sequence[Block], recipe: Recipe) -> Mapping[str, int]:
-    """Block name -> units that stay."""
-    return {b.name: kept_units(b.units, b.unit_size, recipe.ratio, recipe.round_to) for b in blocks}
+def widths(blocks: Sequence[Block], ratio: float, round_to: int) -> dict[str, int]:
+    """Block name -> units that stay when the same share of every block goes."""
+    return {b.name: kept_units(b.units, b.unit_size, ratio, round_to) for b in blocks}
 
 
 def kept_units(units: int, unit_size: int, ratio: float, round_to: int) -> int:

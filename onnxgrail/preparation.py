@@ -19,8 +19,10 @@ from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.core import Array, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
-from onnxgrail.graph.model_io import load
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.interface import changed, note
+from onnxgrail.graph.model_io import copy, load
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
 
@@ -114,3 +116,11 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:
     if data is None:
         return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
     return read(data, signature, **common)
+
+
+def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
+    """A copy of the model with all decisions written in."""
+    slim = copy(prepared.model)
+    apply(slim.graph, prepared.survey, ledger)
+    note(slim, changed(prepared.model, prepared.survey, ledger.dead))
+    return slim

@@ -9,8 +9,10 @@ from typing import Any
 from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.budget import METRICS, target_of
 from onnxgrail.core import KINDS, Recipe
 from onnxgrail.errors import UsageError
+from onnxgrail.plan import ALLOCATIONS
 
 
 def recipe_of(choices: Mapping[str, Any]) -> Recipe:
@@ -29,13 +31,36 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         given["blocks"] = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
+    _ruled(given)
     recipe = Recipe(**given)
     _check(recipe)
     return recipe
 
 
+def _ruled(given: dict[str, Any]) -> None:
+    """Either a ratio or one target says how much goes.
+
+    Raises:
+        UsageError: both do.
+    """
+    targets = [f"target_{m}" for m in METRICS if f"target_{m}" in given]
+    if targets and "ratio" in given:
+        raise UsageError(f"{_option('ratio')} and {_option(targets[0])} exclude each other", hint="Give one of them")
+    for name in targets:
+        value = given[name]
+        given[name] = f"{value:f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    if targets:
+        given["ratio"] = None
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _check(recipe: Recipe) -> None:
-    if not 0 <= recipe.ratio < 1:
+    target_of(recipe)
+    _among("allocate", recipe.allocate, ALLOCATIONS)
+    if recipe.ratio is not None and not 0 <= recipe.ratio < 1:
         raise UsageError(
             f"ratio must be at least 0 and below 1, got {recipe.ratio:g}", hint="1 would remove everything"
         )

@@ -29,7 +29,8 @@ class ModelChange:
     """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
 
     `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
-    `asked_ratio` of the units, `achieved_ratio` of the parameters.
+    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `budget` holds metric
+    (params, macs, size in bytes, latency in milliseconds), asked (as written), before, limit and achieved.
     """
 
     input: str
@@ -42,8 +43,9 @@ class ModelChange:
     macs_after: int | None
     bytes_before: int
     bytes_after: int | None
-    asked_ratio: float
+    asked_ratio: float | None
     achieved_ratio: float
+    budget: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +149,7 @@ def make_report(
     timing: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
     interface: Sequence[Port] = (),
+    allocation: Mapping[str, Any] | None = None,
 ) -> Report:
     """Put a report together.
 
@@ -161,6 +164,7 @@ def make_report(
         timing: seconds per stage; `forward` is the time spent inside ONNX Runtime.
         notes: what the user should know.
         interface: inputs and outputs whose shapes changed.
+        allocation: how widths were spread over the blocks, and what rounding them cost.
     """
     return Report(
         data={
@@ -170,6 +174,7 @@ def make_report(
             "environment": plain(environment),
             "model": asdict(model),
             "calibration": plain(calibration) if calibration is not None else None,
+            "allocation": plain(allocation),
             "blocks": [plain(block) for block in blocks],
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),

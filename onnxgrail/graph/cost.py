@@ -63,6 +63,11 @@ def shapes(survey: Survey, dead: Bools | None) -> Shapes:
     return shape
 
 
+def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
+    """Multiply-accumulates of one node on the probe feed."""
+    return _node_macs(node, survey, shapes(survey, dead), dead)
+
+
 def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
     if node.op_type not in PRODUCTS:
         return 0
@@ -97,10 +102,11 @@ def _operand_shape(
 
 def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
     """How many weight elements and bytes go when units go, every working array counted once."""
-    return _removed(survey, survey.operands.values(), dead)
+    return removed_of(survey, survey.operands.values(), dead)
 
 
-def _removed(survey: Survey, operands: Iterable[Operand], dead: Bools) -> tuple[int, int]:
+def removed_of(survey: Survey, operands: Iterable[Operand], dead: Bools) -> tuple[int, int]:
+    """The same for some of the operands."""
     sizes: dict[str, tuple[int, int]] = {}
     for operand in operands:
         full = survey.facts.shapes[operand.value]
@@ -119,32 +125,38 @@ def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
 
     Each block looks only at the nodes and operands that it touches, so this is linear in the size of the graph.
     """
-    owner = np.zeros(survey.ids, dtype=np.int64)
-    for number, block in enumerate(survey.blocks, start=1):
-        owner[block.ids] = number
+    owner = owners(survey)
     operands: dict[int, list[Operand]] = defaultdict(list)
     for operand in survey.operands.values():
-        for number in _owners(owner, operand.units.values()):
+        for number in owned(owner, operand.units.values()):
             operands[number].append(operand)
     nodes: dict[int, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
-        for number in _owners(owner, _units(node, survey)):
+        for number in owned(owner, units_of(node, survey)):
             nodes[number].append(node)
     found = []
     for number, block in enumerate(survey.blocks, start=1):
         dead = np.zeros(survey.ids, dtype=bool)
         dead[block.ids] = True
         full, left = (sum(_node_macs(n, survey, shapes(survey, d), d) for n in nodes[number]) for d in (None, dead))
-        found.append((_removed(survey, operands[number], dead)[0], full - left))
+        found.append((removed_of(survey, operands[number], dead)[0], full - left))
     return found
 
 
-def _owners(owner: Ints, units: Iterable[Ints]) -> set[int]:
+def owners(survey: Survey) -> Ints:
+    """(ids,) number of the block that owns each unit, counted from 1; 0 where there is none."""
+    owner = np.zeros(survey.ids, dtype=np.int64)
+    for number, block in enumerate(survey.blocks, start=1):
+        owner[block.ids] = number
+    return owner
+
+
+def owned(owner: Ints, units: Iterable[Ints]) -> set[int]:
     """Numbers of the blocks whose units these are."""
     return {n for labels in units for n in np.unique(owner[labels]).tolist()} - {0}
 
 
-def _units(node: ir.Node, survey: Survey) -> list[Ints]:
+def units_of(node: ir.Node, survey: Survey) -> list[Ints]:
     """Units on the tensors and operands of a node that computes products."""
     if node.op_type not in PRODUCTS:
         return []

@@ -17,9 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 import onnxgrail
+from onnxgrail.budget import METRICS
 from onnxgrail.cli import _options, main
 from onnxgrail.core import KINDS, Recipe
 from onnxgrail.errors import DataError, UsageError
+from onnxgrail.plan import ALLOCATIONS
 from onnxgrail.report import Report
 from tests.e2e import nets
 
@@ -114,6 +116,8 @@ def test_literal_choices_equal_the_library():
     assert set(_options.REDUCERS) == set(REDUCERS)
     assert set(_options.COMPENSATORS) == set(COMPENSATORS)
     assert set(_options.BLOCKS) == set(KINDS)
+    assert _options.ALLOCATIONS == ALLOCATIONS
+    assert _options.TARGETS == METRICS
 
 
 def test_defaults_equal_the_recipe(calls):
@@ -127,6 +131,51 @@ def test_defaults_equal_the_recipe(calls):
 
 
 # -------------------------------------------------------------------------------------------------- compress
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_target_takes_the_place_of_the_ratio(calls, metric):
+    assert run("compress", "m.onnx", f"--target-{metric}", "60%", "--allocate", "depth").exit_code == 0
+    assert "ratio" not in calls[0]
+    assert (calls[0][f"target_{metric}"], calls[0]["allocate"]) == ("60%", "depth")
+    for option in ("--ratio", "--sparsity"):
+        message = usage_error("compress", "m.onnx", f"--target-{metric}", "60%", option, "0.3")
+        assert f"--ratio and --target-{metric} exclude each other" in message
+
+
+def test_statistics_files_reach_the_library(calls):
+    assert run("compress", "m.onnx", "--stats", "a.npz").exit_code == 0
+    assert run("compress", "m.onnx", "--save-stats", "b.npz").exit_code == 0
+    assert [(str(c["stats"]), str(c["save_stats"])) for c in calls] == [("a.npz", "None"), ("None", "b.npz")]
+
+
+@pytest.mark.parametrize(
+    ("metric", "numbers", "line"),
+    [
+        ("params", (1e6, 6e5, 598_765), "Target params: asked 60% = 600,000, achieved 598,765 (59.9 %)"),
+        ("size", (1e6, 6e5, 598_765), "Target size: asked 60% = 600.00 kB, achieved 598.76 kB (59.9 %)"),
+        ("latency", (10.0, 6.0, 5.87), "Target latency: asked 60% = 6 ms, achieved 5.87 ms (58.7 %)"),
+    ],
+)
+def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, line):
+    before, limit, achieved = numbers
+    budget = {"metric": metric, "asked": "60%", "before": before, "limit": limit, "achieved": achieved}
+    rounding = [{"block": "a", "units": 9, "asked": 4.4, "kept": 4, "params": -30}]
+    rounding += [
+        {"block": n, "units": 9, "asked": 4.6, "kept": k, "params": p} for n, k, p in (("b", 4, -70), ("c", 8, 1234))
+    ]
+    errors = {"uniform": 0.2, "global": 0.05}
+    shown = data(
+        model={**data()["model"], "asked_ratio": None, "budget": budget},
+        allocation={"asked": "global", "used": "global", "errors": errors, "note": "", "rounding": rounding},
+    )
+    result = SimpleNamespace(report=Report(data=shown), output=None, gates_passed=True)
+    replace_compress(monkeypatch, lambda: result)
+    text = run("compress", "m.onnx").stdout
+    assert line in text
+    assert "Ratio: " not in text
+    assert "Allocation: asked global, used global (NMSE uniform 2.00e-01, global 5.00e-02)" in text
+    assert "Rounding: 2 blocks, +1,164 parameters (see --report)" in text
 
 
 def test_options_reach_the_library(calls):

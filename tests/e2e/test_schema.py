@@ -25,13 +25,14 @@ from tests.tiny import tiny
 from . import nets
 
 FIELDS = {
-    "": "schema tool recipe environment model blocks refusals verification interface timing peak_rss_bytes",
+    "": "schema tool recipe environment model allocation blocks refusals verification interface timing peak_rss_bytes",
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
         "input output sha256_before sha256_after params_before params_after macs_before macs_after "
-        "bytes_before bytes_after asked_ratio achieved_ratio"
+        "bytes_before bytes_after asked_ratio achieved_ratio budget"
     ),
+    "allocation": "asked used errors note rounding",
     "verification": "checker ort_load outputs",
     "block": "name kind units unit_size kept exact members error outcome",
     "member": "initializer axis role kept cluster",
@@ -61,7 +62,7 @@ def has(data: dict[str, Any], name: str) -> None:
 def test_every_field_of_schema_1(tmp_path: Path) -> None:
     data, _ = report_of(nets.convnet(), nets.images(), tmp_path)
     has(data, "")
-    for name in ("tool", "environment", "model", "verification"):
+    for name in ("tool", "environment", "model", "allocation", "verification"):
         has(data[name], name)
     assert (data["schema"], data["tool"]["name"]) == (1, "onnxgrail")
     assert data["tool"]["version"] == onnxgrail.__version__

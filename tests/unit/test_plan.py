@@ -73,7 +73,7 @@ def test_more_goes_at_a_higher_ratio(units: int, round_to: int, ratios: list[flo
 
 def test_widths_by_name() -> None:
     blocks = [block("a", units=64), block("b", "heads", units=12, size=64)]
-    assert widths(blocks, Recipe(ratio=0.5)) == {"a": 32, "b": 6}
+    assert widths(blocks, 0.5, 8) == {"a": 32, "b": 6}
 
 
 def test_kinds_and_patterns_choose_blocks() -> None:

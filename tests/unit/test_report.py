@@ -134,7 +134,7 @@ def test_schema_1_is_complete_and_survives_json():
     assert set(data["environment"]) >= {"onnx", "onnxruntime", "numpy", "providers", "threads"}
     assert set(data["model"]) == {
         *("input", "output", "sha256_before", "sha256_after", "params_before", "params_after", "macs_before"),
-        *("macs_after", "bytes_before", "bytes_after", "asked_ratio", "achieved_ratio"),
+        *("macs_after", "bytes_before", "bytes_after", "asked_ratio", "achieved_ratio", "budget"),
     }
     assert data["verification"]["outputs"][0] == {"name": "y", "cosine": 0.9, "nmse": None, "max_abs": 1.0}
     assert data["recipe"]["input_shapes"] == {"x": [1, 3]}

@@ -1,0 +1,79 @@
+"""What allocation decided, for the run and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onnxgrail.budget import Target
+from onnxgrail.core import Block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """A target in numbers: what the original has, what was allowed, what the chosen widths were found to need."""
+
+    target: Target
+    before: float
+    limit: float
+    found: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounding:
+    """What rounding did to one block: width wanted, width taken, and the parameters the difference costs."""
+
+    block: str
+    units: int
+    asked: float
+    kept: int
+    params: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Allocation:
+    """Widths of blocks and how they came about.
+
+    Attributes:
+        asked, used: schedules; they differ where validation preferred uniform widths.
+        widths: block name -> units that stay.
+        rounding: one per block.
+        budget: None where a ratio ruled.
+        errors: schedule -> end-to-end error in the comparison that decided; empty where there was none.
+        note: what the user should know.
+    """
+
+    asked: str
+    used: str
+    widths: Mapping[str, int]
+    rounding: tuple[Rounding, ...]
+    budget: Budget | None = None
+    errors: Mapping[str, float] | None = None
+    note: str = ""
+
+    def entry(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "asked": self.asked,
+            "used": self.used,
+            "errors": dict(self.errors or {}),
+            "note": self.note,
+            "rounding": [asdict(row) for row in self.rounding],
+        }
+
+
+def rounding_table(
+    blocks: Sequence[Block], widths: Mapping[str, int], ideal: Mapping[str, float], params: Mapping[str, float]
+) -> tuple[Rounding, ...]:
+    """Wanted and taken widths; `params` says what one unit of each block weighs."""
+    return tuple(
+        Rounding(
+            block=b.name,
+            units=b.units,
+            asked=round(ideal[b.name], 2),
+            kept=widths[b.name],
+            params=round((widths[b.name] - ideal[b.name]) * params[b.name]),
+        )
+        for b in blocks
+    )

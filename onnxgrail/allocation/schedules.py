@@ -1,0 +1,62 @@
+"""How narrowing is spread over blocks: each schedule maps one scalar to real-valued widths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnxgrail.allocation.fit import Ideal, Ladder
+from onnxgrail.core import Floats
+
+START = 0.5  # first ratio of the `depth` schedule as a share of the mean
+
+
+def uniform(ladders: Sequence[Ladder]) -> Ideal:
+    """The same share of every block."""
+    return lambda s: {one.name: one.units * (1 - s) for one in ladders}
+
+
+def depth_ratios(number: int, mean: float) -> list[float]:
+    """Ratios that grow with the logarithm of the depth: r_i = r_0 + (r_last − r_0) log(i + 1) / log(n).
+
+    The first is half the mean, or more where the last would otherwise pass 1; the mean over blocks is `mean`.
+
+    References:
+        Ling et al. 2024 (SlimGPT), NeurIPS, arXiv:2412.18110, incremental pruning ratio; r_0 is a choice made here.
+    """
+    if number < 2:
+        return [mean] * number
+    rise = [math.log(i + 1) / math.log(number) for i in range(number)]
+    average = sum(rise) / number
+    last = min(1.0, mean * (START + (1 - START) / average))
+    first = (mean - average * last) / (1 - average)
+    return [first + (last - first) * share for share in rise]
+
+
+def depth(ladders: Sequence[Ladder]) -> Ideal:
+    """Later blocks lose more; the ladders must be in order of depth."""
+
+    def ideal(s: float) -> dict[str, float]:
+        ratios = depth_ratios(len(ladders), s)
+        return {one.name: one.units * (1 - ratio) for one, ratio in zip(ladders, ratios, strict=True)}
+
+    return ideal
+
+
+def flap(ladders: Sequence[Ladder], scores: Mapping[str, Floats]) -> Ideal:
+    """One threshold for standardised scores of all units of all blocks.
+
+    Heads need no weight of their own here: the budget counts what units really cost.
+
+    References:
+        An et al. 2024 (FLAP), AAAI, arXiv:2312.11983, adaptive structure over layers and modules.
+    """
+    pool = np.sort(np.concatenate([scores[one.name] for one in ladders]))
+
+    def ideal(s: float) -> dict[str, float]:
+        threshold = np.interp(s * (len(pool) - 1), np.arange(len(pool)), pool)
+        return {one.name: float((scores[one.name] > threshold).sum()) for one in ladders}
+
+    return ideal

@@ -1,0 +1,111 @@
+"""Statistics of the original model for a run, and the comparison that judges two sets of widths."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrail.calibration import dense
+from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.dense import Dense
+from onnxgrail.comparison import run_both
+from onnxgrail.core import Block, Change, Progress, Recipe
+from onnxgrail.fidelity import finish
+from onnxgrail.graph import weights
+from onnxgrail.graph.interface import between
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.preparation import Prepared, narrowed
+
+TRIED = 4  # feeds that judge a trial
+ALONE = 2  # feeds that show what one block does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatsFiles:
+    """Where statistics of the original model are read from and written to, if anywhere."""
+
+    read: Path | None = None
+    write: Path | None = None
+
+
+NO_FILES = StatsFiles()
+
+
+def known(
+    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, files: StatsFiles, *, shared: bool, progress: Progress
+) -> Dense | None:
+    """Statistics of all blocks in the original model.
+
+    Args:
+        prepared: the model.
+        blocks: what may be narrowed.
+        recipe: the user's choices.
+        files: to read them from, or to write them to.
+        shared: whether they will be needed more than once in this run.
+        progress: told of every feed.
+
+    Returns:
+        None where neither files nor sharing asks for them.
+
+    Raises:
+        DataError: the file belongs to another model or other data.
+        OutputError: the file cannot be written.
+    """
+    if files.read is not None:
+        return dense.load(files.read, blocks, prepared.model, prepared.batches)
+    if files.write is None and not shared:
+        return None
+    pairs = dense.dense_pass(
+        prepared.model,
+        prepared.survey,
+        prepared.batches,
+        blocks,
+        providers=recipe.providers,
+        folder=prepared.folder,
+        together=sys.maxsize,
+        progress=progress,
+    )
+    found = {block.name: stats for block, stats in pairs}
+    if files.write is not None:
+        dense.save(files.write, found, blocks, prepared.model, prepared.batches)
+    return found
+
+
+def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger]) -> float:
+    """Mean NMSE over the outputs of a narrowed model: fitted on all but the last quarter of the feeds, which judge.
+
+    A single feed has to do both.
+    """
+    feeds = prepared.batches.feeds
+    apart = -(-len(feeds) // 4) if len(feeds) > 1 else 0
+    fit, judge = (feeds[:-apart], feeds[-apart:]) if apart else (feeds, feeds)
+    part = dataclasses.replace(prepared, batches=dataclasses.replace(prepared.batches, feeds=fit))
+    return _distance(prepared, recipe, decide(part), dataclasses.replace(prepared.batches, feeds=judge[:TRIED]))
+
+
+def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:
+    """Mean NMSE over the outputs when nothing but this change is made, on a few feeds."""
+    nothing = weights.empty(prepared.survey)
+    ledger = weights.record(change, prepared.model, prepared.survey, nothing)
+    few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:ALONE])
+    return _distance(prepared, recipe, ledger, few)
+
+
+def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batches) -> float:
+    slim = narrowed(prepared, ledger)
+    sums = run_both(
+        to_bytes(prepared.model),
+        to_bytes(slim),
+        batches,
+        ports=between(prepared.model, slim),
+        providers=recipe.providers,
+        folder=prepared.folder,
+    )
+    errors = [f.nmse for f in finish(sums) if f.nmse is not None]
+    return float(np.mean(errors)) if errors and np.isfinite(errors).all() else float("inf")

@@ -1,0 +1,88 @@
+"""Widths under a latency that can only be measured, not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, rounded
+from onnxgrail.budget import Target
+
+GRID = (0.25, 0.5, 0.75)
+TRIES = 8  # further measurements
+CLOSE = 0.97  # of the limit: nearer than this is not looked for, a clock is not that exact
+NOISE = 0.01
+Stopwatch = Callable[[Mapping[str, int]], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Widths with the milliseconds of the original, allowed, and found in the last measurement."""
+
+    fit: Fit
+    before: float
+    limit: float
+    found: float
+
+
+def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch, target: Target) -> Timing:
+    """The least narrowing found whose measured latency is within the target.
+
+    A few scalars are measured, the latency in between is interpolated as a falling function, and the guess is measured
+    until it is close.  Shares of the original's latency are compared, since both are timed in turn and a machine that
+    slows down slows both.  What is chosen is measured once more, and that is the number which is reported.
+    """
+    shares: dict[float, float] = {}
+    widths: dict[float, Widths] = {}
+    originals: list[float] = []
+
+    def share(s: float) -> float:
+        widths[s] = rounded(ladders, ideal, s)
+        before, after = stopwatch(widths[s])
+        originals.append(before)
+        return after / before
+
+    shares[0.0], widths[0.0] = 1.0, rounded(ladders, ideal, 0.0)
+    for s in (*GRID, 1.0):
+        shares[s] = share(s)
+    before = float(np.median(originals))
+    limit = target.limit(before) / before
+    if limit >= 1:
+        return _timing(widths[0.0], ideal, 0.0, before, limit, 1.0, reached=True)
+    for _ in range(TRIES):
+        tries = (_guess(shares, (1 + CLOSE) / 2 * limit), _between(shares, limit))
+        fresh = [s for s in tries if rounded(ladders, ideal, s) not in widths.values()]
+        if not fresh:
+            break
+        s = fresh[0]
+        shares[s] = share(s)
+        if CLOSE * limit <= shares[s] <= limit:
+            break
+    for s in sorted(s for s, found in shares.items() if found <= limit):
+        again = share(s)
+        if again <= limit * (1 + NOISE):
+            return _timing(widths[s], ideal, s, before, limit, again, reached=True)
+    return _timing(widths[1.0], ideal, 1.0, before, limit, shares[1.0], reached=False)
+
+
+def _guess(shares: Mapping[float, float], wanted: float) -> float:
+    """Where a falling function through the measurements has the wanted value."""
+    places = sorted(shares)
+    falling = np.minimum.accumulate([shares[s] for s in places])
+    return float(np.interp(-wanted, -falling, places))
+
+
+def _between(shares: Mapping[float, float], limit: float) -> float:
+    """Half way between the narrowest model that is too slow and the next one."""
+    places = sorted(shares)
+    slow = max(n for n, s in enumerate(places) if n == 0 or shares[s] > limit)
+    return (places[slow] + places[min(slow + 1, len(places) - 1)]) / 2
+
+
+def _timing(
+    widths: Widths, ideal: Ideal, s: float, before: float, limit: float, found: float, *, reached: bool
+) -> Timing:
+    wanted = dict(ideal(s)) if 0 < s < 1 else {name: float(width) for name, width in widths.items()}
+    return Timing(Fit(widths, wanted, reached=reached), before, limit * before, found * before)

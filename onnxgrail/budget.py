@@ -1,0 +1,87 @@
+"""What may be left of a model: `60%`, `500M`, `25MB`, `8ms` as numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+
+Metric = Literal["params", "macs", "size", "latency"]
+METRICS: tuple[Metric, ...] = ("params", "macs", "size", "latency")
+
+_COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_BYTES = {"": 1.0, "B": 1.0}
+_BYTES |= {f"{p}B": 1000.0**n for n, p in enumerate("KMGT", 1)} | {f"{p}IB": 1024.0**n for n, p in enumerate("KMGT", 1)}
+_TIMES = {"US": 1e-3, "MS": 1.0, "S": 1e3}
+UNITS = {"params": _COUNTS, "macs": _COUNTS, "size": _BYTES, "latency": _TIMES}
+EXAMPLES = {"params": "60% or 500M", "macs": "60% or 1.2G", "size": "60% or 25MB", "latency": "60% or 8ms"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A budget: parameters, multiply-accumulates per sample, bytes on disk or milliseconds per run.
+
+    Attributes:
+        metric: what is counted.
+        text: as the user wrote it.
+        share: of the original that may stay, or None.
+        value: absolute limit where `share` is None.
+    """
+
+    metric: Metric
+    text: str
+    share: float | None
+    value: float
+
+    @property
+    def option(self) -> str:
+        """Name of the option that sets it."""
+        return f"--target-{self.metric}"
+
+    def limit(self, original: float) -> float:
+        """The absolute limit for a model that weighs `original`."""
+        return self.value if self.share is None else self.share * original
+
+
+def parse(metric: Metric, text: str) -> Target:
+    """A target from what the user wrote.
+
+    Raises:
+        UsageError: not a positive number with a unit of this metric, or a share above 100 %.
+    """
+    wanted = f"Write {EXAMPLES[metric]}"
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-zµμ%]*)\s*", str(text), re.IGNORECASE)
+    try:
+        number = float(match[1]) if match is not None else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not 0 < number < math.inf:
+        raise UsageError(f"--target-{metric} {text!r} is not a positive amount", hint=wanted)
+    if match[2] == "%":
+        if number > 100:
+            raise UsageError(f"--target-{metric} {text!r} is more than all of the model", hint=wanted)
+        return Target(metric=metric, text=str(text), share=number / 100, value=number)
+    unit = UNITS[metric].get(re.sub("[µμ]", "u", match[2]).upper())
+    if unit is None:
+        known = ", ".join(["%", *(u.lower() if metric == "latency" else u for u in UNITS[metric] if u)])
+        raise UsageError(f"--target-{metric} {text!r} has no unit of {known}", hint=wanted)
+    if metric != "latency" and number * unit < 1:
+        raise UsageError(f"--target-{metric} {text!r} is less than one", hint=f"For a share write {number * 100:g}%")
+    return Target(metric=metric, text=str(text), share=None, value=number * unit)
+
+
+def target_of(recipe: Recipe) -> Target | None:
+    """The recipe's one target, or None where a ratio rules.
+
+    Raises:
+        UsageError: it has several, or one that cannot be read.
+    """
+    given = [(m, text) for m in METRICS if (text := getattr(recipe, f"target_{m}")) is not None]
+    if len(given) > 1:
+        names = " and ".join(f"--target-{m}" for m, _ in given)
+        raise UsageError(f"{names} exclude each other", hint="Give one of them")
+    return parse(*given[0]) if given else None

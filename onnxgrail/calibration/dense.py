@@ -1,0 +1,162 @@
+"""Second moments of the original model's activations: collected in one pass, kept in a file, used again.
+
+They do not depend on a ratio, a selector or a budget, so a file of them saves the pass when only those change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.stream import Stream
+from onnxgrail.core import Block, Probe, Progress, Stats
+from onnxgrail.errors import DataError
+from onnxgrail.graph import weights
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Survey
+from onnxgrail.paths import write_whole
+
+Dense = Mapping[str, tuple[Stats, ...]]
+"""Block name -> statistics of its probes."""
+
+TOGETHER = 2**31  # bytes of second moments that are collected in one pass where they need not be kept
+FORMAT = 1
+
+
+def dense_pass(
+    model: ir.Model,
+    survey: Survey,
+    batches: Batches,
+    blocks: Sequence[Block],
+    *,
+    providers: Sequence[str],
+    folder: Path | None = None,
+    together: int = TOGETHER,
+    progress: Progress,
+) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
+    """Each block with the statistics of its probes in the original model.
+
+    One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
+    reads them one by one and lets them go needs no more memory than that.
+    """
+    groups = _groups(blocks, together)
+    done, total = 0, len(groups) * len(batches)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress("measuring", done, total)
+
+    with Stream(model, survey, batches, providers=providers, folder=folder) as stream:
+        for group in groups:
+            found = iter(stream.measure([p for b in group for p in b.probes], weights.empty(survey), tick))
+            yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]
+
+
+def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
+    groups: list[list[Block]] = []
+    room = 0
+    for block in blocks:
+        size = sum(8 * p.width**2 for p in block.probes)
+        if not groups or size > room:
+            groups.append([])
+            room = together
+        groups[-1].append(block)
+        room -= size
+    return groups
+
+
+def model_key(model: ir.Model) -> str:
+    """Checksum of a model with all its weights."""
+    digest = hashlib.sha256(to_bytes(model))
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            digest.update(value.const_value.tobytes())
+    return digest.hexdigest()
+
+
+def data_key(batches: Batches) -> str:
+    """Checksum of everything that is fed."""
+    digest = hashlib.sha256()
+    for feed in batches:
+        for name in sorted(feed):
+            array = np.ascontiguousarray(feed[name])
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return digest.hexdigest()
+
+
+def save(path: Path, dense: Dense, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> None:
+    """Write statistics with checksums of the model and of the data they belong to.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    entries: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    for block in blocks:
+        for probe, stats in zip(block.probes, dense[block.name], strict=True):
+            number = len(entries)
+            entries.append({"block": block.name, "probe": _name(probe), "count": stats.count})
+            arrays[f"gram{number}"], arrays[f"total{number}"] = stats.gram, stats.total
+    head = {"format": FORMAT, "model": model_key(model), "data": data_key(batches), "entries": entries}
+    arrays["head"] = np.array(json.dumps(head))
+    write_whole(path, lambda file: np.savez(file, **arrays))
+
+
+def load(path: Path, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> dict[str, tuple[Stats, ...]]:
+    """Statistics of all of `blocks` from a file that `save` wrote.
+
+    Raises:
+        DataError: not such a file, made from another model or other data, or without one of the blocks.
+    """
+    if not path.is_file():
+        raise DataError(f"no statistics file {str(path)!r}", hint="Make it with --save-stats")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return _read(file, str(path), blocks, model, batches)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{str(path)!r} holds no statistics: {error}", hint="Make it with --save-stats") from error
+
+
+def _read(
+    file: Any, label: str, blocks: Sequence[Block], model: ir.Model, batches: Batches
+) -> dict[str, tuple[Stats, ...]]:
+    head = json.loads(str(file["head"]))
+    if head["format"] != FORMAT:
+        raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Make it anew")
+    for what, said, key, hint in (
+        ("model", "another model", model_key(model), "Make them anew with --save-stats"),
+        ("data", "other data", data_key(batches), "Data, --samples, --batch-size and --seed must be as they were"),
+    ):
+        if head[what] != key:
+            why = f"checksum {head[what][:12]}, expected {key[:12]}"
+            raise DataError(f"statistics {label!r} were made from {said}: {why}", hint=hint)
+    places = {(e["block"], e["probe"]): (n, int(e["count"])) for n, e in enumerate(head["entries"])}
+    found: dict[str, tuple[Stats, ...]] = {}
+    for block in blocks:
+        some = []
+        for probe in block.probes:
+            if (block.name, _name(probe)) not in places:
+                raise DataError(
+                    f"statistics {label!r} hold nothing about block {block.name}",
+                    hint="Make the file with the same --blocks, --include, --exclude and --kv-io",
+                )
+            number, count = places[block.name, _name(probe)]
+            some.append(Stats(gram=file[f"gram{number}"], total=file[f"total{number}"], count=count))
+        found[block.name] = tuple(some)
+    return found
+
+
+def _name(probe: Probe) -> str:
+    """A probe in words and the checksum of its positions."""
+    index = hashlib.sha256(np.ascontiguousarray(probe.index).tobytes()).hexdigest()[:16]
+    return f"{probe.value} axis {probe.axis} pooled {probe.pooled} also {','.join(probe.also)} index {index}"

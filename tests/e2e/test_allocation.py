@@ -1,0 +1,241 @@
+"""Budgets on whole models: what was asked for is kept by the file that is written, and said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import onnxgrail
+from onnxgrail import decision, models
+from onnxgrail.calibration import latency, stream
+from onnxgrail.cli import main
+from onnxgrail.comparison import compare
+from onnxgrail.core import Refusal
+from onnxgrail.errors import NothingToCompressError
+
+from . import nets
+
+DIGITS, LLAMA = models.load("digits_resnet"), models.load("char_llama")
+PROMISE = 0.01
+MEASURED = {"params": "params_after", "macs": "macs_after", "size": "bytes_after"}
+
+
+def compressed(model: Path, data: Any, target: Path, **choices: Any) -> dict[str, Any]:
+    """The report of a run; few samples, since budgets do not depend on them."""
+    found: dict[str, Any] = onnxgrail.compress(model, target, data=data, samples=32, **choices).report.data
+    return found
+
+
+def held(data: dict[str, Any], metric: str, share: float) -> None:
+    """The budget is met by what the report says of the written file, and nearly spent or spent in coarse steps."""
+    model, budget = data["model"], data["model"]["budget"]
+    before = model[MEASURED[metric].replace("after", "before")]
+    assert budget["metric"] == metric
+    assert budget["before"] == pytest.approx(before, rel=1e-6)
+    assert budget["limit"] == pytest.approx(share * before, rel=1e-6)
+    assert budget["achieved"] == model[MEASURED[metric]]
+    assert model["asked_ratio"] is None
+    assert (1 - PROMISE) * budget["limit"] <= budget["achieved"] <= budget["limit"]
+    assert all(1 <= b["kept"] <= b["units"] for b in data["blocks"])
+
+
+CASES = [
+    *((DIGITS, metric, allocate) for metric in MEASURED for allocate in ("uniform", "depth", "flap")),
+    *((LLAMA, metric, "uniform") for metric in MEASURED),
+    (LLAMA, "params", "flap"),
+    (LLAMA, "macs", "depth"),
+]
+
+
+@pytest.mark.parametrize(("source", "metric", "allocate"), CASES, ids=lambda value: getattr(value, "name", value))
+def test_budgets_are_met_within_one_per_cent(source: Any, metric: str, allocate: str, tmp_path: Path) -> None:
+    share = 0.6 if source is DIGITS else 0.7
+    target = tmp_path / "o.onnx"
+    choices = {f"target_{metric}": f"{share:%}", "allocate": allocate}
+    data = compressed(source.model, source.calibration, target, **choices)
+    held(data, metric, share)
+    assert data["model"]["bytes_after"] == target.stat().st_size
+    assert data["allocation"]["used"] == allocate
+    rows = {row["block"]: row for row in data["allocation"]["rounding"]}
+    for block in data["blocks"]:
+        row = rows[block["name"]]
+        assert (row["units"], row["kept"]) == (block["units"], block["kept"])
+        assert (row["params"] > 0) == (row["kept"] > row["asked"]) or abs(row["kept"] - row["asked"]) < 0.01
+    if allocate == "depth":
+        asked = [rows[b["name"]]["asked"] / b["units"] for b in data["blocks"] if b["kind"] in ("conv", "mlp")]
+        assert asked[0] > asked[-1]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_a_small_model_without_rounding(share: float, tmp_path: Path) -> None:
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    data = compressed(tmp_path / "m.onnx", nets.vectors(), tmp_path / "o.onnx", target_params=f"{share:%}", round_to=1)
+    held(data, "params", share)
+
+
+@pytest.mark.parametrize("source", [DIGITS, LLAMA], ids=["digits", "llama"])
+def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None:
+    reports, errors = {}, {}
+    for name in ("uniform", "global"):
+        target = tmp_path / f"{name}.onnx"
+        samples = None if source is DIGITS else 32
+        result = onnxgrail.compress(
+            source.model, target, data=source.calibration, ratio=0.5, allocate=name, samples=samples
+        )
+        reports[name] = result.report.data
+        with np.load(source.heldout) as file:
+            inputs = {
+                n: file[n][:64] for n in file.files if n in ("image", "images", "x", "input", "input_ids", "pixels")
+            }
+        (output,) = compare(source.model, target, data=inputs).outputs
+        errors[name] = output.nmse
+    assert reports["global"]["model"]["macs_after"] <= reports["uniform"]["model"]["macs_after"]
+    assert reports["global"]["model"]["asked_ratio"] == 0.5
+    decided = reports["global"]["allocation"]
+    assert decided["used"] == "global"
+    assert decided["errors"]["uniform"] > min(decided["errors"].values())
+    assert errors["global"] < errors["uniform"]
+
+
+def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harm = iter((0.2, 0.3, 0.2))  # uniform, and two sets of Lagrangian widths of which one is as good
+    monkeypatch.setattr(decision, "_trial", lambda *_: next(harm))
+    choices: dict[str, Any] = {"target_params": "50%"}
+    data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "g.onnx", allocate="global", **choices)
+    plain = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "u.onnx", **choices)
+    assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("global", "uniform")
+    assert data["allocation"]["errors"] == {"uniform": 0.2, "global": 0.3, "global-sqrt": 0.2}
+    assert any("global was no better" in note for note in data["notes"])
+    assert (tmp_path / "g.onnx").read_bytes() == (tmp_path / "u.onnx").read_bytes()
+    held(data, "params", 0.5)
+    assert plain["allocation"]["errors"] == {}
+
+
+def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove = decision.prove
+
+    def strict(model: Any, survey: Any, blocks: Any, widths: Any, *rest: Any, **options: Any) -> Any:
+        assert all(widths[b.name] == b.units // 2 for b in blocks)
+        good, _ = prove(model, survey, blocks[1:], widths, *rest, **options)
+        return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
+
+    monkeypatch.setattr(decision, "prove", strict)
+    data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="60%")
+    held(data, "params", 0.6)
+    assert data["blocks"][0]["kept"] == data["blocks"][0]["units"]
+    assert data["blocks"][0]["name"] not in {row["block"] for row in data["allocation"]["rounding"]}
+    assert "made up" in {r["reason"] for r in data["refusals"]}
+
+
+def test_a_file_that_needs_more_than_was_counted_is_owned_up_to(tmp_path: Path) -> None:
+    data = compressed(
+        DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_size="60%", save_as_external_data=True
+    )
+    budget = data["model"]["budget"]
+    assert budget["achieved"] == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert any("target missed" in note for note in data["notes"]) == (budget["achieved"] > budget["limit"])
+    assert budget["achieved"] <= 1.03 * budget["limit"]
+
+
+def test_the_same_twice(tmp_path: Path) -> None:
+    for name in "ab":
+        compressed(DIGITS.model, DIGITS.calibration, tmp_path / name, target_size="60%", allocate="flap")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_latency_is_asked_measured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "SECONDS", 0.2)
+    data = compressed(LLAMA.model, LLAMA.calibration, tmp_path / "o.onnx", target_latency="70%")
+    budget = data["model"]["budget"]
+    assert budget["metric"] == "latency"
+    assert budget["limit"] == pytest.approx(0.7 * budget["before"])
+    assert 0 < budget["achieved"] <= 1.02 * budget["limit"]
+    assert all(b["kept"] % 8 == 0 for b in data["blocks"] if b["kind"] == "mlp")
+    assert data["model"]["macs_after"] < 0.95 * data["model"]["macs_before"]
+
+
+def test_a_budget_the_model_already_keeps_is_nothing_to_do(tmp_path: Path) -> None:
+    with pytest.raises(NothingToCompressError, match=r"--target-params 100% allows 221994 and the model has 221994"):
+        compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="100%")
+    assert not (tmp_path / "o.onnx").exists()
+
+
+# --------------------------------------------------------------------------------------------------- statistics
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many probes each measurement reads."""
+    seen: list[int] = []
+    measure = stream.Stream.measure
+
+    def counted(self: stream.Stream, probes: Any, *rest: Any) -> Any:
+        seen.append(len(probes))
+        return measure(self, probes, *rest)
+
+    monkeypatch.setattr(stream.Stream, "measure", counted)
+    return seen
+
+
+def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> None:
+    kept = tmp_path / "s.npz"
+    common: dict[str, Any] = {"closed_loop": False, "ratio": 0.5}
+    compressed(DIGITS.model, DIGITS.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
+    assert len(passes) == 1  # measured once, kept, and used at once
+    compressed(DIGITS.model, DIGITS.calibration, tmp_path / "b.onnx", stats=kept, **common)
+    compressed(DIGITS.model, DIGITS.calibration, tmp_path / "c.onnx", stats=kept, closed_loop=False, target_macs="40%")
+    compressed(
+        DIGITS.model, DIGITS.calibration, tmp_path / "d.onnx", stats=kept, allocate="flap", selector="l2", **common
+    )
+    assert len(passes) == 1
+    compressed(DIGITS.model, DIGITS.calibration, tmp_path / "e.onnx", **common)
+    assert len(passes) == 2
+    texts = [(tmp_path / f"{name}.onnx").read_bytes() for name in "abe"]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
+    kept = tmp_path / "s.npz"
+    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept)
+    first = len(passes)
+    assert first == 8  # all at once, then 7 blocks behind others; the first one is known
+    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "b.onnx", stats=kept)
+    assert len(passes) == first + 7
+    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "c.onnx")
+    texts = [(tmp_path / f"{name}.onnx").read_bytes() for name in "abc"]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_statistics_of_other_data_are_refused(tmp_path: Path) -> None:
+    kept = tmp_path / "s.npz"
+    common = ["compress", str(DIGITS.model), "--data", str(DIGITS.calibration), "--no-progress"]
+    done = CliRunner().invoke(main, [*common, str(tmp_path / "a.onnx"), "--samples", "16", "--save-stats", str(kept)])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(main, [*common, str(tmp_path / "b.onnx"), "--samples", "17", "--stats", str(kept)])
+    assert done.exit_code == 1
+    assert "were made from other data" in done.stderr
+    assert not (tmp_path / "b.onnx").exists()
+
+
+# ------------------------------------------------------------------------------------------------- command line
+
+
+def test_asked_and_achieved_are_printed(tmp_path: Path) -> None:
+    words = [str(DIGITS.model), str(tmp_path / "o.onnx"), "--data", str(DIGITS.calibration), "--samples", "32"]
+    report = tmp_path / "r.json"
+    options = ["--target-params", "60%", "--allocate", "flap", "--report", str(report), "--no-progress"]
+    done = CliRunner().invoke(main, ["compress", *words, *options])
+    assert done.exit_code == 0, done.output
+    data = json.loads(report.read_text())
+    achieved = data["model"]["budget"]["achieved"]
+    assert f"Target params: asked 60% = 133,196, achieved {achieved:,} (" in done.stdout
+    assert "Allocation: asked flap, used flap" in done.stdout
+    assert "Rounding: " in done.stdout
+    assert "Ratio: " not in done.stdout
+    assert (data["recipe"]["ratio"], data["recipe"]["target_params"]) == (None, "60%")

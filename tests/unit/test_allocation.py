@@ -1,0 +1,264 @@
+"""Schedules, rounding and budgets on made-up blocks whose best widths can be found by trying all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxgrail.allocation.fit import PROMISE, Fit, Ladder, fitted, ladder, rounded
+from onnxgrail.allocation.lagrange import lagrangian
+from onnxgrail.allocation.schedules import depth, depth_ratios, flap, uniform
+from onnxgrail.allocation.timed import fitted_to_time
+from onnxgrail.budget import parse
+from onnxgrail.plan import kept_units
+
+
+def linear(prices: Mapping[str, float], rest: float = 0.0) -> Any:
+    """A cost that is a sum over blocks."""
+    return lambda widths: rest + sum(prices[name] * width for name, width in widths.items())
+
+
+def chain(ladders: list[Ladder]) -> Any:
+    """Parameters of a chain of layers: each weight is cut by the blocks on both of its sides."""
+
+    def cost(widths: Mapping[str, int]) -> float:
+        row = [5, *(widths[one.name] for one in ladders), 7]
+        return float(sum(a * b for a, b in itertools.pairwise(row)))
+
+    return cost
+
+
+some_ladders = st.lists(
+    st.tuples(st.integers(2, 200), st.sampled_from([1, 4, 64]), st.sampled_from([1, 8])), min_size=1, max_size=5
+).map(lambda rows: [ladder(str(n), *row) for n, row in enumerate(rows)])
+
+
+@pytest.mark.parametrize(
+    ("units", "size", "round_to", "steps"),
+    [
+        (32, 1, 8, (8, 16, 24, 32)),
+        (20, 1, 8, (8, 16, 20)),
+        (15, 1, 8, tuple(range(1, 16))),
+        (4, 64, 8, (1, 2, 3, 4)),
+        (8, 2, 8, (4, 8)),
+        (3, 1, 1, (1, 2, 3)),
+    ],
+)
+def test_ladders(units: int, size: int, round_to: int, steps: tuple[int, ...]) -> None:
+    assert ladder("a", units, size, round_to).steps == steps
+
+
+@given(st.integers(2, 500), st.sampled_from([1, 2, 64]), st.sampled_from([1, 8]), st.floats(0.01, 0.99))
+def test_ladders_hold_what_a_ratio_keeps(units: int, size: int, round_to: int, ratio: float) -> None:
+    one = ladder("a", units, size, round_to)
+    kept = kept_units(units, size, ratio, round_to)
+    assert kept in one.steps
+    step = max(b - a for a, b in itertools.pairwise(one.steps)) if len(one.steps) > 1 else 1
+    assert abs(one.nearest(units * (1 - ratio)) - kept) <= step
+
+
+@given(some_ladders, st.floats(-1, 250))
+def test_nearest_is_nearest(ladders: list[Ladder], width: float) -> None:
+    for one in ladders:
+        assert abs(one.nearest(width) - width) == min(abs(step - width) for step in one.steps)
+        for step in one.steps:
+            up, down = one.above(step), one.below(step)
+            assert up == min((s for s in one.steps if s > step), default=None)
+            assert down == max((s for s in one.steps if s < step), default=None)
+
+
+@given(some_ladders, st.floats(0.01, 1.0), st.sampled_from(["uniform", "depth"]))
+@settings(deadline=None)
+def test_a_budget_is_met_within_one_per_cent_or_no_step_fits(ladders: list[Ladder], share: float, name: str) -> None:
+    cost = chain(ladders)
+    full = cost({one.name: one.units for one in ladders})
+    limit = share * full
+    ideal = {"uniform": uniform, "depth": depth}[name](ladders)
+    fit = fitted(ladders, ideal, cost, limit)
+    assert fit == fitted(ladders, ideal, cost, limit)
+    assert all(fit.widths[one.name] in one.steps for one in ladders)
+    assert fit.reached == (cost({one.name: one.steps[0] for one in ladders}) <= limit)
+    if not fit.reached:
+        return
+    assert cost(fit.widths) <= limit
+    if cost(fit.widths) < (1 - PROMISE) * limit:
+        for one in ladders:
+            up = one.above(fit.widths[one.name])
+            assert up is None or cost(fit.widths | {one.name: up}) > limit
+
+
+@given(some_ladders, st.floats(0.05, 1.0), st.floats(0.05, 1.0))
+@settings(deadline=None)
+def test_a_larger_budget_leaves_more(ladders: list[Ladder], a: float, b: float) -> None:
+    cost = chain(ladders)
+    full = cost({one.name: one.units for one in ladders})
+    few, many = (fitted(ladders, uniform(ladders), cost, share * full) for share in sorted((a, b)))
+    if few.reached:
+        assert many.reached
+        assert all(few.ideal[one.name] <= max(many.ideal[one.name], one.steps[0]) + 1e-6 for one in ladders)
+
+
+def test_coarse_blocks_trade_steps_where_none_fits_alone() -> None:
+    ladders = [Ladder("a", (8, 16, 24, 32)), Ladder("b", (8, 16, 24, 32))]
+    prices = {"a": 10.0, "b": 9.0}
+    fit = fitted(ladders, uniform(ladders), linear(prices), 400.0)
+    # Beside 16 and 24 (376), 24 and 16 (384), only 8 and 32 or 32 and 8 keep the number of steps.
+    assert fit.widths == {"a": 32, "b": 8}
+    assert linear(prices)(fit.widths) == 392.0
+
+
+def test_uniform_takes_the_same_share_of_each() -> None:
+    ladders = [ladder("a", 100, 1, 1), ladder("b", 1000, 1, 1)]
+    fit = fitted(ladders, uniform(ladders), linear({"a": 3.0, "b": 1.0}), 650.0)
+    assert fit.widths["a"] == pytest.approx(50, abs=1)
+    assert fit.widths["b"] == pytest.approx(500, abs=2)
+
+
+@given(st.integers(1, 60), st.floats(0.01, 0.99))
+def test_depth_ratios_rise_with_the_logarithm_and_have_the_mean(number: int, mean: float) -> None:
+    ratios = depth_ratios(number, mean)
+    assert len(ratios) == number
+    assert np.mean(ratios) == pytest.approx(mean)
+    assert all(0 < r <= 1 + 1e-9 for r in ratios)
+    assert ratios == sorted(ratios)
+    if number > 2:
+        steps = np.diff(ratios) / np.diff(np.log(np.arange(1, number + 1)))
+        np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+
+
+def test_the_first_depth_ratio_is_half_the_mean() -> None:
+    assert depth_ratios(12, 0.3)[0] == pytest.approx(0.15)
+    assert depth_ratios(12, 0.95)[-1] == 1.0  # no block can lose more than all
+
+
+def test_flap_keeps_the_highest_scores_of_all_blocks_together() -> None:
+    ladders = [ladder("a", 4, 1, 1), ladder("b", 4, 1, 1)]
+    scores = {"a": np.array([5.0, 4.0, 3.0, -1.0]), "b": np.array([2.0, 1.0, -2.0, -3.0])}
+    fit = fitted(ladders, flap(ladders, scores), linear({"a": 1.0, "b": 1.0}), 5.0)
+    assert fit.widths == {"a": 3, "b": 2}
+
+
+def test_flap_leaves_one_unit_where_all_scores_are_low() -> None:
+    ladders = [ladder("a", 4, 1, 1), ladder("b", 4, 1, 1)]
+    scores = {"a": np.arange(4.0) + 10, "b": np.arange(4.0)}
+    fit = fitted(ladders, flap(ladders, scores), linear({"a": 1.0, "b": 1.0}), 4.0)
+    assert fit.widths == {"a": 3, "b": 1}
+
+
+# -------------------------------------------------------------------------------------------------------- global
+
+
+def convex(rng: np.random.Generator, units: int) -> Any:
+    """A falling convex curve that ends at 0."""
+    drops = np.sort(rng.exponential(size=units))[::-1]
+    return np.append(np.cumsum(drops[::-1])[::-1][1:], 0.0)
+
+
+def brute(ladders: list[Ladder], losses: Mapping[str, Any], cost: Any, limit: float) -> float:
+    """The least sum of losses over all combinations of widths."""
+    names = [one.name for one in ladders]
+    best = math.inf
+    for widths in itertools.product(*(one.steps for one in ladders)):
+        if cost(dict(zip(names, widths, strict=True))) <= limit:
+            found = sum(losses[o.name][o.steps.index(w)] for o, w in zip(ladders, widths, strict=True))
+            best = min(best, found)
+    return best
+
+
+def total(ladders: list[Ladder], losses: Mapping[str, Any], fit: Fit) -> float:
+    return float(sum(losses[one.name][one.steps.index(fit.widths[one.name])] for one in ladders))
+
+
+@given(st.integers(0, 10_000), st.integers(3, 15))
+@settings(deadline=None, max_examples=60)
+def test_global_is_the_optimum_where_all_units_cost_the_same(seed: int, limit: int) -> None:
+    rng = np.random.default_rng(seed)
+    ladders = [ladder(str(n), 5, 1, 1) for n in range(3)]
+    losses = {one.name: convex(rng, 5) for one in ladders}
+    cost = linear(dict.fromkeys(losses, 1.0))
+    fit = lagrangian(ladders, losses, cost, float(limit))
+    assert cost(fit.widths) <= limit
+    assert total(ladders, losses, fit) == pytest.approx(brute(ladders, losses, cost, limit))
+
+
+@given(st.integers(0, 10_000), st.floats(0.3, 0.95))
+@settings(deadline=None, max_examples=60)
+def test_global_is_within_a_step_of_the_optimum(seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    ladders = [ladder(str(n), int(rng.integers(3, 9)), 1, 1) for n in range(3)]
+    losses = {one.name: convex(rng, one.units) for one in ladders}
+    prices = {one.name: float(rng.uniform(1, 4)) for one in ladders}
+    cost = linear(prices)
+    limit = share * cost({one.name: one.units for one in ladders})
+    fit = lagrangian(ladders, losses, cost, limit)
+    assert cost(fit.widths) <= limit
+    # Convex curves: what is lost to the optimum is at most what one step of every block that ties is worth.
+    assert total(ladders, losses, fit) <= brute(ladders, losses, cost, limit - max(prices.values())) + 1e-9
+
+
+@given(st.integers(0, 10_000), st.floats(0.2, 0.9))
+@settings(deadline=None, max_examples=40)
+def test_global_beats_uniform_on_losses_of_a_chain(seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    ladders = [ladder(str(n), int(rng.integers(8, 40)), 1, 1) for n in range(4)]
+    scale = rng.uniform(0.1, 10, 4)
+    losses = {one.name: s * convex(rng, one.units) for one, s in zip(ladders, scale, strict=True)}
+    cost = chain(ladders)
+    limit = share * cost({one.name: one.units for one in ladders})
+    fit, even = lagrangian(ladders, losses, cost, limit), fitted(ladders, uniform(ladders), cost, limit)
+    assert cost(fit.widths) <= limit
+    # Blocks that share weights make this non-convex: no optimum is promised, but far from uniform it must not fall.
+    assert total(ladders, losses, fit) <= 1.1 * total(ladders, losses, even) + 1e-9
+
+
+def test_global_leaves_blocks_alone_that_cost_nothing() -> None:
+    ladders = [ladder("a", 8, 1, 1), ladder("free", 8, 1, 1)]
+    losses = {"a": np.linspace(1, 0, 8), "free": np.linspace(1, 0, 8)}
+    fit = lagrangian(ladders, losses, linear({"a": 1.0, "free": 0.0}), 4.0)
+    assert fit.widths == {"a": 4, "free": 8}
+
+
+# ------------------------------------------------------------------------------------------------------- latency
+
+
+def watched(share: Any, calls: list[Mapping[str, int]]) -> Any:
+    def stopwatch(widths: Mapping[str, int]) -> tuple[float, float]:
+        calls.append(dict(widths))
+        return 10.0, 10.0 * share(widths)
+
+    return stopwatch
+
+
+@pytest.mark.parametrize("text", ["60%", "6ms", "3.5ms"])
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_latency_is_met_closely_and_with_few_measurements(text: str, power: float) -> None:
+    ladders = [ladder("a", 256, 1, 8), ladder("b", 512, 1, 8)]
+    calls: list[Mapping[str, int]] = []
+    share = lambda widths: 0.1 + 0.9 * (sum(widths.values()) / 768) ** power  # noqa: E731
+    found = fitted_to_time(ladders, uniform(ladders), watched(share, calls), parse("latency", text))
+    assert found.before == 10.0
+    assert found.found == pytest.approx(10 * share(found.fit.widths))
+    assert 0.9 * found.limit <= found.found <= found.limit
+    assert all(width % 8 == 0 for width in found.fit.widths.values())
+    assert len(calls) <= 14
+
+
+def test_latency_out_of_reach_and_latency_already_there() -> None:
+    ladders = [ladder("a", 64, 1, 8)]
+    share = lambda widths: 0.5 + 0.5 * widths["a"] / 64  # noqa: E731
+    assert not fitted_to_time(ladders, uniform(ladders), watched(share, []), parse("latency", "4ms")).fit.reached
+    easy = fitted_to_time(ladders, uniform(ladders), watched(share, []), parse("latency", "12ms"))
+    assert (easy.fit.reached, easy.fit.widths) == (True, {"a": 64})
+
+
+def test_ends_of_a_schedule_are_all_and_as_few_as_possible() -> None:
+    ladders = [ladder("a", 64, 1, 8)]
+    assert rounded(ladders, uniform(ladders), 0.0) == {"a": 64}
+    assert rounded(ladders, uniform(ladders), 1.0) == {"a": 8}

@@ -1,0 +1,37 @@
+"""Any widths cost what `cost` says of the units that go, and what the narrowed model has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxgrail.graph import cost
+from onnxgrail.graph.meter import Meter, dead_of
+from tests.oracle import narrowed, survey_of
+from tests.tiny import feed
+from tests.unit.test_cost import MODELS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_meter_agrees_with_the_cost_of_the_graph(name: str) -> None:
+    model = MODELS[name]
+    survey = survey_of(model, feed(model))
+    meters = {counted: Meter(model, survey, counted) for counted in ("params", "macs", "bytes")}
+    rng = np.random.default_rng(0)
+    total = cost.macs(model, survey)
+    for _ in range(6):
+        widths = {b.name: int(rng.integers(1, b.units + 1)) for b in survey.blocks}
+        dead = dead_of(survey, widths)
+        assert [int((~dead[b.ids]).sum()) for b in survey.blocks] == list(widths.values())
+        gone, size = cost.removed(survey, dead)
+        assert meters["params"].saved(widths) == gone
+        assert meters["bytes"].saved(widths) == size
+        assert meters["macs"].saved(widths) == total - cost.macs(model, survey, dead)
+        if name != "shared-bias":  # one constant becomes two
+            assert cost.parameters(model) - gone == cost.parameters(narrowed(model, survey, dead))
+        for block in survey.blocks:
+            other = widths | {block.name: block.units}
+            for meter in meters.values():
+                step = meter.near(block, widths[block.name], widths) - meter.near(block, block.units, widths)
+                assert step == meter.saved(widths) - meter.saved(other)
+    assert meters["params"].saved({}) == 0
