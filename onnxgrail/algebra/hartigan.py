@@ -15,7 +15,7 @@ SLACK = 1e-12  # gains below this share of the mean squared row are rounding
 def hartigan(rows: Floats, clusters: int, sweeps: int = 20) -> Ints:
     """The better of two partitions, improved from Ward's clusters and from the singleton fold.
 
-    So it loses neither to `ward` nor to `singletons`, and hence not to pruning one row more.
+    So it loses neither to `ward` nor to `singletons`, and hence not to pruning to one row less.
 
     Args:
         rows: (n, f).

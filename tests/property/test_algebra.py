@@ -156,7 +156,7 @@ def test_redundant_units_are_the_first_to_go(seed: int, copies: int, name: str) 
 
 @QUICK
 @given(seed=SEEDS, n=st.integers(2, 14), distinct=st.integers(1, 14), data=st.data())
-def test_folding_loses_less_than_pruning_one_row_more(seed: int, n: int, distinct: int, data: st.DataObject) -> None:
+def test_folding_loses_less_than_pruning_to_one_row_less(seed: int, n: int, distinct: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     rows = (rng.standard_normal((distinct, 3)) * 10.0 ** rng.uniform(-2, 2, (distinct, 1)))[
         rng.integers(0, distinct, n)
