@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
@@ -94,37 +95,57 @@ def _eliminated(units: int, problems: list[Quadratic], keep: int) -> Elimination
     if not problems:  # nothing ever arrived: all are equally worthless
         gone = np.arange(keep, units)[::-1]
         return Elimination(order=gone, kept=np.arange(keep), loss=np.zeros(units + 1), energy=0.0)
+    order, costs, energy = removals(units, problems, keep, repeat(1))
+    loss = np.full(units + 1, np.nan)
+    loss[keep:] = np.cumsum([0.0, *costs])[::-1]
+    return Elimination(order=order, kept=np.setdiff1d(np.arange(units), order), loss=loss, energy=energy)
+
+
+def removals(
+    units: int, problems: list[Quadratic], keep: int, batches: Iterator[int]
+) -> tuple[Ints, list[float], float]:
+    """Remove units in batches, the cheapest first, until `keep` are left.
+
+    Args:
+        units: how many there are.
+        problems: at least one.
+        keep: how many stay.
+        batches: how many units go at once, step by step; the losses of the others are exact again after each.
+
+    Returns:
+        Units in order of removal, what each alone would have cost then, and the cost of removing all of them.
+    """
     parts = [Remaining(problem) for problem in problems]
     size = max(1, PANEL // max(problem.members for problem in problems))
     order: list[int] = []
     costs: list[float] = []
     alive = np.arange(units)
+    batch = next(batches)
     while len(alive) > keep:
-        picks, panel = _panel(parts, min(size, len(alive) - keep))
-        order.extend(alive[picks])
-        costs.extend(panel)
-        alive = np.delete(alive, picks)
-    loss = np.full(units + 1, np.nan)
-    loss[keep:] = np.cumsum([0.0, *costs])[::-1]
-    energy = sum(part.energy for part in parts)
-    return Elimination(order=np.array(order, np.int64), kept=alive, loss=loss, energy=energy)
-
-
-def _panel(parts: list[Remaining], count: int) -> tuple[list[int], list[float]]:
-    """Remove `count` units one by one: their positions among those alive before, and what each cost."""
-    for part in parts:
-        part.open(count)
-    picks: list[int] = []
-    costs: list[float] = []
-    for _ in range(count):
-        cost = np.sum([part.costs() for part in parts], axis=0)
-        cost[picks] = np.inf
-        low = cost.min()
-        pick = int(np.flatnonzero(cost <= low * (1.0 + TIE))[-1])
-        picks.append(pick)
-        costs.append(float(low))
+        room = min(max(size, batch), len(alive) - keep)
         for part in parts:
-            part.remove(pick)
-    for part in parts:
-        part.close(picks)
-    return picks, costs
+            part.open(room)
+        gone: list[int] = []
+        while len(gone) < room and len(gone) + batch <= max(size, batch):
+            cost = np.sum([part.costs() for part in parts], axis=0)
+            cost[gone] = np.inf
+            picks = _cheapest(cost, min(batch, room - len(gone)))
+            gone.extend(picks)
+            costs.extend(cost[picks])
+            for part in parts:
+                part.remove(picks)
+            batch = next(batches)
+        for part in parts:
+            part.close(gone)
+        order.extend(alive[gone])
+        alive = np.delete(alive, gone)
+    return np.array(order, np.int64), costs, sum(part.energy for part in parts)
+
+
+def _cheapest(cost: Floats, count: int) -> Ints:
+    """Positions of the lowest costs, cheapest first, of equal ones the last."""
+    if count == 1:
+        low = cost.min()
+        return np.flatnonzero(cost <= low * (1.0 + TIE))[-1:]
+    backwards = np.argsort(cost[::-1], kind="stable")[:count]
+    return np.asarray(len(cost) - 1 - backwards)

@@ -40,29 +40,20 @@ class Remaining:
             return np.asarray(np.maximum(products, 0.0).ravel() / inverses.ravel())
         return np.asarray(np.maximum(np.trace(np.linalg.solve(inverses, products), axis1=1, axis2=2), 0.0))
 
-    def remove(self, unit: int) -> None:
-        """Take note that the unit at this position goes, and bring the losses up to date."""
-        m = self.members
-        row, share, half = self._note(slice(unit * m, (unit + 1) * m), m)
-        cross = outer(half, share, m)
-        self._blocks[0] -= outer(row, share, m)
-        self._blocks[1] -= cross + cross.transpose(0, 2, 1)
-        self._blocks[0][unit], self._blocks[1][unit] = np.eye(m), 0.0
-
-    def remove_together(self, units: Ints) -> None:
-        """Take note that these units go at once; losses are up to date again after `close` and `open`."""
-        self._note(features(units, self.members), len(units) * self.members)
-
-    def _note(self, own: slice | Ints, count: int) -> tuple[Floats, Floats, Floats]:
-        """Add the removal of `count` features to the pending updates."""
-        R, Q, T = self._rows[:, : self._used]
+    def remove(self, units: Ints) -> None:
+        """Take note that the units at these positions go, all at once, and bring the losses up to date."""
+        own, used = features(units, self.members), self._used
+        R, Q, T = self._rows[:, :used]
         row = self.inverse[own] - R[:, own].T @ Q
         weight = self.product[own] - T[:, own].T @ Q - Q[:, own].T @ T
-        share = row / row[:, own] if count == 1 else np.linalg.solve(row[:, own], row)
+        share = row / row[:, own] if len(own) == 1 else np.linalg.solve(row[:, own], row)
         half = weight - 0.5 * (weight[:, own] @ share)
-        self._rows[:, self._used : self._used + count] = row, share, half
-        self._used += count
-        return row, share, half
+        self._used += len(own)
+        self._rows[:, used : self._used] = row, share, half
+        cross = outer(half, share, self.members)
+        self._blocks[0] -= outer(row, share, self.members)
+        self._blocks[1] -= cross + cross.transpose(0, 2, 1)
+        self._blocks[0][units], self._blocks[1][units] = np.eye(self.members), 0.0
 
     def close(self, gone: Sequence[int] | Ints) -> None:
         """Write the pending removals into the matrices and drop the units."""
@@ -98,10 +89,10 @@ def inverse(matrix: Floats) -> Floats:
 
 
 def subtract(matrix: Floats, left: Floats, right: Floats) -> Floats:
-    """The symmetric matrix − leftᵀ right, in place."""
+    """The matrix − leftᵀ right, in place."""
     if not len(matrix):
         return matrix
-    return np.asarray(blas.dgemm(-1.0, left.T, right.T, beta=1.0, c=matrix.T, trans_b=1, overwrite_c=1).T)
+    return np.asarray(blas.dgemm(-1.0, right.T, left.T, beta=1.0, c=matrix.T, trans_b=1, overwrite_c=1).T)
 
 
 def blocks(matrix: Floats, members: int) -> Floats:
@@ -112,8 +103,8 @@ def blocks(matrix: Floats, members: int) -> Floats:
 
 
 def outer(left: Floats, right: Floats, members: int) -> Floats:
-    """Diagonal blocks of leftᵀ right for left and right (m, u·m)."""
+    """(u, m, m) diagonal blocks of leftᵀ right for left and right (c, u·m)."""
     if members == 1:
-        return (left * right).reshape(-1, 1, 1)
+        return np.asarray(np.einsum("cu,cu->u", left, right)[:, None, None])
     first, second = (rows.reshape(len(rows), -1, members).transpose(1, 0, 2) for rows in (left, right))
     return np.asarray(first.transpose(0, 2, 1) @ second)

@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxgrail.algebra.elimination import ALPHA, TIE, steadied
 from onnxgrail.algebra.quadratic import Quadratic, features
-from onnxgrail.algebra.remaining import blocks, inverse
+from onnxgrail.algebra.remaining import blocks, inverse, subtract
 from onnxgrail.core import Floats, Ints, View
 
 MOST = 100  # exchanges in one block
@@ -98,8 +98,7 @@ class _Swept:
         pivot = np.linalg.inv(self.table[own, own])
         row, value = self.table[own].copy(), self.values[own].copy()
         share, part = pivot @ row, pivot @ value
-        self.table -= row.T @ share
-        self.values -= row.T @ part
+        self.table, self.values = subtract(self.table, row, share), subtract(self.values, row, part)
         sign = 1.0 if inwards else -1.0
         self.table[own], self.table[:, own], self.values[own] = sign * share, sign * share.T, sign * part
         self.table[own, own] = -pivot

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.elimination import steadied
+from onnxgrail.algebra.elimination import removals, steadied
 from onnxgrail.algebra.quadratic import Quadratic
-from onnxgrail.algebra.remaining import Remaining
 from onnxgrail.core import Floats, View
 
 
@@ -45,21 +46,15 @@ class SlimGpt:
     def _scores(self, units: int, problems: list[Quadratic]) -> Floats:
         """Places in the order of removal."""
         scores = np.arange(units)[::-1].astype(np.float64)  # nothing ever arrived: the lower index stays
-        parts = [Remaining(problem) for problem in problems]
-        alive = np.arange(units if parts else 0)
-        single = max((part.members for part in parts), default=1) == 1
-        batch = min(max(units // 8, 1), self.largest) if single else 1
-        while len(alive):
-            batch = min(batch, len(alive))
-            for part in parts:
-                part.open(batch)
-            cost = np.sum([part.costs() for part in parts], axis=0)
-            # Sorted backwards and turned round, so that among equals the lower index goes last.
-            picks = (len(cost) - 1 - np.argsort(cost[::-1], kind="stable"))[:batch]
-            scores[alive[picks]] = units - len(alive) + np.arange(batch)
-            for part in parts:
-                part.remove_together(picks)
-                part.close(picks)
-            alive = np.delete(alive, picks)
-            batch = max(batch // 2, min(self.smallest, batch))
+        if problems:
+            single = max(problem.members for problem in problems) == 1
+            order, _, _ = removals(units, problems, 0, self._batches(units) if single else repeat(1))
+            scores[order] = np.arange(units)
         return scores
+
+    def _batches(self, units: int) -> Iterator[int]:
+        """How many units go at each step."""
+        batch = min(max(units // 8, 1), self.largest)
+        while True:
+            yield batch
+            batch = max(batch // 2, min(self.smallest, batch))
