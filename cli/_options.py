@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
-SELECTORS = ("wanda", "l1", "l2", "random")
-REDUCERS = ("prune", "fold")
+SELECTORS = ("wanda", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
+REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")

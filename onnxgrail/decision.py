@@ -229,5 +229,6 @@ def _compensator(recipe: Recipe) -> Compensator:
 
 
 def _needs_data(recipe: Recipe) -> bool:
-    selecting = REDUCERS[recipe.reducer].needs_scores and SELECTORS[recipe.selector].needs_data
-    return selecting or COMPENSATORS[recipe.compensate].needs_data
+    reducer = REDUCERS[recipe.reducer]
+    selecting = reducer.needs_scores and SELECTORS[recipe.selector].needs_data
+    return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data

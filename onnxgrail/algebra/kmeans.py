@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.algebra.narrow import mean_rows
+from onnxgrail.algebra.partitions import by_first_member
 from onnxgrail.core import Floats, Ints, Reducer
 
 PAIRWISE = 8192  # most rows for which all distances are held at once (8192² float64 are 0.5 GiB)
@@ -37,7 +38,7 @@ def kmeans(rows: Floats, clusters: int, iterations: int = 30) -> Ints:
         if np.array_equal(moved, labels):
             break
         labels = moved
-    return _by_first_member(labels)
+    return by_first_member(labels)
 
 
 def _farthest_points(rows: Floats, count: int) -> Ints:
@@ -71,11 +72,3 @@ def _filled(rows: Floats, labels: Ints, clusters: int) -> Ints:
         offsets = rows[members] - rows[members].mean(axis=0)
         filled[members[np.argmax(np.einsum("nf,nf->n", offsets, offsets))]] = empty
     return filled
-
-
-def _by_first_member(labels: Ints) -> Ints:
-    """The same clusters, numbered in the order in which they first appear."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse]

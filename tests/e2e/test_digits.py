@@ -30,6 +30,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "grail": {},
         "fold, none": {"reducer": "fold", "compensate": "none"},
         "fold, grail": {"reducer": "fold"},
+        "fold-gram, none": {"reducer": "fold-gram", "compensate": "none"},
+        "obs, grail": {"selector": "obs"},
     }.items():
         target = folder / f"{name}.onnx"
         result = onnxgrail.compress(
@@ -60,6 +62,14 @@ def test_grail_repairs_what_pruning_broke(results: dict[str, Any]) -> None:
 
 def test_grail_repairs_what_folding_broke(results: dict[str, Any]) -> None:
     assert results["fold, grail"][1] > results["fold, none"][1] + 0.1
+
+
+def test_folding_what_acts_alike_needs_less_repair(results: dict[str, Any]) -> None:
+    assert results["fold-gram, none"][1] > results["fold, none"][1] + 0.3
+
+
+def test_choosing_what_can_be_repaired_pays(results: dict[str, Any]) -> None:
+    assert results["obs, grail"][1] > results["grail"][1] + 0.03
 
 
 def test_the_report_tells_the_same(results: dict[str, Any]) -> None:

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from onnxgrail.algebra.compensate.grail import Grail
 from onnxgrail.algebra.compensate.plain import Plain
 from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.algebra.hartigan import hartigan
 from onnxgrail.algebra.kmeans import kmeans
+from onnxgrail.algebra.partitions import inertia, singletons
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.algebra.solve import ridge_solve
+from onnxgrail.algebra.ward import ward
 from onnxgrail.core import Reducer, View
 from tests.unit.algebra_builders import mlp, probe_of, view_of, weights_of
 
@@ -109,16 +112,64 @@ def test_planted_redundancy_is_recovered(seed: int, kept: int) -> None:
 
 
 @QUICK
-@given(seed=SEEDS, name=st.sampled_from(["l1", "l2", "wanda"]), members=st.integers(1, 3))
+@given(seed=SEEDS, name=st.sampled_from([n for n in SELECTORS if n != "random"]), members=st.integers(1, 3))
 def test_selectors_follow_a_permutation_of_units(seed: int, name: str, members: int) -> None:
     rng = np.random.default_rng(seed)
     view = mlp(rng, members=members)
     order = rng.permutation(8)
     features = np.arange(8 * members).reshape(8, members)[order].ravel()
-    stats = replace(view.stats[0], gram=view.stats[0].gram[np.ix_(features, features)])
+    stats = view.stats[0]
+    stats = replace(stats, gram=stats.gram[np.ix_(features, features)], total=stats.total[features])
     moved = replace(view, weights=tuple(w[order] for w in view.weights), stats=(stats,))
     here, there = (SELECTORS[name](v, rng) for v in (view, moved))
-    np.testing.assert_allclose(there, here[order], rtol=1e-12)
+    np.testing.assert_allclose(there, here[order], rtol=1e-9)
+
+
+@QUICK
+@given(
+    seed=SEEDS,
+    name=st.sampled_from([n for n in SELECTORS if n != "random"]),
+    unit=st.sampled_from([1e-4, 30.0]),
+    size=st.sampled_from([1e-3, 20.0]),
+)
+def test_selectors_rank_alike_in_any_units(seed: int, name: str, unit: float, size: float) -> None:
+    rng = np.random.default_rng(seed)
+    view = mlp(rng, members=2)
+    stats = replace(view.stats[0], gram=unit**2 * view.stats[0].gram, total=unit * view.stats[0].total)
+    scaled = replace(view, weights=tuple(size * w for w in view.weights), stats=(stats,))
+    here, there = (np.argsort(SELECTORS[name](v, rng)).tolist() for v in (view, scaled))
+    assert here == there
+
+
+@QUICK
+@given(seed=SEEDS, copies=st.integers(1, 4), name=st.sampled_from(["obs", "slimgpt"]))
+def test_redundant_units_are_the_first_to_go(seed: int, copies: int, name: str) -> None:
+    rng = np.random.default_rng(seed)
+    source = rng.permutation(np.concatenate([np.arange(5), rng.integers(0, 5, copies)]))
+    rows = np.linalg.qr(rng.standard_normal((40, 5))).Q[:, source]
+    view = view_of([("consumer", rng.uniform(1.0, 2.0, (len(source), 1, 3)))], [rows])
+    kept = REDUCERS["prune"](view, 5, SELECTORS[name](view, rng), rng).kept
+    assert sorted(source[kept].tolist()) == [0, 1, 2, 3, 4]
+    error = Grail(alpha=0.0)(view, Reducer(kept=kept)).error.compensated
+    assert error == pytest.approx(0.0, abs=1e-12)
+
+
+@QUICK
+@given(seed=SEEDS, n=st.integers(2, 14), distinct=st.integers(1, 14), data=st.data())
+def test_folding_loses_less_than_pruning_to_one_row_less(seed: int, n: int, distinct: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (rng.standard_normal((distinct, 3)) * 10.0 ** rng.uniform(-2, 2, (distinct, 1)))[
+        rng.integers(0, distinct, n)
+    ]
+    clusters = data.draw(st.integers(1, n))
+    norms = np.sort(np.square(rows).sum(axis=1))
+    pruned = float(norms[: n - clusters + 1].sum())
+    single, best = singletons(rows, clusters), hartigan(rows, clusters)
+    assert sorted(set(best.tolist())) == list(range(clusters))
+    slack = 1e-12 * float(norms.sum())
+    assert inertia(rows, best) <= inertia(rows, ward(rows, clusters)) + slack
+    assert inertia(rows, best) <= inertia(rows, single) + slack
+    assert inertia(rows, single) <= pruned + slack
 
 
 @QUICK

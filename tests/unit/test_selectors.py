@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from onnxgrail.algebra.selectors import SELECTORS
-from onnxgrail.core import Role, View
+from onnxgrail.algebra.selectors.flap import Flap, Metric, standardised
+from onnxgrail.algebra.selectors.gram import leverage
+from onnxgrail.core import Floats, Role, View
 from onnxgrail.errors import UsageError
 from tests.unit.algebra_builders import mlp, view_of
 
@@ -54,10 +59,89 @@ def test_wanda_ranks_silent_channels_last(rng: np.random.Generator) -> None:
     assert np.argmin(SELECTORS["wanda"](view, rng)) == 1
 
 
-def test_wanda_without_data_says_so(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("name", [name for name, selector in SELECTORS.items() if selector.needs_data])
+def test_without_data_they_say_so(name: str, rng: np.random.Generator) -> None:
     view = view_of([("consumer", np.ones((3, 1, 2)))])
     with pytest.raises(UsageError, match=r"'block' has no activation statistics.*l2"):
-        SELECTORS["wanda"](view, rng)
+        SELECTORS[name](view, rng)
+
+
+def activations(rng: np.random.Generator) -> tuple[View, list[Floats], list[Floats]]:
+    """Two consumers of heads of 2 features and one of a pooled probe, with the rows and weights behind them."""
+    rows = [rng.standard_normal((20, 6)) + 1.0, rng.standard_normal((30, 3)) * 3.0 - 0.5]
+    weights = [rng.standard_normal((3, 2, r)) for r in (4, 2, 5)]
+    view = view_of([("consumer", w) for w in weights], rows, feeds=[0, 0, 1], pooled=[False, True], kind="heads")
+    return view, rows, weights
+
+
+def flap_by_loops(metric: str, rows: list[Floats], weights: list[Floats]) -> Floats:
+    """Each feature (3, 2) on its own, summed over consumers."""
+    want = np.zeros((3, 2))
+    for u in range(3):
+        for m in range(2):
+            for number, weight in enumerate(weights):
+                x = rows[0][:, 2 * u + m] if number < 2 else rows[1][:, u]
+                w = weight[u, m] if number < 2 else weight[u].ravel()
+                if metric == "wifv":
+                    want[u, m] += np.mean((x - x.mean()) ** 2) * np.sum(w**2)
+                elif metric == "wifn":
+                    want[u, m] += np.sqrt(np.mean(x**2)) * np.mean(np.abs(w))
+                elif number != 1:  # two consumers of one activation see one variance
+                    want[u, m] += np.mean((x - x.mean()) ** 2)
+    return want
+
+
+@pytest.mark.parametrize("metric", get_args(Metric))
+def test_flap_from_the_definition(metric: Metric, rng: np.random.Generator) -> None:
+    view, rows, weights = activations(rng)
+    want = flap_by_loops(metric, rows, weights)
+    np.testing.assert_allclose(Flap(metric=metric)(view, rng), want.mean(axis=1))
+    np.testing.assert_allclose(
+        standardised(view, metric), ((want - want.mean()) / want.std(ddof=1)).mean(axis=1), atol=1e-14
+    )
+
+
+def test_flap_does_not_mind_what_is_always_there(rng: np.random.Generator) -> None:
+    rows = np.column_stack([np.full(9, 100.0), rng.standard_normal(9), rng.standard_normal(9)])
+    view = view_of([("consumer", np.ones((3, 1, 2)))], [rows])
+    assert np.argmin(SELECTORS["flap"](view, rng)) == 0
+    assert np.argmax(SELECTORS["wanda"](view, rng)) == 0
+
+
+def test_standardised_scores_can_be_compared_between_blocks(rng: np.random.Generator) -> None:
+    view, *_ = activations(rng)
+    large = replace(view, weights=tuple(1e3 * w for w in view.weights))
+    np.testing.assert_allclose(standardised(large), standardised(view), rtol=1e-9)
+    flat = view_of([("consumer", np.ones((3, 1, 2)))], [np.zeros((5, 3))])
+    assert standardised(flat).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_leverage_from_the_definition(rng: np.random.Generator) -> None:
+    view, rows, _ = activations(rng)
+    want = np.zeros(3)
+    for x, members in zip(rows, (2, 1), strict=True):
+        G = x.T @ x
+        hat = G @ np.linalg.inv(G + np.trace(G) / len(G) * np.eye(len(G)))
+        for u in range(3):
+            want[u] += np.trace(hat[u * members : (u + 1) * members, u * members : (u + 1) * members])
+    np.testing.assert_allclose(SELECTORS["gram"](view, rng), want)
+    single = leverage(rows[0].T @ rows[0], 1e-9)
+    np.testing.assert_allclose(single, 1.0, atol=1e-6)  # nothing is redundant, and the ridge hides nothing
+
+
+def test_leverage_of_a_copy_is_shared(rng: np.random.Generator) -> None:
+    x = np.linalg.qr(rng.standard_normal((30, 3))).Q
+    got = leverage((G := x[:, [0, 1, 2, 2]]).T @ G, 1e-6)
+    np.testing.assert_allclose(got, [1.0, 1.0, 0.5, 0.5], atol=1e-5)
+
+
+def test_key_value_groups_add_up_all_their_features(rng: np.random.Generator) -> None:
+    view = mlp(rng, units=3, members=8)  # 2 query heads of 4 features each per key-value head
+    heads = view_of([("consumer", view.weights[2].reshape(6, 4, 5))], [np.zeros((1, 24))])
+    heads = replace(heads, stats=view.stats)
+    for name, together in (("wanda", np.sum), ("gram", np.sum), ("flap", np.mean)):
+        single = SELECTORS[name](heads, rng).reshape(3, 2)
+        np.testing.assert_allclose(SELECTORS[name](view, rng), together(single, axis=1))
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -81,9 +165,9 @@ def test_random_follows_the_generator() -> None:
     assert not np.array_equal(scores[0], scores[1])
 
 
-def test_only_wanda_asks_for_data(rng: np.random.Generator) -> None:
+def test_who_asks_for_data(rng: np.random.Generator) -> None:
     needy = {name for name, selector in SELECTORS.items() if selector.needs_data}
-    assert needy == {"wanda"}
+    assert needy == {"wanda", "flap", "gram", "obs", "slimgpt"}
     without = view_of([("producer", np.ones((3, 1, 2))), ("consumer", np.ones((3, 1, 2)))])
     for name in set(SELECTORS) - needy:
         assert SELECTORS[name](without, rng).shape == (3,)

@@ -6,9 +6,13 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from onnxgrail.algebra.selectors.flap import Flap
+from onnxgrail.algebra.selectors.gram import Gram
 from onnxgrail.algebra.selectors.l1 import L1
 from onnxgrail.algebra.selectors.l2 import L2
+from onnxgrail.algebra.selectors.obs import Obs
 from onnxgrail.algebra.selectors.random import Random
+from onnxgrail.algebra.selectors.slimgpt import SlimGpt
 from onnxgrail.algebra.selectors.wanda import Wanda
 from onnxgrail.core import Floats, View
 
@@ -27,5 +31,9 @@ SELECTORS: dict[str, Scorer] = {
     "l1": L1(),
     "l2": L2(),
     "wanda": Wanda(),
+    "flap": Flap(),
+    "gram": Gram(),
+    "obs": Obs(),
+    "slimgpt": SlimGpt(),
     "random": Random(),
 }
