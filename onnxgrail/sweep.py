@@ -75,7 +75,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
         Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]
     ):
         for _, group in groupby(todo, key=lambda t: t.consumer.source):
-            tasks = list(group)
+            tasks = [_reachable(t, narrow.position) for t in group]
             limit = min(t.start for t in tasks)
             dense.advance(untouched, limit)
             narrow.advance(ledger, limit)
@@ -103,6 +103,11 @@ def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger) -> _Task | Non
     inner = all(b.kind != "stream" for b in blocks)
     start = min(b.span[0] for b in blocks) if inner else consumer.position
     return _Task(consumer=consumer, kept=kept, made=made, features=features, blocks=blocks, start=start)
+
+
+def _reachable(task: _Task, position: int) -> _Task:
+    """The task, measured from its own consumer on where its blocks begin behind what the stream has left."""
+    return task if task.start >= position else dataclasses.replace(task, start=task.consumer.position)
 
 
 def _measured(

@@ -40,7 +40,7 @@ class Stream:
         self._model, self._survey = model, survey
         self._providers, self._folder = tuple(providers), folder
         self._lives = lives(model, survey.facts, effort(model, survey))
-        self._position = 0
+        self.position = 0  # of the first node that is still to come
         feeds = list(batches)
         self._masks = [padding_mask(feed) for feed in feeds]
         self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
@@ -58,9 +58,9 @@ class Stream:
 
         Every node before `limit` must be final: no block that is still to be decided touches it.
         """
-        if limit <= self._position:
+        if limit <= self.position:
             return
-        target = self._lives.best(self._position, limit)
+        target = self._lives.best(self.position, limit)
         keep = self._lives.at(target)
         fresh = [name for name in keep if name not in self._cache[0]]
         if fresh:
@@ -70,7 +70,7 @@ class Stream:
             self._dead.update(dict.fromkeys(fresh, ledger.dead))
         alive = set(keep)
         self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
-        self._position = target
+        self.position = target
 
     @property
     def masks(self) -> Sequence[Bools | None]:

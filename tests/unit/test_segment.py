@@ -13,7 +13,7 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.segment import cut
 from onnxgrail.graph.serial import to_bytes
 from tests.oracle import run
-from tests.tiny import cnn, feed, mlp
+from tests.tiny import cnn, feed, ints, mlp, tiny
 
 
 @pytest.mark.parametrize("model", [mlp(3), cnn()], ids=["mlp", "cnn"])
@@ -52,3 +52,19 @@ def test_inputs_that_do_not_determine_the_outputs() -> None:
     model = mlp(2)
     with pytest.raises(ValueError):  # noqa: PT011  the message is onnx_ir's
         cut(model, ["r1"], ["y"], observe(model, feed(model)))
+
+
+def test_a_target_shape_that_is_an_input_of_a_piece_keeps_its_length() -> None:
+    """The runtime refuses a Resize whose sizes might be of any number."""
+    model = tiny(
+        "float[N,3,4,4] x => float[] y",
+        "h = Conv(x, w)\ns = Shape(x)\nb = Slice(s, zero, one)\nsizes = Concat<axis=0>(b, rest)\nr = Relu(h)\n"
+        "y = Resize(r, , , sizes)",
+        {"w": (8, 3, 1, 1), "zero": ints(0), "one": ints(1), "rest": ints(8, 6, 6)},
+        recorded=False,
+    )
+    arrays = feed(model)
+    facts = observe(model, arrays)
+    piece = cut(model, ["r", "sizes"], ["y"], facts)
+    values = {"r": np.zeros(facts.shapes["r"], np.float32), "sizes": facts.values["sizes"]}
+    assert run(to_bytes(piece), values)["y"].shape == (3, 8, 6, 6)
