@@ -114,7 +114,8 @@ def _measured(
     tasks: Sequence[_Task], dense: Stream, narrow: Stream, untouched: Ledger, ledger: Ledger, recipe: Recipe
 ) -> list[tuple[Moments, Moments]]:
     """Sums over fitted and over held-out rows, per task."""
-    near = all(t.start < t.consumer.position for t in tasks)
+    read = np.concatenate([b.ids for t in tasks for b in t.blocks])
+    near = all(t.start < t.consumer.position for t in tasks) and not narrow.has_lost(read)
     sums = [(zero_moments(t.features, int(t.made.sum()), near=near),) * 2 for t in tasks]
     rng = np.random.default_rng(recipe.seed)
     targets = dense.record([t.consumer.total or t.consumer.output for t in tasks], untouched)

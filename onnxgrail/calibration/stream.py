@@ -77,6 +77,17 @@ class Stream:
         """Per batch, which (sample, token) positions are real; None where all are."""
         return self._masks
 
+    def has_lost(self, ids: Ints) -> bool:
+        """Whether a cached tensor was computed without some of these units: they cannot come back behind it."""
+        gone = np.zeros(self._survey.ids, dtype=bool)
+        gone[ids] = True
+        return any(
+            (gone & dead)[mark.labels].any()
+            for name, dead in self._dead.items()
+            if name in self._cache[0]
+            for mark in self._survey.marks.get(name, ())
+        )
+
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
         beyond = [n for n in names if n not in self._cache[0]]
