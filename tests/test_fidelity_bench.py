@@ -97,6 +97,12 @@ def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
     assert {m.name for m in methods.chosen(["l1", "fold/none"])} >= {"l1/none", "l1/grail-open", "fold/none"}
 
 
+def test_what_is_missing_altogether_is_one_word() -> None:
+    names = [m.name for m in methods.every() if m.base == "obs" or (m.repair == "best" and m.base != "wanda")]
+    assert page.grouped(names) == ["obs", *sorted(name for name in names if not name.startswith("obs"))]
+    assert page.grouped([*names, "wanda/best"]) == ["obs", "best"]
+
+
 @pytest.fixture(scope="module")
 def committed() -> dict[str, Any]:
     data: dict[str, Any] = json.loads((ROOT / "bench/results/fidelity.json").read_text(encoding="utf-8"))

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"left out: {name} (not installed)", file=sys.stderr)
     data = store.load(args.out)
     if not args.page_only:
-        data["skipped"] = missing
+        data["skipped"] = sorted({*data["skipped"], *missing} - {method.name for method in wanted})
         data["environment"] = environment(sim)
         data["settings"] = {"rounds": measure.ROUNDS, "round_to": 1, "share_of_calibration": 0.5, "threads": 1}
         with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:

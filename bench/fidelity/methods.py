@@ -14,7 +14,7 @@ REPAIRS: Mapping[str, Mapping[str, Any]] = {
     "grail-closed": {"compensate": "grail", "closed_loop": True},
     "best": {"compensate": "best"},
 }
-DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none"})
+DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none", "onnxsim-l2/none"})
 SIM_BASES = ("onnxsim-l2", "onnxsim-wanda")
 SIM_REPAIRS = ("none", "finetune")
 
@@ -39,7 +39,7 @@ class Method:
 
     def draws(self, asked: int) -> int:
         """How many calibration draws make sense: one where no data are read."""
-        return 1 if self.name in DATA_FREE or self.name == "onnxsim-l2/none" else asked
+        return 1 if self.name in DATA_FREE else asked
 
 
 def every() -> list[Method]:

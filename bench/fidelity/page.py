@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.fidelity import summary
-from bench.fidelity.methods import REPAIRS, SIM_BASES, SIM_REPAIRS
+from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, every
 from bench.fidelity.plots import figure
 from bench.fidelity.subjects import SUBJECTS
 
@@ -22,10 +23,11 @@ number here is typed by hand.
 
 - Rows: which units go (`l1`, `l2`, `wanda`, ...) or are merged (`fold`), then the repair: `none`; `grail-open`, every
   block measured in the original model; `grail-closed`, behind the blocks already narrowed (the default); `best`.
-- Columns: the ratio asked for.  Widths are not rounded here, so that a ratio means what it says.
-- Cells: the median over {draws}, on held-out data.  Every draw calibrates on another half of the
-  calibration samples; rows that read no data need one draw.  The best of a column is bold, and the figures show the
-  worst and the best draw as a band.
+- Columns: the ratio asked for.  Widths are not rounded here, so that a ratio means what it says.  Kernels pay for that:
+  convolutions whose widths are no multiples of 8 can be slower than the dense ones, which `--round-to 8` is for.
+- Cells: the median over calibration draws, on held-out data.  Every draw calibrates on another half of the samples;
+  rows that read no data need one draw.  The best of a column is bold; the figures show the worst and the best draw as
+  a band.
 - Latency: how many times as fast as the dense model on one thread (processor time of a batch of 8, medians of {rounds}
   runs in turn).  It is a matter of the widths, not of the method, and is measured once for each set of widths.
 
@@ -35,7 +37,8 @@ number here is typed by hand.
 HARM = """\
 ## Where a repair does harm
 
-Files whose median is worse than that of the same widths without repair, by more than the spread over draws.
+Files whose median is worse than that of the same widths without repair, by more than the spread over draws and by more
+than two held-out images, or half a percent of perplexity.
 
 | model | repair | compared | worse | the worst of them |
 | --- | --- | ---: | ---: | --- |
@@ -43,27 +46,42 @@ Files whose median is worse than that of the same widths without repair, by more
 
 SIM = """\
 onnxsim {version} (`apply_structured_pruning` and `apply_structured_wanda_pruning`, alone and with
-`apply_pruning_finetune`) asked for the same sparsity.  It takes no choice of blocks: these are what
-it found, and every cell names its own change of parameters.
+`apply_pruning_finetune`, which refits `MatMul` and `Gemm` alone), asked for the same sparsity.  It takes no choice of
+blocks: this is what it finds, and every cell names its change of parameters.
 """
 
 
 def page(data: Data) -> str:
     """The whole page."""
-    draws = 1 + max((cell["draw"] for cell in data["cells"]), default=0)
     parts = [
         INTRO.format(
-            draws=f"{draws} calibration draws" if draws > 1 else "one calibration draw",
             rounds=data["settings"]["rounds"],
             **{name: data["environment"][name] for name in ("date", "machine", "onnxruntime", "python")},
         )
     ]
     if data["skipped"]:
-        names = ", ".join(f"`{name}`" for name in data["skipped"])
+        names = ", ".join(f"`{name}`" for name in grouped(data["skipped"]))
         parts.append(f"Left out, because what was installed does not have them: {names}.\n")
     parts.append(HARM + "".join(_harm_rows(data)))
     parts += [_subject(data, name) for name in SUBJECTS if name in data["subjects"]]
     return "\n".join(parts)
+
+
+def grouped(names: Sequence[str]) -> list[str]:
+    """Methods by name, but one word for a base or a repair that is missing altogether."""
+    rest = set(names)
+    words = []
+    for base in dict.fromkeys(method.base for method in every()):
+        whole = {method.name for method in every() if method.base == base}
+        if whole <= rest:
+            words.append(base)
+            rest -= whole
+    for repair in REPAIRS:
+        present = {f"{m.base}/{repair}" for m in every() if m.base not in words and not m.external}
+        if present and present <= rest:
+            words.append(repair)
+            rest -= present
+    return [*words, *sorted(rest)]
 
 
 def _harm_rows(data: Data) -> Iterable[str]:
@@ -87,13 +105,24 @@ def _subject(data: Data, name: str) -> str:
     own = [f"{base}/{repair}" for base in summary.bases(points) for repair in REPAIRS if f"{base}/{repair}" in points]
     blocks = " and ".join(f"`{kind}`" for kind in about["blocks"])
     text = (
-        f"## {name}\n\nBlocks: {blocks}; {about['calibration_samples']} calibration samples a draw.  Dense: "
+        f"## {name}\n\nBlocks: {blocks}.  {draws(data, name)} of {about['calibration_samples']} samples.  Dense: "
         f"{score(about['score'], about)} ({ARROWS[about['metric']]}), {about['params']:,} parameters, "
         f"{_millions(about['macs'])} MACs.\n\n![{name}](img/{figure(name)})\n\n"
     )
     lines = [*_sizes(data, name, points, own, ratios), *_scores(points, own, ratios, about)]
     text += _table([f"{about['metric']} {ARROWS[about['metric']][-1]}", *(f"{ratio:g}" for ratio in ratios)], lines)
     return text + _onnxsim(data, name, points, ratios)
+
+
+def draws(data: Data, subject: str) -> str:
+    """How many draws the cells that read data have."""
+    counts = Counter(
+        (cell["method"], cell["ratio"])
+        for cell in data["cells"]
+        if cell["subject"] == subject and cell["method"] not in DATA_FREE
+    )
+    few, many = (f(counts.values(), default=0) for f in (min, max))
+    return f"{few} draw{'s' * (few != 1)}" if few == many else f"{few} to {many} draws"
 
 
 def _sizes(

@@ -12,6 +12,10 @@ from typing import Any
 from bench.fidelity.methods import SIM_BASES
 
 Data = Mapping[str, Any]
+FLOOR = {"accuracy": 0.005, "perplexity": 0.005, "1 - cosine": 0.0005}
+"""Differences below this are noise whatever the draws say: two images of 400, half a percent of a perplexity."""
+
+EPSILON = 1e-9  # shares of 400 images are no exact floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +85,7 @@ class Harm:
 
 
 def harm(data: Data, subject: str, repair: str) -> Harm:
-    """Compare medians; noise is the larger of the two spreads over draws."""
+    """Compare medians; noise is the larger of the two spreads over draws, and at least `FLOOR`."""
     points = series(data, subject)
     metric = data["subjects"][subject]["metric"]
     pairs, worse = 0, []
@@ -93,7 +97,8 @@ def harm(data: Data, subject: str, repair: str) -> Harm:
         for ratio in sorted(set(plain) & set(repaired)):
             pairs += 1
             one, two = plain[ratio], repaired[ratio]
-            if loss(two.score, metric) - loss(one.score, metric) > max(spread(one, metric), spread(two, metric)):
+            noise = max(FLOOR[metric], spread(one, metric), spread(two, metric))
+            if loss(two.score, metric) - loss(one.score, metric) > noise + EPSILON:
                 worse.append((base, ratio, one.score, two.score))
     worse.sort(key=lambda case: loss(case[2], metric) - loss(case[3], metric))
     return Harm(subject=subject, repair=repair, pairs=pairs, worse=tuple(worse))
