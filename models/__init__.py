@@ -40,6 +40,7 @@ class Embedded:
 _METRICS: dict[str, Literal["accuracy", "perplexity"]] = {
     "char_llama": "perplexity",
     "digits_resnet": "accuracy",
+    "digits_vit": "accuracy",
 }
 
 

@@ -164,6 +164,10 @@ def test_the_image_model_breaks_without_repair() -> None:
     assert entry["half_inner_channels_zeroed"] <= 0.6
 
 
+def test_the_vision_transformer_has_learnt_the_digits() -> None:
+    assert models.manifest()["digits_vit"]["dense"] >= 0.97
+
+
 def test_the_manifest_writer_keeps_other_entries(tmp_path: Path) -> None:
     file = tmp_path / "weights.onnx"
     file.write_bytes(b"weights")
@@ -190,6 +194,37 @@ def test_the_image_model_can_be_trained() -> None:
     model = digits_resnet.DigitsResNet(widths=(4, 8), blocks_per_stage=1)
     images, labels = (torch.from_numpy(array[:128]) for array in (data.train, data.train_labels))
     assert digits_resnet.train(model, images, labels, epochs=1) < 10.0
+
+
+def test_the_vision_transformer_can_be_trained() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from onnxgrail.models import digits_vit
+
+    data = digits_vit.small_digits()
+    embedded = arrays(models.load("digits_vit").heldout)
+    np.testing.assert_array_equal(data.heldout, embedded["images"])
+    np.testing.assert_array_equal(data.heldout_labels, embedded["labels"])
+    torch.manual_seed(0)
+    model = digits_vit.DigitsViT(width=16, depth=1, heads=2, hidden=24)
+    images, labels = (torch.from_numpy(array[:128]) for array in (data.train, data.train_labels))
+    assert digits_vit.train(model, images, labels, epochs=1) < 10.0
+
+
+def test_images_are_moved_a_little_and_surrounded_by_background() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from onnxgrail.models import digits_vit
+
+    images = torch.from_numpy(arrays(models.load("digits_vit").calibration)["images"])
+    moved = digits_vit.moved(images, torch.Generator().manual_seed(0))
+    assert moved.shape == images.shape
+    assert moved.min() >= -1.0 - 1e-5
+    cosine = torch.nn.functional.cosine_similarity((images + 1).flatten(1), (moved + 1).flatten(1))
+    assert cosine.min() > 0.3
+    assert 0.7 < cosine.mean() < 0.99
+    empty = torch.full((2, 1, 8, 8), -1.0)
+    torch.testing.assert_close(digits_vit.moved(empty, torch.Generator().manual_seed(0)), empty)
 
 
 def test_the_language_model_can_be_trained() -> None:

@@ -1,0 +1,45 @@
+"""Prune one model with onnxsim, in an interpreter of its own: its versions need not be those of the bench.
+
+    python onnxsim_worker.py IN.onnx CALIB.npz OUT.onnx l2|wanda SPARSITY none|finetune
+
+Prints the version of onnxsim.  Knows nothing of onnxgrail.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import onnx
+import onnxsim
+
+BATCH = 8
+
+
+def main(source: str, data: str, target: str, base: str, sparsity: str, repair: str) -> None:
+    """Prune, repair if asked, save."""
+    with np.load(data, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    count = len(next(iter(arrays.values())))
+    batches = [{name: a[start : start + BATCH] for name, a in arrays.items()} for start in range(0, count, BATCH)]
+    # Loaded anew for every call: whether a call changes its argument is not said.
+    if base == "l2":
+        slim = onnxsim.apply_structured_pruning(onnx.load(source), sparsity=float(sparsity))
+    else:
+        slim = onnxsim.apply_structured_wanda_pruning(
+            onnx.load(source), calibration_data=batches, sparsity=float(sparsity)
+        )
+    if repair == "finetune" and elements(slim) < elements(onnx.load(source)):
+        slim = onnxsim.apply_pruning_finetune(onnx.load(source), slim, calibration_data=batches)
+    onnx.save(slim, target)
+    print(onnxsim.__version__)
+
+
+def elements(model: onnx.ModelProto) -> int:
+    """Size of all weights: what is as large as before was not pruned, and has nothing to recover from."""
+    return sum(math.prod(weight.dims) for weight in model.graph.initializer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,219 @@
+"""`docs/fidelity.md`: the tables, the figures and how they were measured, all from the JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.fidelity import summary
+from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, every
+from bench.fidelity.plots import figure
+from bench.fidelity.subjects import SUBJECTS
+
+Data = Mapping[str, Any]
+ARROWS = {"accuracy": "accuracy in %, ↑", "perplexity": "perplexity, ↓", "1 - cosine": "1 − cosine in ‰, ↓"}
+
+INTRO = """\
+# Fidelity by method and ratio
+
+`python -m bench.fidelity` measures what is missing in `bench/results/fidelity.json` and writes this page from it; no
+number here is typed by hand.
+
+- Rows: which units go (`l1`, `l2`, `wanda`, ...) or are merged (`fold`), then the repair: `none`; `grail-open`, every
+  block measured in the original model; `grail-closed`, behind the blocks already narrowed (the default); `best`.
+- Columns: the ratio asked for.  Widths are not rounded here, so that a ratio means what it says.  Kernels pay for that:
+  convolutions whose widths are no multiples of 8 can be slower than the dense ones, which `--round-to 8` is for.
+- Cells: the median over calibration draws, on held-out data.  Every draw calibrates on another half of the samples;
+  rows that read no data need one draw.  The best of a column is bold; the figures show the worst and the best draw as
+  a band.
+- Latency: how many times as fast as the dense model on one thread (processor time of a batch of 8, medians of {rounds}
+  runs in turn).  It is a matter of the widths, not of the method, and is measured once for each set of widths.
+
+{date}, {machine}, ONNX Runtime {onnxruntime}, Python {python}.
+"""
+
+HARM = """\
+## Where a repair does harm
+
+Files whose median is worse than that of the same widths without repair, by more than the spread over draws and by more
+than two held-out images, or half a percent of perplexity.
+
+| model | repair | compared | worse | the worst of them |
+| --- | --- | ---: | ---: | --- |
+"""
+
+SIM = """\
+onnxsim {version} (`apply_structured_pruning` and `apply_structured_wanda_pruning`, alone and with
+`apply_pruning_finetune`, which refits `MatMul` and `Gemm` alone), asked for the same sparsity.  It takes no choice of
+blocks: this is what it finds, and every cell names its change of parameters.
+"""
+
+
+def page(data: Data) -> str:
+    """The whole page."""
+    parts = [
+        INTRO.format(
+            rounds=data["settings"]["rounds"],
+            **{name: data["environment"][name] for name in ("date", "machine", "onnxruntime", "python")},
+        )
+    ]
+    if data["skipped"]:
+        names = ", ".join(f"`{name}`" for name in grouped(data["skipped"]))
+        parts.append(f"Left out, because what was installed does not have them: {names}.\n")
+    parts.append(HARM + "".join(_harm_rows(data)))
+    parts += [_subject(data, name) for name in SUBJECTS if name in data["subjects"]]
+    return "\n".join(parts)
+
+
+def grouped(names: Sequence[str]) -> list[str]:
+    """Methods by name, but one word for a base or a repair that is missing altogether."""
+    rest = set(names)
+    words = []
+    for base in dict.fromkeys(method.base for method in every()):
+        whole = {method.name for method in every() if method.base == base}
+        if whole <= rest:
+            words.append(base)
+            rest -= whole
+    for repair in REPAIRS:
+        present = {f"{m.base}/{repair}" for m in every() if m.base not in words and not m.external}
+        if present and present <= rest:
+            words.append(repair)
+            rest -= present
+    return [*words, *sorted(rest)]
+
+
+def _harm_rows(data: Data) -> Iterable[str]:
+    for subject in (name for name in SUBJECTS if name in data["subjects"]):
+        about = data["subjects"][subject]
+        for repair in REPAIRS:
+            found = summary.harm(data, subject, repair)
+            if repair == "none" or not found.pairs:
+                continue
+            worst = ""
+            if found.worse:
+                base, ratio, one, two = found.worse[0]
+                worst = f"`{base}` {ratio:g}: {score(one, about)} → {score(two, about)}"
+            yield f"| {subject} | `{repair}` | {found.pairs} | {len(found.worse)} | {worst} |\n"
+
+
+def _subject(data: Data, name: str) -> str:
+    about = data["subjects"][name]
+    points = summary.series(data, name)
+    ratios = sorted({ratio for line in points.values() for ratio in line})
+    own = [f"{base}/{repair}" for base in summary.bases(points) for repair in REPAIRS if f"{base}/{repair}" in points]
+    blocks = " and ".join(f"`{kind}`" for kind in about["blocks"])
+    text = (
+        f"## {name}\n\nBlocks: {blocks}.  {draws(data, name)} of {about['calibration_samples']} samples.  Dense: "
+        f"{score(about['score'], about)} ({ARROWS[about['metric']]}), {about['params']:,} parameters, "
+        f"{_millions(about['macs'])} MACs.\n\n![{name}](img/{figure(name)})\n\n"
+    )
+    lines = [*_sizes(data, name, points, own, ratios), *_scores(points, own, ratios, about)]
+    text += _table([f"{about['metric']} {ARROWS[about['metric']][-1]}", *(f"{ratio:g}" for ratio in ratios)], lines)
+    return text + _onnxsim(data, name, points, ratios)
+
+
+def draws(data: Data, subject: str) -> str:
+    """How many draws the cells that read data have."""
+    counts = Counter(
+        (cell["method"], cell["ratio"])
+        for cell in data["cells"]
+        if cell["subject"] == subject and cell["method"] not in DATA_FREE
+    )
+    few, many = (f(counts.values(), default=0) for f in (min, max))
+    return f"{few} draw{'s' * (few != 1)}" if few == many else f"{few} to {many} draws"
+
+
+def _sizes(
+    data: Data, name: str, points: Mapping[str, summary.Series], own: Sequence[str], ratios: Sequence[float]
+) -> list[list[str]]:
+    """Parameters, work and time by ratio; a range where methods differ."""
+    about = data["subjects"][name]
+    rows: dict[str, list[str]] = {"parameters": [], "MACs": [], "latency": []}
+    for ratio in ratios:
+        here = [points[method][ratio] for method in own if ratio in points[method]]
+        rows["parameters"].append(_range(_change(p.params, about["params"]) for p in here))
+        rows["MACs"].append(_range(_change(p.macs, about["macs"]) for p in here if p.macs is not None))
+        times = [summary.milliseconds(data, name, shape) for shape in sorted({p.shape for p in here})]
+        faster = [dense / slim for slim, dense in filter(None, times)]
+        rows["latency"].append(_range(f"{value:.2f}×" for value in sorted(faster)))
+    return [[f"*{label}*", *cells] for label, cells in rows.items()]
+
+
+def _scores(
+    points: Mapping[str, summary.Series], methods: Sequence[str], ratios: Sequence[float], about: Data
+) -> list[list[str]]:
+    best = {
+        ratio: min(summary.loss(points[m][ratio].score, about["metric"]) for m in methods if ratio in points[m])
+        for ratio in ratios
+        if any(ratio in points[m] for m in methods)
+    }
+    lines = []
+    for method in methods:
+        cells = []
+        for ratio in ratios:
+            point = points[method].get(ratio)
+            text = score(point.score, about) if point else ""
+            first = point is not None and summary.loss(point.score, about["metric"]) <= best[ratio]
+            cells.append(f"**{text}**" if first else text)
+        base, repair = method.split("/")
+        lines.append([f"`{base}` {repair}", *cells])
+    return lines
+
+
+def _onnxsim(data: Data, name: str, points: Mapping[str, summary.Series], ratios: Sequence[float]) -> str:
+    """What onnxsim makes of the same model, where it was installed."""
+    about, faults = data["subjects"][name], summary.faults(data, name)
+    lines = []
+    for method in (f"{base}/{repair}" for base in SIM_BASES for repair in SIM_REPAIRS):
+        base, repair = method.split("/")
+        label = f"`{base}` {repair}"
+        if method in faults:
+            lines.append([label, f"no file: {faults[method]}", *[""] * (len(ratios) - 1)])
+        elif method in points:
+            lines.append([label, *(_pruned(points[method].get(ratio), about) for ratio in ratios)])
+    if not lines:
+        return ""
+    return (
+        "\n"
+        + SIM.format(version=data["environment"]["onnxsim"])
+        + "\n"
+        + _table(["onnxsim", *(f"{ratio:g}" for ratio in ratios)], lines)
+    )
+
+
+def _pruned(point: summary.Point | None, about: Data) -> str:
+    if point is None:
+        return ""
+    return f"{score(point.score, about)} ({point.note or _change(point.params, about['params'])})"
+
+
+def score(value: float | None, about: Data) -> str:
+    """A metric as the tables print it."""
+    if value is None or not math.isfinite(value):
+        return "∞"
+    if about["metric"] == "accuracy":
+        return f"{100 * value:.1f}"
+    if about["metric"] == "perplexity":
+        return f"{value:.2f}" if value < 100 else f"{value:.0f}" if value < 1e4 else f"{value:.0e}"
+    return f"{1000 * value:.1f}"
+
+
+def _change(after: int, before: int) -> str:
+    return f"{after / before - 1:+.0%}".replace("%", " %").replace("-", "−").replace("+0 %", "0 %")
+
+
+def _range(texts: Iterable[str]) -> str:
+    """One text, or the first and the last of several."""
+    different = list(dict.fromkeys(texts))
+    return " … ".join(dict.fromkeys((different[0], different[-1]))) if different else ""
+
+
+def _millions(count: int | None) -> str:
+    return "uncounted" if count is None else f"{count / 1e6:.2f} M"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,59 @@
+"""The results on disk: one JSON file, one line per cell, rewritten whole after every cell."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+LISTS = ("cells", "latency")
+Data = dict[str, Any]
+
+
+def load(path: Path) -> Data:
+    """The results so far."""
+    if not path.exists():
+        return {
+            "schema": SCHEMA,
+            "environment": {},
+            "settings": {},
+            "skipped": [],
+            "subjects": {},
+            "cells": [],
+            "latency": [],
+        }
+    data: Data = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def save(path: Path, data: Mapping[str, Any]) -> None:
+    """Write whole or not at all."""
+    head = {key: value for key, value in data.items() if key not in LISTS}
+    parts = [json.dumps(head, indent=1, allow_nan=False).rstrip().removesuffix("}").rstrip()]
+    for name in LISTS:
+        rows = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in data[name])
+        parts.append(f' "{name}": [\n{rows}\n ]')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(",\n".join(parts) + "\n}\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def key(cell: Mapping[str, Any]) -> tuple[str, str, float, int]:
+    """What makes a cell one."""
+    return cell["subject"], cell["method"], cell["ratio"], cell["draw"]
+
+
+def forget(data: Data, subject: str) -> None:
+    """Drop everything about a subject, because its model is another one now."""
+    data["subjects"].pop(subject, None)
+    for name in LISTS:
+        data[name] = [row for row in data[name] if row["subject"] != subject]
+
+
+def finite(score: float) -> float | None:
+    """A score for JSON: a model ruined beyond numbers has none."""
+    return round(score, 6) if math.isfinite(score) else None
