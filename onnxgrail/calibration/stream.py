@@ -21,6 +21,7 @@ from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.rewrite import apply
@@ -161,9 +162,12 @@ class Stream:
         piece = cut(self._model, list(self._cache[0]), list(outputs), self._survey.facts)
         apply(piece.graph, self._survey, ledger)
         spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
-        return open_session(
-            to_bytes(piece), providers=self._providers, outputs=outputs, folder=self._folder, extended=not spatial
-        )
+        data = to_bytes(piece)
+        common = {"providers": self._providers, "outputs": outputs, "folder": self._folder}
+        try:
+            return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
+        except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are
+            return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
 
 
 def _paired(probe: Probe, kept: Ints) -> Probe:
