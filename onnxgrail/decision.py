@@ -99,6 +99,9 @@ def decide(
     with clock.stage("calibrate"):
         run = _Run(prepared, recipe, allocation.widths, dense)
         clock.seconds["forward"] = _settled(run, blocks, progress)
+    if recipe.compensate == "none" and recipe.reducer == "prune" and _rounds(prepared):
+        with clock.stage("prove"):
+            refusals += _confirmed(run)
     return Decision(
         chosen=chosen,
         changes=tuple(run.changes),
@@ -107,6 +110,39 @@ def decide(
         allocation=allocation,
         refits=run.refits,
     )
+
+
+def _rounds(prepared: Prepared) -> bool:
+    """Whether activations are rounded to integers on the way, so that the last digit of a sum can tip over a step."""
+    constants = prepared.survey.facts.constants
+    return any(
+        node.op_type == "QuantizeLinear" and (node.outputs[0].name or "") not in constants
+        for node in prepared.model.graph
+    )
+
+
+def _confirmed(run: _Run) -> tuple[Refusal, ...]:
+    """Prove once more, with the units that really go, and take back what does not hold."""
+    prepared, blocks = run.prepared, [c.block for c in run.changes]
+    if not blocks:
+        return ()
+    good, refusals = prove(
+        prepared.model,
+        prepared.survey,
+        blocks,
+        run.kept,
+        prepared.feed,
+        providers=run.recipe.providers,
+        folder=prepared.folder,
+        dead=run.ledger.dead,
+    )
+    if refusals:
+        names = {b.name for b in good}
+        changes, run.changes, run.ledger = run.changes, [], weights.empty(prepared.survey)
+        for change in changes:
+            if change.block.name in names:
+                run.settle(change)
+    return refusals
 
 
 def _narrow(recipe: Recipe) -> Narrow:

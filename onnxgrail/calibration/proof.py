@@ -37,6 +37,7 @@ def prove(
     *,
     providers: Sequence[str],
     folder: Path | None = None,
+    dead: Bools | None = None,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     """Blocks that narrow exactly, and refusals for the others.
 
@@ -48,6 +49,7 @@ def prove(
         feed: one small feed.
         providers: execution providers.
         folder: where external data lie.
+        dead: the units that are to go; drawn at random where that is not known yet.
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
@@ -60,7 +62,8 @@ def prove(
     doubts: dict[str, str] = {}
 
     def holds(some: Sequence[Block]) -> bool:
-        why = _doubt(model, survey, some, widths, run, limit)
+        gone = _sample(survey, some, widths) if dead is None else _among(survey, some, dead)
+        why = _doubt(model, survey, some, gone, run, limit)
         if why and len(some) == 1:
             doubts[some[0].name] = why
         return not why
@@ -113,12 +116,11 @@ def _doubt(
     model: ir.Model,
     survey: Survey,
     blocks: Sequence[Block],
-    widths: Mapping[str, int],
+    dead: Bools,
     run: Callable[[ir.Model, Sequence[Port]], list[dict[str, Array]]],
     limit: float,
 ) -> str:
     """Why narrowing these blocks is not exact; '' when it is."""
-    dead = _sample(survey, blocks, widths)
     ports = changed(model, survey, dead)
     slim = model.clone()
     try:
@@ -152,6 +154,14 @@ def _sample(survey: Survey, blocks: Sequence[Block], widths: Mapping[str, int]) 
         kept = min(widths[block.name], block.units - 1)
         dead[block.ids[rng.permutation(block.units)[kept:]]] = True
     return dead
+
+
+def _among(survey: Survey, blocks: Sequence[Block], dead: Bools) -> Bools:
+    """Of the units that go, those of some blocks."""
+    mine = np.zeros(survey.ids, dtype=bool)
+    for block in blocks:
+        mine[block.ids] = True
+    return np.asarray(dead & mine)
 
 
 def _masked(model: ir.Model, survey: Survey, blocks: Sequence[Block], dead: Bools) -> dict[str, Array]:

@@ -13,7 +13,8 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import onnxgrail
-from onnxgrail import models
+from onnxgrail import decision, models
+from onnxgrail.core import Refusal
 
 DIGITS = models.load("digits_resnet")
 
@@ -116,3 +117,23 @@ def test_other_ways_to_quantise(choices: dict[str, Any], tmp_path: Path) -> None
     halved(path, tmp_path / "slim.onnx")
     assert accuracy(tmp_path / "slim.onnx") > 0.85
     assert accuracy(tmp_path / "slim.onnx") == pytest.approx(accuracy(tmp_path / "slim.onnx", optimise=False), abs=0.01)
+
+
+def test_blocks_that_tip_a_rounding_over_are_taken_back(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without compensation the promise is exactness, and rounded activations can turn a last digit into a step."""
+    real, asked = decision.prove, []
+
+    def proof(model: Any, survey: Any, blocks: Any, *rest: Any, dead: Any = None, **options: Any) -> Any:
+        asked.append(None if dead is None else int(dead.sum()))
+        good, refusals = real(model, survey, blocks, *rest, dead=dead, **options)
+        return (good, refusals) if dead is None else (good[1:], (Refusal(value="w", node="n", op="", reason="a step"),))
+
+    monkeypatch.setattr(decision, "prove", proof)
+    report = halved(wide, tmp_path / "slim.onnx", compensate="none", selector="l2", check=False)
+    narrowed = [b for b in report["blocks"] if b["kept"] < b["units"]]
+    assert asked[0] is None
+    assert asked[1] > sum(b["units"] - b["kept"] for b in report["blocks"]) > 0
+    assert [r["reason"] for r in report["refusals"]][-1] == "a step"
+    assert len(narrowed) == sum(b["kind"] == "conv" for b in report["blocks"]) - 1
