@@ -57,13 +57,13 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     type=click.Choice(options.COMPENSATORS),
     default="grail",
     show_default=True,
-    help="How what is left is repaired.",
+    help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
 )
 @click.option(
     "--closed-loop/--open-loop",
     default=True,
     show_default=True,
-    help="Measure each block behind the already narrowed ones, or in the original model.",
+    help="With grail or none: measure each block behind the already narrowed ones, or in the original model.",
 )
 @click.option(
     "--round-to",

@@ -26,7 +26,7 @@ from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.paths import check_folder
 from onnxgrail.report import SCHEMA, environment, to_json
 
-COMPENSATE = ("none", "grail")
+COMPENSATE = ("none", "grail", "best")
 INNER: tuple[Kind, ...] = ("conv", "mlp", "heads")  # a ratio then means about that share of the parameters
 WARM_UP = 3
 

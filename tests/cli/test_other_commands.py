@@ -18,6 +18,9 @@ from tests.e2e import nets
 REFUSAL = {"value": "v", "node": "n[0]", "op": "Foo", "reason": "no rule for Foo-1"}
 
 
+WAYS = ("none", "grail", "best")
+
+
 def run(*words):
     return CliRunner().invoke(main, [str(word) for word in words])
 
@@ -110,10 +113,10 @@ def test_demo(monkeypatch, tmp_path):
     result = run("demo", "--out", tmp_path / "kept", "--ratio", "0.5")
     assert result.exit_code == 0, result.output
     words = [line.split()[:2] for line in result.stdout.splitlines() if line.strip()]
-    assert [w for w in words if w[0] in ("dense", "0.5")] == [["dense", "100.00"], ["0.5", "none"], ["0.5", "grail"]]
-    assert sorted(p.name for p in (tmp_path / "kept").glob("*.onnx")) == ["tiny.0.5.grail.onnx", "tiny.0.5.none.onnx"]
+    assert [w for w in words if w[0] in ("dense", "0.5")] == [["dense", "100.00"], *(["0.5", w] for w in WAYS)]
+    assert {p.name for p in (tmp_path / "kept").glob("*.onnx")} == {f"tiny.0.5.{w}.onnx" for w in WAYS}
     rows = json.loads(run("demo", "--json").stdout)["rows"]
-    assert [(r["ratio"], r["compensate"]) for r in rows[:3]] == [(0, ""), (0.3, "none"), (0.3, "grail")]
+    assert [(r["ratio"], r["compensate"]) for r in rows[:4]] == [(0, ""), *((0.3, w) for w in WAYS)]
     assert rows[0]["score"] == 1 > rows[2]["score"] > rows[1]["score"]
     assert len(rows) == 5
     assert "no embedded model 'foo'" in run("demo", "--model", "foo").stderr
