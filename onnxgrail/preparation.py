@@ -79,8 +79,9 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
         folder = Path(source).parent if isinstance(source, str | Path) else None
     with clock.stage("data"):
         batches = _batches(model, data, recipe)
-    with clock.stage("trace"):
+    with clock.stage("observe"):  # the model is run: its own price, not the tracer's
         feed, facts = _observed(model, batches, folder, recipe)
+    with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
     return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
 

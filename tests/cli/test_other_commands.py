@@ -118,6 +118,6 @@ def test_demo(monkeypatch, tmp_path):
     rows = json.loads(run("demo", "--json").stdout)["rows"]
     assert [(r["ratio"], r["compensate"]) for r in rows[:4]] == [(0, ""), *((0.3, w) for w in WAYS)]
     assert rows[0]["score"] == 1 > rows[2]["score"] > rows[1]["score"]
-    assert len(rows) == 5
+    assert len(rows) == 7
     assert "no embedded model 'foo'" in run("demo", "--model", "foo").stderr
     assert run("demo", "--ratio", "0").exit_code == 2
