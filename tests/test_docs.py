@@ -112,7 +112,7 @@ def test_the_table_is_the_result_of_the_demo(results: dict[str, Any]) -> None:
 def test_the_result_covers_the_embedded_models_and_names_its_origin(results: dict[str, Any]) -> None:
     from onnxgrail import models
 
-    wanted = [(0.0, ""), (0.3, "none"), (0.3, "grail"), (0.5, "none"), (0.5, "grail")]
+    wanted = [(0.0, ""), *((ratio, way) for ratio in (0.3, 0.5) for way in ("none", "grail", "best"))]
     for name in models.names():
         assert [(r["ratio"], r["compensate"]) for r in results["rows"] if r["model"] == name] == wanted
     assert results["date"]
