@@ -9,6 +9,7 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.flow import Flow
 
+SMALL = 64  # elements of the largest tensor that may hold a target shape
 UNKNOWN = (
     "the weight {} is computed in the graph and the file does not tell its shape; fold constants before compressing"
 )
@@ -34,11 +35,33 @@ def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
 def _inferred(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
     """Shapes that ONNX shape inference finds for computed values."""
     try:
-        proto = onnx.shape_inference.infer_shapes(ir.to_proto(model))
-    except Exception:  # noqa: BLE001  too large, or ops that inference chokes on: nothing is known
+        proto = onnx.shape_inference.infer_shapes(_without_weights(model))
+    except Exception:  # noqa: BLE001  ops that inference chokes on: nothing is known
         return {}
     return {
         info.name: tuple(d.dim_value for d in info.type.tensor_type.shape.dim)
         for info in proto.graph.value_info
         if info.name in names
     }
+
+
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
+    """The graph with its weights declared and not held: only small tensors can say something about shapes."""
+    graph = onnx.GraphProto(name="shapes")
+    graph.node.extend(ir.to_proto(node) for node in model.graph)
+    for value in model.graph.inputs:
+        if value.name not in model.graph.initializers:
+            graph.input.append(ir.to_proto(value))
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.size <= SMALL:
+            graph.initializer.extend([] if tensor is None else [ir.to_proto(tensor)])
+        else:
+            shape = list(tensor.numpy().shape)
+            graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.dtype.value, shape))
+    recorded = (
+        v for node in model.graph for v in node.outputs if v.name and v.type is not None and v.shape is not None
+    )
+    graph.value_info.extend(ir.to_proto(value) for value in recorded)
+    opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
