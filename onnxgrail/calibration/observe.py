@@ -38,7 +38,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
                 shapes[name], dtypes[name] = array.shape, array.dtype
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
-        varying = _varying(session, other_sizes(feed, signature_of(model)), shapes)
+        other, found = _elsewhere(session, other_sizes(feed, signature_of(model)))
     for name, tensor in _tensors(model):
         shapes[name], dtypes[name] = tensor.numpy().shape, tensor.dtype.numpy()
         if tensor.size <= SMALL or name in hidden:
@@ -51,7 +51,8 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
         dtypes=dtypes,
         values=values,
         constants=known,
-        varying=varying,
+        varying=_varying(found, shapes),
+        other=other,
         stored=weights,
     )
 
@@ -101,21 +102,22 @@ def other_sizes(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
     return [*found, {n: np.concatenate([a, a]) if a.ndim and a.shape[0] == batch else a for n, a in feed.items()}]
 
 
-def _varying(
-    session: Session, feeds: Sequence[Feed], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, frozenset[int]]:
-    """Axes whose size changes with the input; empty when nothing about the input can change."""
+def _elsewhere(session: Session, feeds: Sequence[Feed]) -> tuple[Feed | None, Mapping[str, Array]]:
+    """The first feed that the model takes, and what it gives; nothing where all sizes are fixed."""
     for feed in feeds:
         try:
-            other = session.run(feed)
+            return feed, session.run(feed)
         except ModelError:  # fixed sizes are no error here
             continue
-        found = {}
-        for name, array in other.items():
-            axes = frozenset(
-                k for k, (a, b) in enumerate(zip(np.shape(array), shapes.get(name, ()), strict=False)) if a != b
-            )
-            if axes:
-                found[name] = axes
-        return found
-    return {}
+    return None, {}
+
+
+def _varying(found: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
+    """Axes whose size changed between two runs."""
+    axes = {
+        name: frozenset(
+            k for k, (a, b) in enumerate(zip(np.shape(array), shapes.get(name, ()), strict=False)) if a != b
+        )
+        for name, array in found.items()
+    }
+    return {name: changed for name, changed in axes.items() if changed}

@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.observe import other_sizes
 from onnxgrail.calibration.session import open_session
-from onnxgrail.calibration.signature import signature_of
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph import weights
@@ -56,8 +54,8 @@ def prove(
         with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
             return [session.run(fit(f, ports)) for f in feeds]
 
-    feeds: list[Feed] = [feed]
-    feeds += _also(model, feed, providers, folder)
+    other = survey.facts.other  # a size that was written down as a number shows there
+    feeds = [feed] if other is None else [feed, other]
     limit = _limit(model)
     doubts: dict[str, str] = {}
 
@@ -81,18 +79,6 @@ def prove(
         if b.name not in names
     )
     return tuple(good), refusals
-
-
-def _also(model: ir.Model, feed: Feed, providers: Sequence[str], folder: Path | None) -> list[Feed]:
-    """A feed of other sizes, if the model takes one: a size that was written down as a number shows there."""
-    with open_session(to_bytes(model), optimise=False, providers=providers, folder=folder) as session:
-        for other in other_sizes(feed, signature_of(model)):
-            try:
-                session.run(other)
-            except ModelError:
-                continue
-            return [other]
-    return []
 
 
 def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> list[Block]:

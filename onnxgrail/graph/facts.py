@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Feed
 from onnxgrail.graph.stored import Stored
 
 RANDOM = frozenset(
@@ -26,6 +26,7 @@ class Facts:
         values: arrays of values computed from constants alone, and of small integer tensors under the probe feed.
         constants: names of the values that depend on no graph input.
         varying: per tensor, the axes whose size follows the input.
+        other: a feed of other sizes that the model takes, None where there is none.
         stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
     """
 
@@ -34,6 +35,7 @@ class Facts:
     values: Mapping[str, Array]
     constants: frozenset[str]
     varying: Mapping[str, frozenset[int]]
+    other: Feed | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
 
 
