@@ -82,8 +82,11 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
             for task, (fit, held) in zip(
                 tasks, _measured(tasks, dense, narrow, untouched, ledger, recipe), strict=True
             ):
-                found = refit(fit, held, _starts(task, prepared, ledger), affine=_may_shift(task.consumer, prepared))
-                ledger = _written(task, found, prepared, ledger)
+                dense_weight = weights.original(task.consumer.value, model, survey)
+                now = ledger.arrays.get(task.consumer.param, dense_weight)
+                starts = [_matrix(task, array) for array in (now, dense_weight)]
+                found = refit(fit, held, starts, affine=_may_shift(task.consumer, prepared))
+                ledger = _written(task, found, now, ledger)
                 report.append(_entry(task.consumer, found))
         return ledger, tuple(report), dense.forward + narrow.forward
 
@@ -189,24 +192,8 @@ def _held_out(where: Ints, target: Array, made: int, first: int) -> Bools:
     return np.asarray((sample if samples > 1 or first else where) % FOLDS == FOLDS - 1)
 
 
-def _array(task: _Task, prepared: Prepared, ledger: Ledger) -> tuple[Array, Array]:
-    """The weight as the ledger has it and as the model has it, both of full size."""
-    slot = next(
-        s
-        for b in prepared.survey.blocks
-        for s in b.consumers
-        if (s.param, s.axis) == (task.consumer.param, task.consumer.inward)
-    )
-    original = weights.original(slot, prepared.model, prepared.survey)
-    return ledger.arrays.get(task.consumer.param, original), original
-
-
-def _starts(task: _Task, prepared: Prepared, ledger: Ledger) -> list[Floats]:
-    """Weights to begin from as (features, outputs): those decided so far, and those of the dense model."""
-    return [_matrix(task, a) for a in _array(task, prepared, ledger)]
-
-
 def _matrix(task: _Task, array: Array) -> Floats:
+    """What stays of a weight of full size, as (features, outputs)."""
     front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
     return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)
 
@@ -216,12 +203,12 @@ def _may_shift(consumer: Consumer, prepared: Prepared) -> bool:
     return consumer.value not in prepared.survey.facts.stored
 
 
-def _written(task: _Task, found: Fitted, prepared: Prepared, ledger: Ledger) -> Ledger:
+def _written(task: _Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
     """The ledger with the fitted numbers at the kept positions."""
     if found.alpha is None:
         return ledger
     consumer = task.consumer
-    array = np.array(_array(task, prepared, ledger)[0])
+    array = np.array(now)
     front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
     shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
     limit = float(np.finfo(array.dtype).max) if array.dtype.kind == "f" else np.inf

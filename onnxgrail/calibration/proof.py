@@ -155,7 +155,7 @@ def _masked(model: ir.Model, survey: Survey, blocks: Sequence[Block], dead: Bool
     for block in blocks:
         for slot in block.consumers:
             array = arrays.get(slot.param)
-            array = np.array(weights.original(slot, model, survey) if array is None else array)
+            array = np.array(weights.original(slot.initializer, model, survey) if array is None else array)
             np.moveaxis(array, slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0
             arrays[slot.param] = array
     return arrays

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.facts import Facts, key
+from onnxgrail.graph.facts import Facts, constant_of, key
 from onnxgrail.graph.survey import Survey
 
 MATRIX = ("MatMul", "Gemm")
@@ -140,7 +140,7 @@ def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
     """A constant of one number per output."""
     if value is None or value.name not in facts.constants:
         return None
-    array = value.const_value.numpy() if value.const_value is not None else facts.values.get(value.name or "")
+    array = constant_of(value, value.name, facts)
     return np.asarray(array, dtype=np.float64).ravel() if array is not None and array.size == width else None
 
 

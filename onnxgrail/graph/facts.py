@@ -54,6 +54,13 @@ def constants(model: ir.Model) -> frozenset[str]:
     return frozenset(known)
 
 
+def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None:
+    """The numbers of a constant: those its value holds, else those that were observed under the name."""
+    if value is not None and value.const_value is not None:
+        return value.const_value.numpy()
+    return facts.values.get(name)
+
+
 def bodies(node: ir.Node) -> list[ir.Graph]:
     """Graphs held in a node's attributes (If branches, Loop bodies)."""
     found: list[ir.Graph] = []

@@ -15,7 +15,7 @@ from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.assign import assign, is_sole
-from onnxgrail.graph.facts import captures, key
+from onnxgrail.graph.facts import captures, constant_of, key
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.rewrite_stored import Growth, cut_stored, follow
@@ -110,10 +110,8 @@ def _changes(operand: Operand, ledger: Ledger) -> bool:
 
 def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger) -> Array:
     found = ledger.arrays.get(operand.param)
-    if found is None and value.const_value is not None:
-        found = value.const_value.numpy()
     if found is None:
-        found = survey.facts.values.get(operand.value)
+        found = constant_of(value, operand.value, survey.facts)
     if found is None:
         raise RewriteError(f"the constant {operand.value} has no value")
     return found

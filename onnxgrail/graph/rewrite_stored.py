@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph.assign import Place, set_operands
+from onnxgrail.graph.facts import constant_of
 from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.stored import Load, Stored, safe
 from onnxgrail.graph.survey import Ledger, Operand, Survey
@@ -141,11 +142,9 @@ def _load(holder: ir.Node, survey: Survey) -> Load:
     values = {v.name: v for v in holder.inputs if v is not None}
 
     def load(name: str) -> Array:
-        value = values.get(name)
-        if value is not None and value.const_value is not None:
-            return value.const_value.numpy()
-        if name not in survey.facts.values:
+        array = constant_of(values.get(name), name, survey.facts)
+        if array is None:
             raise RewriteError(f"the constant {name} has no value")
-        return survey.facts.values[name]
+        return array
 
     return load

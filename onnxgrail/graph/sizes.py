@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrail.core import Array, Bools
-from onnxgrail.graph.facts import Facts, bodies, key
+from onnxgrail.graph.facts import Facts, bodies, constant_of, key
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.survey import Sizes
 
@@ -183,18 +183,19 @@ def _evaluator(model: ir.Model, facts: Facts, sums: Arithmetic) -> Callable[[Cal
     nodes = [ir.to_proto(node) for node in sums.nodes]
     made = [v.name for node in sums.nodes for v in node.outputs if v.name]
     read = {v.name for node in sums.nodes for v in node.inputs if v is not None and v.name}
-    known = {}
+    given = {}
     for name in read - {*made} - {key(node) for node in sums.sources}:
-        value = model.graph.initializers.get(name)
-        stored = value.const_value if value is not None else None
-        known[name] = stored.numpy() if stored is not None else facts.values[name]
+        array = constant_of(model.graph.initializers.get(name), name, facts)
+        if array is None:
+            raise KeyError(name)
+        given[name] = array
     sources = [key(node) for node in sums.sources]
-    graph = onnx.helper.make_graph(nodes, "sizes", [_named(n) for n in (*sources, *known)], [_named(n) for n in made])
+    graph = onnx.helper.make_graph(nodes, "sizes", [_named(n) for n in (*sources, *given)], [_named(n) for n in made])
     opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
     runner = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)) if nodes else None
 
     def evaluated(report: Callable[[ir.Node], Array]) -> Values:
-        feed = known | {key(node): report(node) for node in sums.sources}
+        feed = given | {key(node): report(node) for node in sums.sources}
         return feed if runner is None else feed | dict(zip(made, runner.run(None, feed), strict=True))
 
     return evaluated

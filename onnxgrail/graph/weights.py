@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrail import slots
 from onnxgrail.core import Array, Block, Bools, Change, Floats, Ints, Slot
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.facts import constant_of
 from onnxgrail.graph.survey import Ledger, Survey
 
 
@@ -50,22 +51,21 @@ def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> L
     return Ledger(dead=dead, arrays=arrays, shifts=ledger.shifts)
 
 
-def original(slot: Slot, model: ir.Model, survey: Survey) -> Array:
-    """The slot's array as the model has it, as floats where it is stored as integers with scales."""
+def original(name: str, model: ir.Model, survey: Survey) -> Array:
+    """A weight as the model has it, as floats where it is stored as integers with scales."""
 
-    def load(name: str) -> Array:
-        value = model.graph.initializers.get(name)
-        if value is not None and value.const_value is not None:
-            return value.const_value.numpy()
-        return survey.facts.values[name]
+    def load(part: str) -> Array:
+        array = constant_of(model.graph.initializers.get(part), part, survey.facts)
+        assert array is not None, part
+        return array
 
-    stored = survey.facts.stored.get(slot.initializer)
-    return load(slot.initializer) if stored is None else stored.decode(load)
+    stored = survey.facts.stored.get(name)
+    return load(name) if stored is None else stored.decode(load)
 
 
 def _array(slot: Slot, model: ir.Model, survey: Survey, ledger: Ledger) -> Array:
     found = ledger.arrays.get(slot.param)
-    return original(slot, model, survey) if found is None else found
+    return original(slot.initializer, model, survey) if found is None else found
 
 
 def _axes(survey: Survey) -> Mapping[str, Mapping[int, Ints]]:
