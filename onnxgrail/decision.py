@@ -227,7 +227,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         Seconds spent inside ONNX Runtime.
     """
     prepared, recipe = run.prepared, run.recipe
-    todo = steps(blocks, closed_loop=recipe.closed_loop and recipe.compensate != BEST)
+    todo = steps(blocks, closed_loop=recipe.closed_loop)
     total, done = len(prepared.batches) * len(todo), 0
 
     def tick() -> None:

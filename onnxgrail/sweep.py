@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,9 @@ from onnxgrail.graph.consumers import Consumer, behind, consumers
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
 
-FOLDS = 4  # every fourth sample is held out
+FOLDS = 4  # of the samples; the last one is held out
+FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
+SURE = 0.02  # share of the held-out error that a choice must win then
 FEATURES = 8192  # a layer with more regressors keeps the weights it has
 NUMBERS = 1 << 26  # and so does one with more weights
 ROWS = 65536  # rows looked at where that is more than sixteen per regressor
@@ -77,6 +80,8 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
     model, survey = prepared.model, prepared.survey
     groups = [list(group) for _, group in groupby(_tasks(prepared, ledger), key=lambda t: t.rows)]
     ends = [group[0].consumer.position for group in groups[1:]] + [0]
+    few = prepared.batches.samples < FEW
+    guard: Any = {"judges": FOLDS, "margin": SURE} if few else {}
     report: list[Refit] = []
     common = {"providers": recipe.providers, "folder": prepared.folder}
     with (
@@ -84,14 +89,14 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
         Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]
     ):
         for tasks, end in zip(groups, ends, strict=True):
-            fit, held = _measured(tasks, end, dense, narrow, weights.empty(survey), ledger, recipe.seed)
+            folds = _measured(tasks, end, dense, narrow, weights.empty(survey), ledger, recipe.seed)
             originals = [weights.original(task.consumer.value, model, survey) for task in tasks]
             now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(tasks, originals, strict=True)]
             starts = [
                 [_matrix(task, array) for array in ([new] if new is old else [new, old])]
                 for task, new, old in zip(tasks, now, originals, strict=True)
             ]
-            found = refit(fit, held, starts, affine=tasks[0].affine)
+            found = refit(folds, starts, affine=tasks[0].affine, **guard)
             for task, array, one in zip(tasks, now, found, strict=True):
                 ledger = _written(task, one, array, ledger)
                 report.append(_entry(task.consumer, one))
@@ -121,13 +126,13 @@ def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger) -> _Task:
 
 def _measured(
     tasks: Sequence[_Task], end: int, dense: Stream, narrow: Stream, untouched: Ledger, ledger: Ledger, seed: int
-) -> tuple[Moments, Moments]:
-    """Sums over fitted and over held-out rows for the outputs of layers that read one tensor, side by side.
+) -> list[Moments]:
+    """Sums per fold of the rows for the outputs of layers that read one tensor, side by side.
 
     The dense stream moves on up to node `end`, where the next layers are, the narrowed one to where these are.
     """
     first = tasks[0].consumer
-    fit = held = zero_moments(tasks[0].features, sum(int(t.made.sum()) for t in tasks))
+    folds = [zero_moments(tasks[0].features, sum(int(t.made.sum()) for t in tasks))] * FOLDS
     goals = dense.follow([t.goal for t in tasks], untouched, end)
     read = [first.source, *(t.consumer.residual for t in tasks if t.consumer.residual)]
     found = narrow.follow(list(dict.fromkeys(read)), ledger, first.position)
@@ -139,10 +144,11 @@ def _measured(
         where = _real(where, whole, mask)
         z = rows.inputs(slim[first.source], first, whole.shape, where).astype(np.float32)
         t = np.concatenate([_target(task, goal, slim, where) for task in tasks], axis=1).astype(np.float32)
-        apart = _held_out(where, whole, first.made, samples)
-        fit, held = fit + moments(z[~apart], t[~apart]), held + moments(z[apart], t[apart])
+        fold = _fold(where, whole, first.made, samples)
+        for some in np.unique(fold):
+            folds[some] += moments(z[fold == some], t[fold == some])
         samples += len(whole)
-    return fit, held
+    return folds
 
 
 def _real(where: Ints, target: Array, mask: Bools | None) -> Ints:
@@ -161,12 +167,12 @@ def _target(task: _Task, goals: Mapping[str, Array], slim: Mapping[str, Array], 
     return target
 
 
-def _held_out(where: Ints, target: Array, made: int, first: int) -> Bools:
-    """Rows of every fourth sample, or every fourth row of an only sample."""
+def _fold(where: Ints, target: Array, made: int, first: int) -> Ints:
+    """Which fold every row is in: samples go round, or rows of an only sample."""
     samples = target.shape[0] if made else 1
     each = max(1, target.size // target.shape[made] // samples)
     sample = where // each + first
-    return np.asarray((sample if samples > 1 or first else where) % FOLDS == FOLDS - 1)
+    return (sample if samples > 1 or first else where) % FOLDS
 
 
 def _matrix(task: _Task, array: Array) -> Floats:

@@ -7,6 +7,7 @@ and not only its own narrowing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from onnxgrail.algebra.solve import ridge_solver
 from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-MARGIN = 1e-3  # share of the held-out error that a fit must win to be taken
+MARGIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,11 @@ class Moments:
         """Both row sets together."""
         gram, cross, energy = self.gram + other.gram, self.cross + other.cross, self.energy + other.energy
         return Moments(gram, cross, energy, self.count + other.count)
+
+    def __sub__(self, other: Moments) -> Moments:
+        """Without rows that are in it."""
+        gram, cross, energy = self.gram - other.gram, self.cross - other.cross, self.energy - other.energy
+        return Moments(gram, cross, energy, self.count - other.count)
 
     def outputs(self, some: slice) -> Moments:
         """The same for some of the outputs."""
@@ -85,7 +91,13 @@ def error(sums: Moments, weights: Floats) -> float:
 
 
 def refit(
-    fit: Moments, held: Moments, layers: Sequence[Sequence[Floats]], *, affine: bool, alphas: Sequence[float] = ALPHAS
+    folds: Sequence[Moments],
+    layers: Sequence[Sequence[Floats]],
+    *,
+    affine: bool,
+    judges: int = 1,
+    margin: float = MARGIN,
+    alphas: Sequence[float] = ALPHAS,
 ) -> list[Fitted]:
     """The weights w that minimise |y - wT [z, 1]|^2 + lambda |w - w0|^2, with strength, blend and start by validation.
 
@@ -95,28 +107,30 @@ def refit(
     b; the choice is solved again on all rows.  The first start stays where nothing beats it.
 
     Args:
-        fit: sums over the rows that are fitted, the outputs of all layers side by side.
-        held: sums over rows kept apart.
+        folds: sums over disjoint sets of rows, the outputs of all layers side by side.
         layers: per layer the (f, o) weights to begin from, the first is the fallback.
         affine: whether biases may move; otherwise shifts are zero.
+        judges: how many of the folds, from the last, are held out in turn while the others are fitted.
+        margin: share of the held-out error that a choice must win to be taken.
         alphas: ridges to try, as shares of the mean second moment of z.
 
     References:
         Li et al. 2025, GPTAQ, arXiv:2504.02692 (asymmetric targets); Frantar and Alistarh 2022, OBC, arXiv:2208.11580
         (the same solution as removing one by one, for one network).
     """
+    total = functools.reduce(Moments.__add__, folds)
+    trials = [(total - held, held) for held in folds[-judges:]]
     choices = []
     first = 0
     for starts in layers:
         part = slice(first, first := first + starts[0].shape[1])
-        choices.append(_Choice.among(starts, fit.outputs(part), held.outputs(part)))
-    for alpha in alphas if fit.count else ():
-        solve = _solver(fit, alpha, affine=affine)
+        choices.append(_Choice.among(starts, [(fit.outputs(part), held.outputs(part)) for fit, held in trials], margin))
+    for alpha in alphas if total.count else ():
+        solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
         for choice in choices:
-            choice.consider(alpha, solve(choice.fit, choice.start))
-    both = fit + held
-    solvers = {a: _solver(both, a, affine=affine) for a in {c.alpha for c in choices if c.blend and c.alpha}}
-    return [choice.settled(solvers) for choice in choices]
+            choice.consider(alpha, solvers)
+    final = {a: _solver(total, a, affine=affine) for a in {c.alpha for c in choices if c.blend and c.alpha}}
+    return [choice.settled(final) for choice in choices]
 
 
 Solver = Callable[[Moments, Floats], Floats]
@@ -124,10 +138,10 @@ Solver = Callable[[Moments, Floats], Floats]
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Choice:
-    """The best found so far for one layer."""
+    """The best found so far for one layer, which is judged on held-out rows."""
 
-    fit: Moments
-    held: Moments
+    trials: Sequence[tuple[Moments, Moments]]
+    margin: float
     start: Floats
     before: float
     begin: float
@@ -136,29 +150,37 @@ class _Choice:
     blend: float = 0.0
 
     @classmethod
-    def among(cls, starts: Sequence[Floats], fit: Moments, held: Moments) -> _Choice:
+    def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], margin: float) -> _Choice:
         """The best of the starts."""
         begin = [np.concatenate([s, np.zeros((1, s.shape[1]))]) for s in starts]
-        gaps = [error(held, w) for w in begin]
-        place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - MARGIN) else 0
+        gaps = [sum(error(held, w) for _, held in trials) for w in begin]
+        place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - margin) else 0
         gap, alpha = gaps[place], np.inf if place else None
-        return cls(fit=fit, held=held, start=begin[place], before=gaps[0], begin=gap, best=gap, alpha=alpha)
+        return cls(trials=trials, margin=margin, start=begin[place], before=gaps[0], begin=gap, best=gap, alpha=alpha)
 
-    def consider(self, alpha: float, step: Floats) -> None:
-        """Take a step if some share of it does better on held-out rows, where the error is a parabola in that share."""
-        slope = float(np.einsum("fo,fo->", step, self.held.cross - self.held.gram @ self.start))
-        curve = float(np.einsum("fo,fo->", step, self.held.gram @ step))
-        share = min(max(slope / curve, 0.0), 1.0) if curve > 0.0 else 0.0
-        gap = max(self.begin - 2.0 * share * slope + share * share * curve, 0.0)
-        if gap < self.best * (1.0 - MARGIN):
-            self.best, self.alpha, self.blend = gap, alpha, share
+    def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
+        """Take a step if some share of it does better on held-out rows, where the error is a parabola in that share.
+
+        Where several folds are held out in turn, each must gain.
+        """
+        slopes, curves = np.zeros((2, len(self.trials)))
+        for number, ((fit, held), solver) in enumerate(zip(self.trials, solvers, strict=True)):
+            step = solver(fit, self.start)
+            slopes[number] = np.einsum("fo,fo->", step, held.cross - held.gram @ self.start)
+            curves[number] = np.einsum("fo,fo->", step, held.gram @ step)
+        share = min(max(slopes.sum() / curves.sum(), 0.0), 1.0) if curves.any() else 0.0
+        gains = 2.0 * share * slopes - share * share * curves
+        gap = max(self.begin - float(gains.sum()), 0.0)
+        if gap < self.best * (1.0 - self.margin) and (gains > 0.0).all():
+            self.best, self.alpha, self.blend = gap, alpha, float(share)
 
     def settled(self, solvers: Mapping[float, Solver]) -> Fitted:
         """The choice, solved on all rows."""
         weights = self.start
         if self.blend and self.alpha:
-            weights = weights + self.blend * solvers[self.alpha](self.fit + self.held, weights)
-        energy = float(self.held.energy.sum()) or 1.0
+            fit, held = self.trials[0]
+            weights = weights + self.blend * solvers[self.alpha](fit + held, weights)
+        energy = float(sum(held.energy.sum() for _, held in self.trials)) or 1.0
         return Fitted(
             weights=weights[:-1],
             shift=weights[-1],

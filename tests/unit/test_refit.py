@@ -32,7 +32,7 @@ def halves(z: Floats, t: Floats) -> tuple[Moments, Moments]:
 
 def refit(fit: Moments, held: Moments, starts: list[Floats], **options: Any) -> Fitted:
     """The fit of one layer."""
-    (found,) = module.refit(fit, held, [starts], **options)
+    (found,) = module.refit([fit, held], [starts], **options)
     return found
 
 
@@ -79,7 +79,7 @@ def test_layers_that_read_the_same_rows_are_fitted_as_if_alone() -> None:
     z, t = data(outputs=5, noise=1.0)
     start = np.random.default_rng(1).normal(size=(5, 5))
     fit, held = halves(z, t)
-    together = module.refit(fit, held, [[start[:, :2]], [start[:, 2:], 0.5 * start[:, 2:]]], affine=True)
+    together = module.refit([fit, held], [[start[:, :2]], [start[:, 2:], 0.5 * start[:, 2:]]], affine=True)
     for one, part in zip(together, (slice(0, 2), slice(2, 5)), strict=True):
         starts = [start[:, part]] if part.start == 0 else [start[:, part], 0.5 * start[:, part]]
         alone = refit(*halves(z, t[:, part]), starts, affine=True)
@@ -136,6 +136,31 @@ def test_never_worse_than_the_start_on_held_out_rows(seed: int, affine: bool) ->
     fit, held = halves(z, t)
     found = refit(fit, held, [start], affine=affine)
     assert found.after <= found.before
+
+
+def test_folds_held_out_in_turn() -> None:
+    """The share of the step that is best for all folds together, each judged by what the others give."""
+    z, t = data(rows=32, features=12, noise=4.0)
+    start, fold = np.zeros((12, 3)), np.arange(32) % 4
+    folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
+    (found,) = module.refit(folds, [[start]], affine=False, judges=4, alphas=(1e-3,))
+    steps = [direct(z[fold != f], t[fold != f], start, 1e-3, affine=False)[0] for f in range(4)]
+    shares = np.linspace(0.0, 1.0, 1001)
+    gaps = [sum(np.square(t[fold == f] - s * z[fold == f] @ steps[f]).sum() for f in range(4)) for s in shares]
+    assert found.blend == pytest.approx(shares[np.argmin(gaps)], abs=1e-3)
+    assert found.after == pytest.approx(min(gaps) / np.square(t).sum(), rel=1e-5)
+    whole, _ = direct(z, t, start, 1e-3, affine=False)
+    np.testing.assert_allclose(found.weights, found.blend * whole, atol=1e-6)
+
+
+def test_one_fold_that_loses_forbids_the_fit() -> None:
+    z, t = data(rows=32, noise=0.1)
+    fold = np.arange(32) % 4
+    t[fold == 2] = 0.0  # as the start has it
+    folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
+    for judges, taken in ((1, True), (4, False)):
+        (found,) = module.refit(folds, [[np.zeros((5, 3))]], affine=True, judges=judges)
+        assert (found.alpha is not None) == taken
 
 
 def test_errors_by_definition_and_sums_that_add_up() -> None:
