@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrail.core import Array, Bools
 from onnxgrail.graph.facts import Facts, bodies, constant_of, key
-from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.labels import Mark, narrowed_shape
 from onnxgrail.graph.survey import Sizes
 
 Values = Mapping[str, Array]
@@ -107,10 +107,7 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
 
 def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, ...]:
     """The shape of a tensor in a narrowed graph."""
-    dims = list(facts.shapes[name])
-    for mark in marks.get(name, ()):
-        dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
-    return tuple(dims)
+    return narrowed_shape(facts.shapes[name], marks.get(name, ()), dead)
 
 
 def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
