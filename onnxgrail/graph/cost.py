@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.labels import narrowed_shape
 from onnxgrail.graph.survey import Operand, Survey
@@ -82,8 +83,7 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
     if node.op_type == "ConvTranspose":
         return math.prod(shape(names[0])) * math.prod(weight[1:])
     inner = _operand_shape(node, 0, names[0], survey, shape, dead)
-    transposed = node.attributes.get("transA")
-    contracted = inner[0] if node.op_type == "Gemm" and transposed is not None and transposed.as_int() else inner[-1]
+    contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
     return math.prod(shape(output)) * contracted
 
 

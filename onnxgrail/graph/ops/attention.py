@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import past, present
@@ -157,7 +158,6 @@ def rotary(site: Site) -> None:
 @narrow("RotaryEmbedding", domain=MICROSOFT)
 def narrow_rotary(cut: Cut) -> None:
     """The head count follows."""
-    attribute = cut.node.attributes.get("num_heads")
-    if attribute is not None and attribute.as_int():
+    if integer(cut.node, "num_heads"):
         name = cut.input_name(0)
         recount(cut, "num_heads", name, 1 if len(cut.shape(name)) == 4 else 2)

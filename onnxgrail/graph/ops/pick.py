@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cut import Cut
@@ -123,10 +124,9 @@ def compress(site: Site) -> None:
 @narrow("Compress")
 def narrow_compress(cut: Cut) -> None:
     """The condition loses the positions that go."""
-    axis = cut.node.attributes.get("axis")
-    if axis is None:
+    if "axis" not in cut.node.attributes:
         return
-    stays = cut.alive(cut.input_name(0)).get(axis.as_int() % len(cut.shape(cut.input_name(0))))
+    stays = cut.alive(cut.input_name(0)).get(integer(cut.node, "axis") % len(cut.shape(cut.input_name(0))))
     if stays is not None:
         condition = cut.facts.values[cut.input_name(1)]
         cut.set_operand(1, condition[stays[: len(condition)]], "condition")
