@@ -113,6 +113,13 @@ class Cut:
         """Set an integer attribute."""
         self.node.attributes[name] = ir.AttrInt64(name, value)
 
+    def recount(self, attribute: str, name: str, axis: int) -> None:
+        """Set a count of groups or heads from those that stay along an axis of a tensor; each goes as a whole."""
+        labels = self.labels(name, axis)
+        if labels is not None:
+            groups = labels.reshape(self.node.attributes[attribute].as_int(), -1)
+            self.set_int(attribute, int((~self.dead[groups[:, 0]]).sum()))
+
 
 def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
     """A new constant under a name that is free in the graph.

@@ -139,7 +139,4 @@ def group_norm(site: Site) -> None:
 def narrow_group_norm(cut: Cut) -> None:
     """The number of groups follows."""
     axis = len(cut.shape(cut.input_name(0))) - 1 if integer(cut.node, "channels_last", 1) else 1
-    labels = cut.labels(cut.input_name(0), axis)
-    if labels is not None:
-        groups = cut.node.attributes["groups"].as_int()
-        cut.set_int("groups", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))
+    cut.recount("groups", cut.input_name(0), axis)

@@ -133,10 +133,7 @@ def group_normalisation(site: Site) -> None:
 @narrow("GroupNormalization")
 def narrow_group_normalisation(cut: Cut) -> None:
     """The number of groups follows."""
-    labels = cut.labels(cut.input_name(0), 1)
-    if labels is not None:
-        groups = cut.node.attributes["num_groups"].as_int()
-        cut.set_int("num_groups", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))
+    cut.recount("num_groups", cut.input_name(0), 1)
 
 
 @rule("LRN")
