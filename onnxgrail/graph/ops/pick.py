@@ -12,7 +12,6 @@ from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.layout import RUNTIME, taken
-from onnxgrail.graph.ops.reduce import mix
 from onnxgrail.graph.ops.rule import narrow, rule
 
 BATCH = "its index follows the batch along this axis"
@@ -152,11 +151,3 @@ def _refuse(site: Site, operands: Sequence[int], reason: str) -> None:
 def body(site: Site) -> None:
     """Nothing passes: what a body does with a tensor is not traced."""
     _refuse(site, site.operands, f"the body of {site.node.op_type} handles it")
-
-
-@rule("CumProd", since=26)
-def cumulative_product(site: Site) -> None:
-    """The multiplied axis becomes one unit."""
-    axis = site.value(1)
-    rank = len(site.shape(0))
-    site.emit(mix(site, site.marks(0), set(range(rank)) if axis is None else {int(axis.ravel()[0]) % rank}))

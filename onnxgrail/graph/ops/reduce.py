@@ -57,8 +57,9 @@ def softmax(site: Site) -> None:
 
 
 @rule("CumSum")
-def cumsum(site: Site) -> None:
-    """The summed axis becomes one unit."""
+@rule("CumProd", since=26)
+def cumulative(site: Site) -> None:
+    """The axis that is summed or multiplied up becomes one unit."""
     axis = site.value(1)
     rank = len(site.shape(0))
     site.emit(mix(site, site.marks(0), set(range(rank)) if axis is None else {int(axis.ravel()[0]) % rank}))
