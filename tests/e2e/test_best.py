@@ -45,37 +45,51 @@ def made() -> tuple[dict[str, Any], Any, Decision]:
     return weights, x, decide(prepare(model, {"x": x}, recipe, Clock()), recipe, Clock(), silent)
 
 
-def fitted(z: Any, target: Any, start: Any, alpha: float) -> tuple[Any, Any]:
-    """Ridge around a start, with a bias that is free: both sides centred."""
+def fitted(z: Any, target: Any, start: Any, alpha: float, *, affine: bool) -> tuple[Any, Any]:
+    """Ridge around a start; a free bias is centring both sides."""
     lam = alpha * np.square(z).sum() / z.shape[1]
-    centred, mean = z - z.mean(axis=0), target.mean(axis=0)
+    mean = (z.mean(axis=0), target.mean(axis=0)) if affine else (np.zeros(z.shape[1]), np.zeros(target.shape[1]))
+    centred = z - mean[0]
     gram = centred.T @ centred + lam * np.eye(z.shape[1])
-    weights = np.linalg.solve(gram, centred.T @ (target - mean) + lam * start)
-    return weights, mean - z.mean(axis=0) @ weights
+    weights = np.linalg.solve(gram, centred.T @ (target - mean[1]) + lam * start)
+    return weights, mean[1] - mean[0] @ weights
+
+
+def grail(hidden: Any, weight: Any, kept: Any) -> Any:
+    """What the fit of a reader begins with."""
+    gram = hidden.T @ hidden
+    small = gram[np.ix_(kept, kept)]
+    return np.linalg.solve(small + RIDGE * np.trace(small) / len(kept) * np.eye(len(kept)), gram[kept] @ weight)
 
 
 def test_weights_are_those_of_the_formula(made: tuple[dict[str, Any], Any, Decision]) -> None:
     weights, x, decision = made
-    assert [refit.weight for refit in decision.refits] == ["v0", "v1"]
+    assert [refit.weight for refit in decision.refits] == ["v0", "w1", "v1"]
+    refits = {refit.weight: refit for refit in decision.refits}
+    arrays, shifts = decision.ledger.arrays, decision.ledger.shifts
+
+    def check(name: str, z: Any, target: Any, starts: list[Any], got: Any) -> Any:
+        """The weights are some start and a share of the way to its ridge solution; returns what they add up to."""
+        one = refits[name]
+        shift, affine = shifts.get(one.node, np.zeros(1)), name != "w1"  # no inputs lost, no bias there: none is made
+        assert one.alpha is not None
+        gaps = []
+        for start in starts:
+            step, bias = fitted(z, target, start, one.alpha, affine=affine)
+            gaps.append(np.abs(got - start - one.blend * (step - start)).max() + np.abs(shift - one.blend * bias).max())
+        assert min(gaps) < 1e-4, gaps
+        return z @ got + shift
+
     stream = dense = x
-    for k, (change, refit) in enumerate(zip(decision.changes, decision.refits, strict=True)):
+    for k, change in enumerate(decision.changes):
         w, v, kept = weights[f"w{k}"], weights[f"v{k}"], change.reducer.kept
         assert len(kept) == HIDDEN // 2
-        hidden, whole = np.maximum(dense @ w, 0), np.maximum(stream @ w, 0)
+        hidden, inner = np.maximum(dense @ w, 0), (stream @ w)[:, kept]
+        if k:  # its input is no longer what it was
+            inner = check("w1", stream, (dense @ w)[:, kept], [w[:, kept]], arrays["w1"][:, kept])
         dense = dense + hidden @ v
-        z, far, near = whole[:, kept], dense - stream, whole @ v
-        assert refit.alpha is not None
-        assert np.isfinite(refit.alpha)
-        target = refit.blend * far + (1 - refit.blend) * near
-        gram = hidden.T @ hidden
-        small = gram[np.ix_(kept, kept)]
-        lam = RIDGE * np.trace(small) / len(kept)
-        grail = np.linalg.solve(small + lam * np.eye(len(kept)), gram[kept] @ v)
-        ways = [fitted(z, target, start, refit.alpha) for start in (grail, v[kept])]
-        got, shift = decision.ledger.arrays[f"v{k}"][kept], decision.ledger.shifts[refit.node]
-        gaps = [max(np.abs(got - a).max(), np.abs(shift - b).max()) for a, b in ways]
-        assert min(gaps) < 1e-5, gaps
-        stream = stream + z @ got + shift
+        starts = [grail(hidden, v, kept), v[kept]]
+        stream = stream + check(f"v{k}", np.maximum(inner, 0), dense - stream, starts, arrays[f"v{k}"][kept])
 
 
 def test_it_is_closer_than_what_is_fitted_block_by_block(made: tuple[dict[str, Any], Any, Decision]) -> None:
