@@ -20,14 +20,12 @@ from onnxgrail.allocation.choose import allocate, by_ratio, simple
 from onnxgrail.allocation.result import Allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
 from onnxgrail.calibration.dense import Dense
-from onnxgrail.calibration.proof import prove
-from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Refusal, Selector, View, silent
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.methods.grail import reduce_and_compensate
 from onnxgrail.order import steps
-from onnxgrail.preparation import Clock, Prepared
+from onnxgrail.preparation import Clock, Prepared, proved, stream_of
 from onnxgrail.sweep import Refit, sweep
 
 PROVED = 0.5  # share of each block that goes in a proof before widths are known
@@ -72,15 +70,7 @@ def decide(
     refusals: tuple[Refusal, ...] = ()
     with clock.stage("prove"):
         if blocks:
-            blocks, refusals = prove(
-                prepared.model,
-                prepared.survey,
-                blocks,
-                kept,
-                prepared.feed,
-                providers=recipe.providers,
-                folder=prepared.folder,
-            )
+            blocks, refusals = proved(prepared, recipe, blocks, kept)
     with clock.stage("measure"):
         shared = early and recipe.allocate in ("flap", "global") and not recipe.closed_loop and _needs_data(recipe)
         dense = known(prepared, blocks, recipe, files, shared=shared, progress=progress)
@@ -126,16 +116,7 @@ def _confirmed(run: _Run) -> tuple[Refusal, ...]:
     prepared, blocks = run.prepared, [c.block for c in run.changes]
     if not blocks:
         return ()
-    good, refusals = prove(
-        prepared.model,
-        prepared.survey,
-        blocks,
-        run.kept,
-        prepared.feed,
-        providers=run.recipe.providers,
-        folder=prepared.folder,
-        dead=run.ledger.dead,
-    )
+    good, refusals = proved(prepared, run.recipe, blocks, run.kept, run.ledger.dead)
     if refusals:
         names = {b.name for b in good}
         changes, run.changes, run.ledger = run.changes, [], weights.empty(prepared.survey)
@@ -235,9 +216,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         done += 1
         progress("calibrating", done, total)
 
-    with Stream(
-        prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, folder=prepared.folder
-    ) as stream:
+    with stream_of(prepared, recipe) as stream:
         for step in todo:
             before = run.ledger
             if run.dense is not None and not before.dead.any():

@@ -18,7 +18,8 @@ from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
-from onnxgrail.report import Report, Verification, nothing_text
+from onnxgrail.report import Report, Verification
+from onnxgrail.summary import nothing_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

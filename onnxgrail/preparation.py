@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,11 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.data import Batches, read
 from onnxgrail.calibration.observe import observe, probe_feed
+from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import synthetic
-from onnxgrail.core import Array, Recipe
+from onnxgrail.core import Array, Block, Bools, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
@@ -117,6 +119,27 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:
     if data is None:
         return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
     return read(data, signature, **common)
+
+
+def stream_of(prepared: Prepared, recipe: Recipe) -> Stream:
+    """The calibration data on their way through the model."""
+    return Stream(prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, folder=prepared.folder)
+
+
+def proved(
+    prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int], dead: Bools | None = None
+) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
+    """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`."""
+    return prove(
+        prepared.model,
+        prepared.survey,
+        blocks,
+        widths,
+        prepared.feed,
+        providers=recipe.providers,
+        folder=prepared.folder,
+        dead=dead,
+    )
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:

@@ -19,9 +19,8 @@ from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Progress, Stats
 from onnxgrail.errors import DataError
-from onnxgrail.graph import weights
 from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.survey import Ledger
 from onnxgrail.paths import write_whole
 
 Dense = Mapping[str, tuple[Stats, ...]]
@@ -32,33 +31,31 @@ FORMAT = 1
 
 
 def dense_pass(
-    model: ir.Model,
-    survey: Survey,
-    batches: Batches,
-    blocks: Sequence[Block],
-    *,
-    providers: Sequence[str],
-    folder: Path | None = None,
-    together: int = TOGETHER,
-    progress: Progress,
+    stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Each block with the statistics of its probes in the original model.
 
     One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
     reads them one by one and lets them go needs no more memory than that.
+
+    Args:
+        stream: one that has not moved yet.
+        untouched: the ledger without decisions.
+        blocks: what is asked about.
+        together: bytes.
+        progress: told of every feed of every pass.
     """
     groups = _groups(blocks, together)
-    done, total = 0, len(groups) * len(batches)
+    done, total = 0, len(groups) * len(stream.masks)
 
     def tick() -> None:
         nonlocal done
         done += 1
         progress("measuring", done, total)
 
-    with Stream(model, survey, batches, providers=providers, folder=folder) as stream:
-        for group in groups:
-            found = iter(stream.measure([p for b in group for p in b.probes], weights.empty(survey), tick))
-            yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]
+    for group in groups:
+        found = iter(stream.measure([p for b in group for p in b.probes], untouched, tick))
+        yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]
 
 
 def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
