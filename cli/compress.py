@@ -60,6 +60,14 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
 )
 @click.option(
+    "--norms",
+    type=click.Choice(options.NORMS),
+    default="none",
+    show_default=True,
+    help="Then bring activations back to the original's: mean and deviation behind convolutions (repair), scale and "
+    "bias of normalisations by least squares (refit).",
+)
+@click.option(
     "--closed-loop/--open-loop",
     default=True,
     show_default=True,

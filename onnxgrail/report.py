@@ -150,6 +150,7 @@ def make_report(
     notes: Sequence[str] = (),
     interface: Sequence[Port] = (),
     allocation: Mapping[str, Any] | None = None,
+    norms: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Put a report together.
 
@@ -165,6 +166,7 @@ def make_report(
         notes: what the user should know.
         interface: inputs and outputs whose shapes changed.
         allocation: how widths were spread over the blocks, and what rounding them cost.
+        norms: activations that were brought back to the original's, or might have been.
     """
     return Report(
         data={
@@ -176,6 +178,7 @@ def make_report(
             "calibration": plain(calibration) if calibration is not None else None,
             "allocation": plain(allocation),
             "blocks": [plain(block) for block in blocks],
+            "norms": plain(list(norms)),
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),
             "interface": plain([asdict(port) for port in interface]),
