@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.algebra.channelwise import Affine, Sums, pooled, refit, repair, sums, zero_sums
+from onnxgrail.algebra.channelwise import Affine, distance, moved, pooled, refit, repair, sums, zero_sums
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Progress, Recipe
 from onnxgrail.graph import weights
@@ -32,7 +32,7 @@ class Norm:
         node: the convolution or normalisation; kind: `repair` or `refit`.
         before, after: squared error on held-out rows as a share of the dense network's energy, at the first tensor
             behind the next contraction through which everything passes.
-        outcome: `plain` where the constants stay because that error would have grown.
+        outcome: `plain` where the constants stay because that error would not have shrunk.
     """
 
     node: str
@@ -155,27 +155,21 @@ def _set(pair: _Pair, ledger: Ledger) -> tuple[Ledger, Norm | None]:
     fit = held = zero_sums(int(pool.max()) + 1, len(pool))
     for y, t, fitted, apart in pair.rows(place.output, place.axis, ledger):
         fit, held = fit + sums(y[fitted], t[fitted], pool), held + sums(y[apart], t[apart], pool)
-    affine = _affine(place, fit, held, pool)
-    if affine is None:
+    if not (fit.count and np.isfinite(fit.yy).all() and np.isfinite(fit.tt).all()):
         return ledger, None
-    candidate = _written(pair, affine, pool, ledger)
-    before, after = (_error(pair, one) for one in (ledger, candidate))
-    good = after <= before  # not so where either is NaN
-    reason = "" if good else "the error on held-out samples would have grown"
-    outcome = Outcome(status="ok" if good else "plain", reason=reason)
-    entry = Norm(node=place.node, kind=place.kind, before=before, after=after if good else before, outcome=outcome)
-    return candidate if good else ledger, entry
-
-
-def _affine(place: Place, fit: Sums, held: Sums, pool: Ints) -> Affine | None:
-    """What is to be done to the channels that stay; None where that is nothing."""
     shifts = place.shift or place.bias is not None
-    apart = fit.yy + fit.tt - 2 * fit.yt
-    if not fit.count or not np.isfinite(fit.yy).all() or apart.sum() <= SAME * fit.tt.sum():
-        return None
-    if place.kind == "refit":
-        return refit(fit, held, shifts=shifts)
-    return repair(fit, pool)
+    affine = repair(fit, pool) if place.kind == "repair" else refit(fit, held, shifts=shifts)
+    if max(distance(fit), 0.0 if affine is None else moved(fit, affine)) <= SAME * fit.tt.sum():
+        return ledger, None
+    before = after = _error(pair, ledger)
+    candidate = ledger
+    if affine is not None:
+        candidate = _written(pair, affine, pool, ledger)
+        after = _error(pair, candidate)
+    if affine is None or not held.count or not after <= before:  # not so where either is NaN
+        kept = Outcome(status="plain", reason="new constants would not do better on held-out samples")
+        return ledger, Norm(node=place.node, kind=place.kind, before=before, after=before, outcome=kept)
+    return candidate, Norm(node=place.node, kind=place.kind, before=before, after=after, outcome=Outcome())
 
 
 def _error(pair: _Pair, ledger: Ledger) -> float:

@@ -123,6 +123,17 @@ def error(found: Sums, affine: Affine) -> float:
     return max(float((squares - 2 * (s * found.yt + c * found.t) + found.tt).sum()), 0.0)
 
 
+def distance(found: Sums) -> float:
+    """Sum of squared errors as things are."""
+    return error(found, Affine(np.ones_like(found.y), np.zeros_like(found.y)))
+
+
+def moved(found: Sums, affine: Affine) -> float:
+    """Sum of squares of what an affine changes."""
+    s, c = affine.scale - 1.0, affine.shift
+    return max(float((s * s * found.yy + 2 * s * c * found.y + c * c * found.count).sum()), 0.0)
+
+
 def _solved(fit: Sums, alpha: float, *, shifts: bool) -> Affine:
     """Least squares per channel with a ridge around one; constant channels keep their scale."""
     mean_y, mean_t = (a / fit.count if shifts else np.zeros_like(a) for a in (fit.y, fit.t))

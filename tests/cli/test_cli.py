@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import onnxgrail
 from onnxgrail.budget import METRICS
 from onnxgrail.cli import _options, main
-from onnxgrail.core import KINDS, Recipe
+from onnxgrail.core import KINDS, NORMS, Recipe
 from onnxgrail.errors import DataError, UsageError
 from onnxgrail.plan import ALLOCATIONS
 from onnxgrail.report import Report
@@ -117,6 +117,7 @@ def test_literal_choices_equal_the_library():
     assert set(_options.COMPENSATORS) == set(COMPENSATORS)
     assert set(_options.BLOCKS) == set(KINDS)
     assert _options.ALLOCATIONS == ALLOCATIONS
+    assert _options.NORMS == NORMS
     assert _options.TARGETS == METRICS
 
 
