@@ -25,7 +25,10 @@ from tests.tiny import tiny
 from . import nets
 
 FIELDS = {
-    "": "schema tool recipe environment model allocation blocks norms refusals verification interface timing peak_rss_bytes",
+    "": (
+        "schema tool recipe environment model allocation blocks norms refusals verification interface timing "
+        "peak_rss_bytes"
+    ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
