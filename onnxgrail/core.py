@@ -23,6 +23,7 @@ Feed = Mapping[str, Array]
 Role = Literal["producer", "passenger", "consumer"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
+NORMS = ("none", "repair", "refit", "all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -234,6 +235,7 @@ class Recipe:
     reducer: str = "prune"
     compensate: str = "grail"
     ridge: float = 1e-3
+    norms: str = "none"
     closed_loop: bool = True
     round_to: int = 8
     kv_io: bool = False

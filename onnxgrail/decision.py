@@ -24,6 +24,7 @@ from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Refusal, Sel
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.methods.grail import reduce_and_compensate
+from onnxgrail.norms import Norm, bring_back
 from onnxgrail.order import steps
 from onnxgrail.preparation import Clock, Prepared, proved, stream_of
 from onnxgrail.sweep import Refit, sweep
@@ -40,7 +41,7 @@ class Decision:
         changes: one per narrowed block, in the order they were decided.
         refusals: blocks that did not pass the proof.
         ledger: all changes together.
-        refits: consumers fitted to the dense network.
+        refits: consumers fitted to the dense network; norms: activations brought back to the dense network's.
     """
 
     chosen: tuple[Block, ...]
@@ -49,6 +50,7 @@ class Decision:
     ledger: Ledger
     allocation: Allocation
     refits: tuple[Refit, ...] = ()
+    norms: tuple[Norm, ...] = ()
 
 
 def decide(
@@ -92,6 +94,9 @@ def decide(
     if recipe.compensate == "none" and recipe.reducer == "prune" and _rounds(prepared):
         with clock.stage("prove"):
             refusals += _confirmed(run)
+    if recipe.norms != "none":
+        with clock.stage("norms"):
+            clock.seconds["forward"] += _brought_back(run, progress)
     return Decision(
         chosen=chosen,
         changes=tuple(run.changes),
@@ -99,6 +104,7 @@ def decide(
         ledger=run.ledger,
         allocation=allocation,
         refits=run.refits,
+        norms=run.norms,
     )
 
 
@@ -144,6 +150,7 @@ def _trial(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: 
     def ledger(part: Prepared) -> Ledger:
         run = _Run(part, recipe, widths)
         _settled(run, [b for b in blocks if widths[b.name] < b.units], silent)
+        _brought_back(run, silent)
         return run.ledger
 
     return harm(prepared, recipe, ledger)
@@ -157,6 +164,7 @@ class _Run:
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
         self.refits: tuple[Refit, ...] = ()
+        self.norms: tuple[Norm, ...] = ()
 
     def weights(self, block: Block) -> tuple[Floats, ...]:
         """A block's weights as they are now."""
@@ -199,6 +207,14 @@ def _settled(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
     for block in blocks:
         run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
     return 0.0
+
+
+def _brought_back(run: _Run, progress: Progress) -> float:
+    """Bring activations back to the dense network's, as the recipe says; returns seconds inside ONNX Runtime."""
+    if run.recipe.norms == "none" or not run.changes:
+        return 0.0
+    run.ledger, run.norms, seconds = bring_back(run.prepared, run.recipe, run.ledger, run.changes, progress)
+    return seconds
 
 
 def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:

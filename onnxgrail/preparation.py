@@ -23,6 +23,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.model_io import copy, load
+from onnxgrail.graph.norms import widened
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
@@ -85,6 +86,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
         feed, facts = _observed(model, batches, folder, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
+        survey = survey if recipe.norms == "none" else widened(model, survey)
     return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, Change, Ints, Recipe, Refusal, Slot
+from onnxgrail.core import Block, BlockError, Change, Ints, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
@@ -150,6 +150,7 @@ def make_report(
     notes: Sequence[str] = (),
     interface: Sequence[Port] = (),
     allocation: Mapping[str, Any] | None = None,
+    norms: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Put a report together.
 
@@ -165,6 +166,7 @@ def make_report(
         notes: what the user should know.
         interface: inputs and outputs whose shapes changed.
         allocation: how widths were spread over the blocks, and what rounding them cost.
+        norms: activations brought back to the original's.
     """
     return Report(
         data={
@@ -173,9 +175,10 @@ def make_report(
             "recipe": plain(asdict(recipe)),
             "environment": plain(environment),
             "model": asdict(model),
-            "calibration": plain(calibration) if calibration is not None else None,
+            "calibration": plain(calibration),
             "allocation": plain(allocation),
             "blocks": [plain(block) for block in blocks],
+            "norms": plain(list(norms)),
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),
             "interface": plain([asdict(port) for port in interface]),
@@ -226,9 +229,7 @@ def block_entry(
         "kept_units": kept.tolist(),
         "exact": exact,
         "members": _members(block, gone, cluster, axis_sizes, stored or {}),
-        "error": asdict(change.error)
-        if change is not None
-        else {"plain": None, "compensated": None, "validation": None},
+        "error": asdict(BlockError() if change is None else change.error),
         "outcome": outcome,
     }
 

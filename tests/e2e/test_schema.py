@@ -25,7 +25,10 @@ from tests.tiny import tiny
 from . import nets
 
 FIELDS = {
-    "": "schema tool recipe environment model allocation blocks refusals verification interface timing peak_rss_bytes",
+    "": (
+        "schema tool recipe environment model allocation blocks norms refusals verification interface timing "
+        "peak_rss_bytes"
+    ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
@@ -38,6 +41,7 @@ FIELDS = {
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
     "outcome": "status reason",
+    "norm": "node kind before after outcome",
     "refusal": "value node op reason",
     "output": "name cosine nmse max_abs",
 }
@@ -76,6 +80,7 @@ def test_every_field_of_schema_1(tmp_path: Path) -> None:
             has(member, "member")
         assert {m["role"] for m in block["members"]} >= {"producer", "consumer"}
         assert block["exact"] is True
+    assert data["norms"] == []  # nobody asked for them
     for refusal in data["refusals"]:
         has(refusal, "refusal")
     assert [has(o, "output") for o in data["verification"]["outputs"]] == [None]
@@ -83,6 +88,25 @@ def test_every_field_of_schema_1(tmp_path: Path) -> None:
     assert all(seconds >= 0 for seconds in data["timing"].values())
     assert data["peak_rss_bytes"] > 10**7
     assert data["verification"]["checker"] is data["verification"]["ort_load"] is True
+
+
+def test_entries_of_norms(tmp_path: Path) -> None:
+    """One per activation that differs and that constants scale: error shares on held-out rows, and what was decided."""
+    data, output = report_of(nets.convnet(), nets.images(), tmp_path, "--norms", "all", "--compensate", "none")
+    nodes = {name for n in onnx.load(output).graph.node for name in n.output}
+    convolutions = sum(n.op_type == "Conv" for n in onnx.load(output).graph.node)
+    assert 0 < len(data["norms"]) <= convolutions
+    for entry in data["norms"]:
+        has(entry, "norm")
+        has(entry["outcome"], "outcome")
+        assert entry["kind"] == "repair"  # the net has no normalisations to refit
+        assert entry["node"] in nodes
+        assert 0 <= entry["after"] <= entry["before"]
+        assert (entry["outcome"]["status"] == "plain") == bool(entry["outcome"]["reason"])
+    assert {e["outcome"]["status"] for e in data["norms"]} <= {"ok", "plain"}
+    assert data["recipe"]["norms"] == "all"
+    assert data["calibration"]["samples"] == 40
+    assert data["timing"]["norms"] > 0
 
 
 def test_sizes_and_ratios_are_those_of_the_files(tmp_path: Path) -> None:

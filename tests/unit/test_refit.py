@@ -140,7 +140,7 @@ def test_never_worse_than_the_start_on_held_out_rows(seed: int, affine: bool) ->
 
 def test_folds_held_out_in_turn() -> None:
     """The share of the step that is best for all folds together, each judged by what the others give."""
-    z, t = data(rows=32, features=12, noise=4.0)
+    z, t = data(rows=32, features=12, noise=1.5)
     start, fold = np.zeros((12, 3)), np.arange(32) % 4
     folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
     (found,) = module.refit(folds, [[start]], affine=False, judges=4, alphas=(1e-3,))
