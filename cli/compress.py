@@ -55,7 +55,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option(
     "--compensate",
     type=click.Choice(options.COMPENSATORS),
-    default="grail",
+    default="best",
     show_default=True,
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
 )
@@ -71,7 +71,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     "--closed-loop/--open-loop",
     default=True,
     show_default=True,
-    help="With grail or none: measure each block behind the already narrowed ones, or in the original model.",
+    help="Measure each block behind the already narrowed ones, or in the original model.",
 )
 @click.option(
     "--round-to",

@@ -233,7 +233,7 @@ class Recipe:
     batch_size: int = 8
     selector: str = "wanda"
     reducer: str = "prune"
-    compensate: str = "grail"
+    compensate: str = "best"
     ridge: float = 1e-3
     norms: str = "none"
     closed_loop: bool = True

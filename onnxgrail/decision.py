@@ -202,6 +202,7 @@ def _settled(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         seconds = _measured(run, blocks, progress)
         if run.recipe.compensate == BEST and run.changes:
             run.ledger, run.refits, more = sweep(run.prepared, run.recipe, run.ledger)
+            run.changes = [_validated(change, run.refits) for change in run.changes]
             seconds += more
         return seconds
     for block in blocks:
@@ -215,6 +216,15 @@ def _brought_back(run: _Run, progress: Progress) -> float:
         return 0.0
     run.ledger, run.norms, seconds = bring_back(run.prepared, run.recipe, run.ledger, run.changes, progress)
     return seconds
+
+
+def _validated(change: Change, refits: Sequence[Refit]) -> Change:
+    """With the mean held-out error of the layers that read the block's units."""
+    mine = {slot.initializer for slot in change.block.consumers}
+    errors = [r.after for r in refits if r.weight in mine]
+    if not errors:
+        return change
+    return dataclasses.replace(change, error=dataclasses.replace(change.error, validation=float(np.mean(errors))))
 
 
 def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:

@@ -111,6 +111,7 @@ def report_of(
         interface=ports,
         notes=[note for note in (INTERFACE if ports else "", decision.allocation.note, _missed(sizes.budget)) if note],
         allocation=decision.allocation.entry(),
+        refits=[dataclasses.asdict(refit) for refit in decision.refits],
         norms=[dataclasses.asdict(norm) for norm in decision.norms],
     )
 

@@ -150,6 +150,7 @@ def make_report(
     notes: Sequence[str] = (),
     interface: Sequence[Port] = (),
     allocation: Mapping[str, Any] | None = None,
+    refits: Sequence[Mapping[str, Any]] = (),
     norms: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Put a report together.
@@ -166,6 +167,7 @@ def make_report(
         notes: what the user should know.
         interface: inputs and outputs whose shapes changed.
         allocation: how widths were spread over the blocks, and what rounding them cost.
+        refits: layers fitted to the original network, with errors on held-out rows.
         norms: activations brought back to the original's.
     """
     return Report(
@@ -178,6 +180,7 @@ def make_report(
             "calibration": plain(calibration),
             "allocation": plain(allocation),
             "blocks": [plain(block) for block in blocks],
+            "refits": plain(list(refits)),
             "norms": plain(list(norms)),
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),

@@ -23,7 +23,7 @@ from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer, behind, consumers
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.preparation import Prepared
+from onnxgrail.preparation import Prepared, stream_of
 
 FOLDS = 4  # of the samples; the last one is held out
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
@@ -78,16 +78,12 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
         The ledger with fitted weights and shifted biases, one entry per layer, seconds in ONNX Runtime.
     """
     model, survey = prepared.model, prepared.survey
-    groups = [list(group) for _, group in groupby(_tasks(prepared, ledger), key=lambda t: t.rows)]
+    groups = [list(group) for _, group in groupby(_tasks(prepared, recipe, ledger), key=lambda t: t.rows)]
     ends = [group[0].consumer.position for group in groups[1:]] + [0]
     few = prepared.batches.samples < FEW
     guard: Any = {"judges": FOLDS, "margin": SURE} if few else {}
     report: list[Refit] = []
-    common = {"providers": recipe.providers, "folder": prepared.folder}
-    with (
-        Stream(model, survey, prepared.batches, **common) as dense,  # type: ignore[arg-type]
-        Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]
-    ):
+    with stream_of(prepared, recipe) as dense, stream_of(prepared, recipe) as narrow:
         for tasks, end in zip(groups, ends, strict=True):
             folds = _measured(tasks, end, dense, narrow, weights.empty(survey), ledger, recipe.seed)
             originals = [weights.original(task.consumer.value, model, survey) for task in tasks]
@@ -103,24 +99,25 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
         return ledger, tuple(report), dense.forward + narrow.forward
 
 
-def _tasks(prepared: Prepared, ledger: Ledger) -> list[_Task]:
+def _tasks(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[_Task]:
     """What is to be fitted, in node order."""
     model, survey = prepared.model, prepared.survey
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
-    found = [_task(c, prepared, ledger) for c in consumers(model, survey) if c.source in changed]
+    tight = recipe.target_params is not None or recipe.target_size is not None
+    found = [_task(c, prepared, ledger, tight=tight) for c in consumers(model, survey) if c.source in changed]
     return [t for t in found if t.features <= FEATURES and t.features * t.made.sum() <= NUMBERS]
 
 
-def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger) -> _Task:
-    """A layer as the ledger leaves it."""
+def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger, *, tight: bool) -> _Task:
+    """A layer as the ledger leaves it; a node for a bias is made only where inputs were lost and size is not tight."""
     shape = prepared.survey.facts.shapes[consumer.value]
     kept, made = (
         ~ledger.dead[consumer.units.get(axis, np.zeros(shape[axis], dtype=np.int64))]
         for axis in (consumer.inward, consumer.outward)
     )
     bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantised weight is tied to its scales
-    room = consumer.roomy or not kept.all()  # a node for a bias is worth it where inputs were lost
+    room = consumer.room == "bias" or (not tight and (consumer.room == "slot" or not kept.all()))
     return _Task(consumer=consumer, kept=kept, made=made, affine=room and not bound)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Ints
+from onnxgrail.graph.attributes import integers, number
 from onnxgrail.graph.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.survey import Operand, Survey
 
@@ -36,7 +38,7 @@ class Consumer:
         source: the activation it reads; axis: its channel axis.
         output: the activation it makes; made: the channel axis of that.
         bias: what is added to the output behind it or inside, (o,) or zeros; inner: whether inside.
-        roomy: whether a bias has a place without another node.
+        room: whether there is a bias, or a place for one without another node.
         total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
     """
 
@@ -54,7 +56,7 @@ class Consumer:
     made: int
     bias: Array
     inner: bool
-    roomy: bool
+    room: Literal["bias", "slot", "none"]
     total: str
     residual: str
 
@@ -121,17 +123,12 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     if node.op_type == "MatMul":
         return (0, 1) if ranks[0] > 1 and ranks[1] == 2 else None
     if node.op_type == "Gemm":
-        plain = all(_number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
-        return ((1, 0) if _number(node, "transB", 0) else (0, 1)) if plain else None
+        plain = all(number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
+        return ((1, 0) if number(node, "transB", 0) else (0, 1)) if plain else None
     padded = node.attributes.get("auto_pad")
-    if node.op_type == "Conv" and _number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
+    if node.op_type == "Conv" and number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
         return 1, 0
     return None
-
-
-def _number(node: ir.Node, name: str, default: float) -> float:
-    found = node.attributes.get(name)
-    return default if found is None else float(found.value)
 
 
 def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer:
@@ -158,7 +155,7 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
         made=1 if conv else rank - 1,
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
         inner=bias is not None,
-        roomy=node.op_type != "MatMul" or added is not None,
+        room="bias" if bias is not None or added is not None else "slot" if node.op_type != "MatMul" else "none",
         total=total,
         residual=residual,
     )
@@ -167,13 +164,10 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
 def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
     kernel = shape[2:]
     ones = (1,) * len(kernel)
-    values: Mapping[str, tuple[int, ...]] = {
-        name: tuple(node.attributes[name].as_ints()) if name in node.attributes else default
-        for name, default in (("strides", ones), ("dilations", ones), ("pads", (0,) * (2 * len(kernel))))
-    }
-    pads = values["pads"]
+    strides, dilations = (integers(node, name, ones) for name in ("strides", "dilations"))
+    pads = integers(node, "pads", (0,) * (2 * len(kernel)))
     sides = tuple((pads[a], pads[a + len(kernel)]) for a in range(len(kernel)))
-    return Window(kernel=kernel, strides=values["strides"], dilations=values["dilations"], pads=sides)
+    return Window(kernel=kernel, strides=strides, dilations=dilations, pads=sides)
 
 
 def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:

@@ -85,9 +85,8 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
     for name in ("uniform", "global"):
         target = tmp_path / f"{name}.onnx"
         samples = None if source is DIGITS else 32
-        result = onnxgrail.compress(
-            source.model, target, data=source.calibration, ratio=0.5, allocate=name, samples=samples
-        )
+        choices = {"ratio": 0.5, "compensate": "grail", "allocate": name, "samples": samples}
+        result = onnxgrail.compress(source.model, target, data=source.calibration, **choices)
         reports[name] = result.report.data
         with np.load(source.heldout) as file:
             inputs = {
