@@ -79,7 +79,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
     """
     model, survey = prepared.model, prepared.survey
     groups = [list(group) for _, group in groupby(_tasks(prepared, recipe, ledger), key=lambda t: t.rows)]
-    ends = [group[0].consumer.position for group in groups[1:]] + [0]
+    ends = [*(group[0].consumer.position for group in groups[1:]), 0][: len(groups)]
     few = prepared.batches.samples < FEW
     guard: Any = {"judges": FOLDS, "margin": SURE} if few else {}
     report: list[Refit] = []
