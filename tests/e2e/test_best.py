@@ -101,9 +101,9 @@ def test_it_is_closer_than_what_is_fitted_block_by_block(made: tuple[dict[str, A
 
 def test_nothing_that_can_be_fitted() -> None:
     """The only reader is no plain product: it keeps GRAIL's weights."""
-    text = "h = MatMul(x, w1)\nr = Relu(h)\ny = Einsum<equation='nh,ho->no'>(r, w2)"
-    model = tiny("double[N,6] x => double[N,4] y", text, {"w1": (6, 8), "w2": (8, 4)})
-    x = np.random.default_rng(1).standard_normal((ROWS, 6))
+    text = 'h = MatMul(x, w1)\nr = Relu(h)\ny = Einsum<equation="nh,ho->no">(r, w2)'
+    model = tiny("float[N,6] x => float[N,4] y", text, {"w1": (6, 8), "w2": (8, 4)})
+    x = np.random.default_rng(1).standard_normal((ROWS, 6)).astype(np.float32)
     result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, ratio=0.5, round_to=1, compensate="best")
     assert result.report.data["refits"] == []
     assert result.report.data["blocks"][0]["kept"] == 4
