@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
@@ -36,15 +37,21 @@ class Stream:
     """Owns the cached activations of a calibration run; a context manager that lets them go."""
 
     def __init__(
-        self, model: ir.Model, survey: Survey, batches: Batches, *, providers: Sequence[str], folder: Path | None
+        self,
+        model: ir.Model,
+        survey: Survey,
+        batches: Batches,
+        *,
+        providers: Sequence[str],
+        folder: Path | None,
+        budget: int = BUDGET,
     ) -> None:
         self._model, self._survey = model, survey
         self._providers, self._folder = tuple(providers), folder
         self._lives = lives(model, survey.facts, effort(model, survey))
         self.position = 0  # of the first node that is still to come
-        feeds = list(batches)
-        self._masks = [padding_mask(feed) for feed in feeds]
-        self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        self._cache = Cache(batches, budget)
+        self._masks = [padding_mask(feed) for feed in self._cache]
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
         self.forward = 0.0  # seconds inside ONNX Runtime
 
@@ -63,14 +70,13 @@ class Stream:
             return
         target = self._lives.best(self.position, limit)
         keep = self._lives.at(target)
-        fresh = [name for name in keep if name not in self._cache[0]]
+        fresh = [name for name in keep if name not in self._cache]
         if fresh:
             with self._open(fresh, ledger) as session:
-                for cache in self._cache:
-                    cache.update(self._run(session, self._fitted(cache, ledger)))
+                for number, cache in enumerate(self._cache):
+                    self._cache.add(number, self._run(session, self._fitted(cache, ledger)))
             self._dead.update(dict.fromkeys(fresh, ledger.dead))
-        alive = set(keep)
-        self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
+        self._cache.keep(set(keep))
         self.position = target
 
     @property
@@ -85,13 +91,13 @@ class Stream:
         return any(
             (gone & dead)[mark.labels].any()
             for name, dead in self._dead.items()
-            if name in self._cache[0]
+            if name in self._cache
             for mark in self._survey.marks.get(name, ())
         )
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
-        beyond = [n for n in names if n not in self._cache[0]]
+        beyond = [n for n in names if n not in self._cache]
         session = self._open(beyond, ledger) if beyond else None
         for whole in self._cache:
             cache = self._fitted(whole, ledger)
@@ -101,8 +107,8 @@ class Stream:
         """Sums over all calibration rows of each probe, in the network as the ledger has it."""
         names = sorted({n for p in probes for n in (p.value, *p.also)})
         sums = [zero_stats(p) for p in probes]
-        here = [n for n in names if n in self._cache[0]]
-        beyond = [n for n in names if n not in self._cache[0]]
+        here = [n for n in names if n in self._cache]
+        beyond = [n for n in names if n not in self._cache]
         session = self._open(beyond, ledger) if beyond else None
         for whole, mask in zip(self._cache, self._masks, strict=True):
             cache = self._fitted(whole, ledger)
@@ -159,7 +165,7 @@ class Stream:
 
     def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
         """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, list(self._cache[0]), list(outputs), self._survey.facts)
+        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
         apply(piece.graph, self._survey, ledger)
         spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
         data = to_bytes(piece)
