@@ -80,7 +80,6 @@ def decide(
                 kept,
                 prepared.feed,
                 providers=recipe.providers,
-                folder=prepared.folder,
             )
     with clock.stage("measure"):
         shared = early and recipe.allocate in ("flap", "global") and not recipe.closed_loop and _needs_data(recipe)
@@ -134,7 +133,6 @@ def _confirmed(run: _Run) -> tuple[Refusal, ...]:
         run.kept,
         prepared.feed,
         providers=run.recipe.providers,
-        folder=prepared.folder,
         dead=run.ledger.dead,
     )
     if refusals:
@@ -241,7 +239,6 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         prepared.survey,
         prepared.batches,
         providers=recipe.providers,
-        folder=prepared.folder,
         budget=cache_bytes(recipe),
     ) as stream:
         for step in todo:

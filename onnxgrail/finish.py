@@ -19,8 +19,9 @@ from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
-from onnxgrail.graph.model_io import LIMIT, inline, weight_bytes
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.mapped import files
+from onnxgrail.graph.model_io import weight_bytes
+from onnxgrail.graph.serial import skeleton, to_bytes
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
 from onnxgrail.report import (
@@ -49,30 +50,24 @@ def verify(
         ModelError: ONNX Runtime does not load or run the result.
     """
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
-    before = prepared.source if prepared.folder is not None else to_bytes(prepared.model)
+    before = prepared.path if prepared.path is not None else to_bytes(prepared.model)
     sums = run_both(
         before,
         to_bytes(slim),
         few,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
-        folder=prepared.folder,
+        once=bool(files(prepared.model)),
         progress=progress,
     )
     results = finish(sums)
     return Verification(checker=_checks(slim), ort_load=True, outputs=tuple(entries(results))), results
 
 
-def _checks(slim: ir.Model) -> bool | None:
-    """Whether the ONNX checker accepts the result; None where it is too large to be handed over in memory.
-
-    Files with ops outside the standard fail it before and after.
-    """
-    if weight_bytes(slim) > LIMIT:
-        return None
-    inline(slim)
+def _checks(slim: ir.Model) -> bool:
+    """Whether the ONNX checker accepts the result; files with ops outside the standard fail it before and after."""
     try:
-        onnx.checker.check_model(ir.to_proto(slim))
+        onnx.checker.check_model(skeleton(slim))
     except (onnx.checker.ValidationError, ValueError):
         return False
     return True
@@ -136,7 +131,7 @@ def _model(
     params = cost.parameters(model)
     gone, gone_bytes = cost.removed(survey, ledger.dead)
     after = params - gone if slim is None else cost.parameters(slim)
-    path = Path(prepared.source) if prepared.folder is not None else None
+    path = prepared.path
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
     size = before - gone_bytes if output is None or slim is None else _written(slim, output)
     macs = cost.macs(model, survey, ledger.dead) // prepared.samples

@@ -32,13 +32,13 @@ class Prepared:
     """A model that has been read, run once and traced.
 
     Attributes:
-        source: path or bytes or object as given; folder: where a path's external data lie.
+        source: path or bytes or object as given; path: of the file, where that is what was given.
         model: the graph, never changed; batches: calibration feeds; survey: its trace.
         feed: the small feed of the trace; samples: how many samples it holds.
     """
 
     source: Any
-    folder: Path | None
+    path: Path | None
     model: ir.Model
     batches: Batches
     survey: Survey
@@ -76,29 +76,27 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
     """
     with clock.stage("load"):
         model = load(from_any(source))
-        folder = Path(source).parent if isinstance(source, str | Path) else None
     with clock.stage("data"):
         batches = _batches(model, data, recipe)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
-        feed, facts = _observed(model, batches, folder, recipe)
+        feed, facts = _observed(model, batches, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
-    return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
+    path = Path(source) if isinstance(source, str | Path) else None
+    return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed)
 
 
-def _observed(
-    model: ir.Model, batches: Batches, folder: Path | None, recipe: Recipe
-) -> tuple[Mapping[str, Array], Facts]:
+def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
     """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
     first = next(iter(batches))
     small = probe_feed(first, signature_of(model))
     try:
-        return small, observe(model, small, providers=recipe.providers, folder=folder)
+        return small, observe(model, small, providers=recipe.providers)
     except ModelError as error:
         if all(np.array_equal(small[name], first[name]) for name in small):
             raise _explained(error, batches) from error
     try:
-        return first, observe(model, first, providers=recipe.providers, folder=folder)
+        return first, observe(model, first, providers=recipe.providers)
     except ModelError as error:
         raise _explained(error, batches) from error
 

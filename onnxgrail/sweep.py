@@ -70,7 +70,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
     todo = [t for c in consumers(model, survey) if (t := _task(c, prepared, ledger)) is not None]
     untouched = weights.empty(survey)
     report: list[Refit] = []
-    common = {"providers": recipe.providers, "folder": prepared.folder, "budget": cache_bytes(recipe) // 2}
+    common = {"providers": recipe.providers, "budget": cache_bytes(recipe) // 2}
     with (
         Stream(model, survey, prepared.batches, **common) as dense,  # type: ignore[arg-type]
         Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]

@@ -142,7 +142,6 @@ def _evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
             prepared.batches,
             job.blocks,
             providers=job.recipe.providers,
-            folder=prepared.folder,
             budget=cache_bytes(job.recipe),
             progress=job.progress,
         )

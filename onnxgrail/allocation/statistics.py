@@ -68,7 +68,6 @@ def known(
         prepared.batches,
         blocks,
         providers=recipe.providers,
-        folder=prepared.folder,
         together=sys.maxsize,
         budget=cache_bytes(recipe),
         progress=progress,
@@ -107,7 +106,6 @@ def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batch
         batches,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
-        folder=prepared.folder,
     )
     errors = [f.nmse for f in finish(sums) if f.nmse is not None]
     return float(np.mean(errors)) if errors and np.isfinite(errors).all() else float("inf")

@@ -21,7 +21,7 @@ from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Progress, Stats
 from onnxgrail.errors import DataError
 from onnxgrail.graph import weights
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import skeleton
 from onnxgrail.graph.survey import Survey
 from onnxgrail.paths import write_whole
 
@@ -39,7 +39,6 @@ def dense_pass(
     blocks: Sequence[Block],
     *,
     providers: Sequence[str],
-    folder: Path | None = None,
     together: int = TOGETHER,
     budget: int = BUDGET,
     progress: Progress,
@@ -57,7 +56,7 @@ def dense_pass(
         done += 1
         progress("measuring", done, total)
 
-    with Stream(model, survey, batches, providers=providers, folder=folder, budget=budget) as stream:
+    with Stream(model, survey, batches, providers=providers, budget=budget) as stream:
         for group in groups:
             found = iter(stream.measure([p for b in group for p in b.probes], weights.empty(survey), tick))
             yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]
@@ -78,7 +77,7 @@ def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
 
 def model_key(model: ir.Model) -> str:
     """Checksum of a model with all its weights."""
-    digest = hashlib.sha256(to_bytes(model))
+    digest = hashlib.sha256(skeleton(model).SerializeToString(deterministic=True))
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             digest.update(value.const_value.tobytes())

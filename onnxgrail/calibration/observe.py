@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +18,7 @@ from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 SMALL = 4096
 
 
-def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, folder: Path | None = None) -> Facts:
+def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> Facts:
     """Run the model once on `feed` and once on a smaller one.
 
     Raises:
@@ -32,7 +31,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     hidden = below_a_byte(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
-    with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
+    with open_session(to_bytes(model, outputs=names), optimise=False, once=True, providers=providers) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
                 shapes[name], dtypes[name] = array.shape, array.dtype
@@ -40,7 +39,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
                     values[name] = array
         other, found = _elsewhere(session, other_sizes(feed, signature_of(model)))
     for name, tensor in _tensors(model):
-        shapes[name], dtypes[name] = tensor.numpy().shape, tensor.dtype.numpy()
+        shapes[name], dtypes[name] = tuple(tensor.shape.numpy()), tensor.dtype.numpy()
         if tensor.size <= SMALL or name in hidden:
             values[name] = tensor.numpy()
     weights = stored(model, known, shapes)

@@ -8,7 +8,6 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +33,6 @@ def prove(
     feed: Feed,
     *,
     providers: Sequence[str],
-    folder: Path | None = None,
     dead: Bools | None = None,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     """Blocks that narrow exactly, and refusals for the others.
@@ -46,12 +44,11 @@ def prove(
         widths: units each keeps, by name.
         feed: one small feed.
         providers: execution providers.
-        folder: where external data lie.
         dead: the units that are to go; drawn at random where that is not known yet.
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
-        with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
+        with open_session(to_bytes(candidate), optimise=False, once=True, providers=providers) as session:
             return [session.run(fit(f, ports)) for f in feeds]
 
     other = survey.facts.other  # a size that was written down as a number shows there

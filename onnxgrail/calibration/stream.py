@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -43,11 +42,10 @@ class Stream:
         batches: Batches,
         *,
         providers: Sequence[str],
-        folder: Path | None,
         budget: int = BUDGET,
     ) -> None:
         self._model, self._survey = model, survey
-        self._providers, self._folder = tuple(providers), folder
+        self._providers = tuple(providers)
         self._lives = lives(model, survey.facts, effort(model, survey))
         self.position = 0  # of the first node that is still to come
         self._cache = Cache(batches, budget)
@@ -169,7 +167,7 @@ class Stream:
         apply(piece.graph, self._survey, ledger)
         spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
         data = to_bytes(piece)
-        common = {"providers": self._providers, "outputs": outputs, "folder": self._folder}
+        common = {"providers": self._providers, "outputs": outputs}
         try:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
         except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are

@@ -57,7 +57,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
         if tensor is None or tensor.size <= SMALL:
             graph.initializer.extend([] if tensor is None else [ir.to_proto(tensor)])
         else:
-            shape = list(tensor.numpy().shape)
+            shape = list(tensor.shape.numpy())
             graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.dtype.value, shape))
     recorded = (
         v for node in model.graph for v in node.outputs if v.name and v.type is not None and v.shape is not None

@@ -20,6 +20,21 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
     return data
 
 
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model with weights that lie in files turned into inputs: all that there is to say about them is their type."""
+    proto: onnx.ModelProto = ir.to_proto(model)
+    inputs = {value.name for value in proto.graph.input}
+    inside = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            inside.append(tensor)
+        elif tensor.name not in inputs:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    return proto
+
+
 INFORMED = "onnxgrail.value_info"  # key of a model's transient `meta`: names that came with a value_info
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.mapped import like
 from onnxgrail.graph.survey import Sizes
 
 
@@ -114,11 +115,11 @@ class Cut:
         self.node.attributes[name] = ir.AttrInt64(name, value)
 
 
-def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
+def constant(graph: ir.Graph, array: Array, name: str, *, old: ir.Value | None = None) -> ir.Value:
     """A new constant under a name that is free in the graph.
 
     It becomes an initializer, or a Constant node where every initializer is a model input too (IR version 3), since
-    inputs are the model's interface.
+    inputs are the model's interface.  What replaces an `old` one that lay in a file lies in a file.
     """
     free, count = name, 0
     taken = graph.initializers
@@ -131,6 +132,7 @@ def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
         node.outputs[0].name = free
         graph.insert_before(graph[0], node)
         return node.outputs[0]
-    value = ir.Value(name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    stored = tensor if old is None else like(old.const_value, tensor)
+    value = ir.Value(name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=stored)
     graph.register_initializer(value)
     return value
