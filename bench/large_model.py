@@ -97,9 +97,7 @@ class Weights:
 
     def _begin(self, name: str, shape: list[int]) -> int:
         self._file.write(b"\0" * (-self._file.tell() % 64))
-        self.tensors.append(
-            TensorProto(name=name, dims=shape, data_type=self.kind, data_location=TensorProto.EXTERNAL)
-        )
+        self.tensors.append(TensorProto(name=name, dims=shape, data_type=self.kind, data_location=TensorProto.EXTERNAL))
         return self._file.tell()
 
     def _end(self, name: str, start: int) -> str:

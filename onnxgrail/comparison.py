@@ -23,7 +23,7 @@ from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
-from onnxgrail.graph.mapped import files
+from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.trace import trace
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
@@ -212,7 +212,7 @@ def _macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:
     """Size of the model file and of the external data files it names."""
-    return sum(file.stat().st_size for file in (path, *files(model).values()) if file.exists())
+    return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())
 
 
 def _same_inputs(wanted: Signature, got: Signature, path: Path) -> None:

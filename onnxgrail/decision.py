@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,11 @@ from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Refusal, Selector, View, silent
 from onnxgrail.graph import weights
+from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.memory import give_back
 from onnxgrail.methods.grail import reduce_and_compensate
-from onnxgrail.order import steps
+from onnxgrail.order import Step, steps
 from onnxgrail.preparation import Clock, Prepared
 from onnxgrail.sweep import Refit, sweep
 
@@ -81,6 +83,8 @@ def decide(
                 prepared.feed,
                 providers=recipe.providers,
             )
+    if weight_files(prepared.model):
+        give_back()
     with clock.stage("measure"):
         shared = early and recipe.allocate in ("flap", "global") and not recipe.closed_loop and _needs_data(recipe)
         dense = known(prepared, blocks, recipe, files, shared=shared, progress=progress)
@@ -185,9 +189,9 @@ class _Run:
         return _decided(view, self.kept[view.block.name], self.recipe, SELECTORS[self.recipe.selector])
 
     def settle(self, change: Change) -> None:
-        """Write a decision into the ledger."""
-        self.changes.append(change)
+        """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
         self.ledger = self.after(change, self.ledger)
+        self.changes.append(dataclasses.replace(change, weights=()))
 
     def after(self, change: Change, ledger: Ledger) -> Ledger:
         """A ledger with one more decision."""
@@ -227,6 +231,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
     """
     prepared, recipe = run.prepared, run.recipe
     todo = steps(blocks, closed_loop=recipe.closed_loop and recipe.compensate != BEST)
+    heavy = bool(weight_files(prepared.model))
     total, done = len(prepared.batches) * len(todo), 0
 
     def tick() -> None:
@@ -242,21 +247,28 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         budget=cache_bytes(recipe),
     ) as stream:
         for step in todo:
-            before = run.ledger
-            if run.dense is not None and not before.dead.any():
-                measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
-            else:
-                stream.advance(before, step.limit)
-                found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
-                measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
-            for block, stats in zip(step.blocks, measured, strict=True):
-                view = View(block=block, weights=run.weights(block), stats=stats)
-                change = run.choose(view)
-                if change.reducer.cluster is not None:  # averaged statistics promise too much
-                    joint = stream.measure_fold(block.probes, change.reducer.kept, before, run.after(change, before))
-                    change = judge(view, change, joint)
-                run.settle(change)
+            _step(run, stream, step, tick)
+            if heavy:
+                give_back()
         return stream.forward
+
+
+def _step(run: _Run, stream: Stream, step: Step, tick: Callable[[], None]) -> None:
+    """Measure and settle some blocks; a function of its own, so that nothing of one step is held in the next."""
+    before = run.ledger
+    if run.dense is not None and not before.dead.any():
+        measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
+    else:
+        stream.advance(before, step.limit)
+        found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
+        measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
+    for block, stats in zip(step.blocks, measured, strict=True):
+        view = View(block=block, weights=run.weights(block), stats=stats)
+        change = run.choose(view)
+        if change.reducer.cluster is not None:  # averaged statistics promise too much
+            joint = stream.measure_fold(block.probes, change.reducer.kept, before, run.after(change, before))
+            change = judge(view, change, joint)
+        run.settle(change)
 
 
 def _compensator(recipe: Recipe) -> Compensator:

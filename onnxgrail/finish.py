@@ -19,7 +19,7 @@ from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
-from onnxgrail.graph.mapped import files
+from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.serial import skeleton, to_bytes
 from onnxgrail.paths import sha256
@@ -57,7 +57,7 @@ def verify(
         few,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
-        once=bool(files(prepared.model)),
+        once=bool(weight_files(prepared.model)),
         progress=progress,
     )
     results = finish(sums)

@@ -24,6 +24,7 @@ from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
+from onnxgrail.graph.mapped import discard
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
 from onnxgrail.graph.serial import to_bytes
@@ -172,6 +173,8 @@ class Stream:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
         except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are
             return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
+        finally:
+            discard(piece)
 
 
 def _paired(probe: Probe, kept: Ints) -> Probe:

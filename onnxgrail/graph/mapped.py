@@ -150,6 +150,16 @@ def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProt
     return found
 
 
+def discard(model: ir.Model) -> None:
+    """Remove the temporary files of a model that is not written: a session that has opened them keeps them.
+
+    Otherwise they would stay until the model's cycles are collected.
+    """
+    for tensor in _tensors(model):
+        if os.name == "posix" and isinstance(tensor, Mapped) and not tensor.stated:
+            _remove(Path(tensor.path))
+
+
 def shelved(array: Array) -> Array:
     """An array in a file without a name, which goes with it; small ones, and all where there is no room, stay."""
     if array.nbytes < LARGE:
@@ -190,7 +200,7 @@ def write(tensor: ir.TensorProtocol, file: Any) -> None:
         file.write(array.astype(kind, copy=False).reshape(-1).view(np.uint8).data)
 
 
-def files(model: ir.Model) -> dict[str, Path]:
+def weight_files(model: ir.Model) -> dict[str, Path]:
     """The files that hold a model's weights, by the location that the model states."""
     return {t.stated: Path(t.path) for t in _tensors(model) if isinstance(t, Mapped) and t.stated}
 

@@ -21,7 +21,7 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model with weights that lie in files turned into inputs: all that there is to say about them is their type."""
+    """The model with weights that lie in files turned into inputs: their type is all there is to say."""
     proto: onnx.ModelProto = ir.to_proto(model)
     inputs = {value.name for value in proto.graph.input}
     inside = []

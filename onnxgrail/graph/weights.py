@@ -49,11 +49,11 @@ def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> L
     for number, values in change.weights:
         slot = block.slots[number]
         array = slots.write(_array(slot, model, survey, now), slot, change.reducer.kept, values)
-        arrays[slot.param] = _put(array, model.graph.initializers.get(slot.initializer))
+        arrays[slot.param] = put(array, model.graph.initializers.get(slot.initializer))
     return Ledger(dead=dead, arrays=arrays, shifts=ledger.shifts)
 
 
-def _put(array: Array, old: ir.Value | None) -> Array:
+def put(array: Array, old: ir.Value | None) -> Array:
     """New values, in a file where the old ones lie in one: a ledger of a deep model would fill the memory."""
     if old is None or not isinstance(old.const_value, Mapped):
         return array
