@@ -108,6 +108,9 @@ def open_session(
     if once:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # The default order runs whatever needs no input first: all casts of a half precision model, on a CPU that has
+        # no kernels for it, would be in memory at once (measured: 3.2 GB where 0.3 GB do).
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     try:
         handle = ort.InferenceSession(
             source if isinstance(source, bytes) else str(source), sess_options=options, providers=list(providers)
