@@ -35,19 +35,16 @@ PIECE = 2**22  # numbers that are drawn at once
 
 RUN = """
 import json, sys, time
+import numpy as np
 import onnxgrail
-model, target, choices = json.loads(sys.argv[1])
+model, target, ids, choices = json.loads(sys.argv[1])
+ids = np.array(ids, dtype=np.int64)
 started = time.perf_counter()
-if choices.pop("inspect"):
-    found = onnxgrail.inspect(model, input_shapes={"ids": tuple(choices["shape"])})
+if target is None:
+    found = onnxgrail.inspect(model, input_shapes={"ids": ids.shape})
     print(json.dumps({"blocks": len(found.blocks), "seconds": time.perf_counter() - started}))
 else:
-    choices["data"] = {"ids": choices.pop("ids")}
-    choices.pop("shape")
-    import numpy as np
-    choices["data"] = {"ids": np.array(choices["data"]["ids"], dtype=np.int64)}
-    result = onnxgrail.compress(model, target, force=True, **choices)
-    data = result.report.data
+    data = onnxgrail.compress(model, target, data={"ids": ids}, force=True, **choices).report.data
     print(json.dumps({
         "seconds": time.perf_counter() - started,
         "timing": data["timing"],
@@ -239,17 +236,15 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     write(path, depth=depth, **sizes)
     made = time.perf_counter() - started
     ids = np.random.default_rng(1).integers(0, options.words, (options.samples, options.tokens)).tolist()
-    choices: dict[str, Any] = {"inspect": options.inspect, "ids": ids, "shape": [2, options.tokens]}
-    if not options.inspect:
-        choices |= {
-            "ratio": options.ratio, "compensate": options.compensate, "selector": options.selector,
-            "cache_budget": options.cache_budget, "batch_size": options.batch_size,
-        }  # fmt: skip
-    found, peak = watched(RUN, json.dumps([str(path), str(small), choices]))
-    result = {"depth": depth, **sizes, "made_seconds": made, **found, "peak_bytes": peak}
-    if not options.inspect:
-        result["loaded"], result["loaded_peak_bytes"] = watched(LOAD, str(small), json.dumps(ids[:1]))
-    return result | {"compensate": options.compensate, "cache_budget": options.cache_budget}
+    names = ("ratio", "compensate", "selector", "cache_budget", "batch_size", "save_as_external_data")
+    choices = {name: getattr(options, name) for name in names}
+    target = None if options.inspect else str(small)
+    found, peak = watched(RUN, json.dumps([str(path), target, ids, choices]))
+    result = {"depth": depth, **sizes, "samples": options.samples, "made_seconds": made, **found, "peak_bytes": peak}
+    if options.inspect:
+        return result
+    loaded, loading = watched(LOAD, str(small), json.dumps(ids[:1]))
+    return result | choices | {"loaded": loaded, "loaded_peak_bytes": loading}
 
 
 def main() -> None:
@@ -265,6 +260,7 @@ def main() -> None:
     parser.add_argument("--compensate", default="grail")
     parser.add_argument("--selector", default="wanda")
     parser.add_argument("--cache-budget", default="64M")
+    parser.add_argument("--save-as-external-data", action="store_true", help="also below 2 GB")
     parser.add_argument("--inspect", action="store_true", help="look at the model instead of compressing it")
     parser.add_argument("--folder", type=Path, help="work there and keep the files")
     options = parser.parse_args()

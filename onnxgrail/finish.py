@@ -148,15 +148,21 @@ def _model(
         bytes_after=size,
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
+        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
+        sha256_data_after={} if output is None or slim is None else {f.name: sha256(f) for f in _beside(slim, output)},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
 
 
 def _written(slim: ir.Model, output: Path) -> int:
     """Bytes of the written file, and of its weights where they lie beside it."""
-    size = output.stat().st_size
-    beside = output.with_name(f"{output.name}.data")
-    return size + beside.stat().st_size if size < weight_bytes(slim) and beside.exists() else size
+    return sum(file.stat().st_size for file in (output, *_beside(slim, output)))
+
+
+def _beside(slim: ir.Model, output: Path) -> list[Path]:
+    """The file with the weights of a written model that does not hold them itself."""
+    file = output.with_name(f"{output.name}.data")
+    return [file] if output.stat().st_size < weight_bytes(slim) and file.exists() else []
 
 
 def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:

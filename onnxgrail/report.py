@@ -29,7 +29,8 @@ class ModelChange:
     """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
 
     `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
-    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `budget` holds metric
+    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `sha256_data_*` has the
+    checksums of files beside the model that hold weights, by name.  `budget` holds metric
     (params, macs, size in bytes, latency in milliseconds), asked (as written), before, limit and achieved.
     """
 
@@ -45,6 +46,8 @@ class ModelChange:
     bytes_after: int | None
     asked_ratio: float | None
     achieved_ratio: float
+    sha256_data_before: Mapping[str, str] = field(default_factory=dict)
+    sha256_data_after: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] | None = None
 
 

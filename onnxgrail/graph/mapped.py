@@ -18,7 +18,11 @@ from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
 
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are written from here: one folder that holds every file
-LARGE = 2**20  # bytes from which on a changed weight goes to a file where the old one lay in one
+LARGE = 2**16  # bytes from which on a changed weight goes to a file where the old one lay in one
+
+SHELF = 2**20  # bytes from which on changed numbers wait in a file
+SHELVED = 400  # arrays without a name that may be open at once: each takes a file descriptor
+_shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()
 
 
 class Mapped(ir.ExternalTensor):
@@ -162,13 +166,14 @@ def discard(model: ir.Model) -> None:
 
 def shelved(array: Array) -> Array:
     """An array in a file without a name, which goes with it; small ones, and all where there is no room, stay."""
-    if array.nbytes < LARGE:
+    if array.nbytes < SHELF or len(_shelves) >= SHELVED:
         return array
     try:
         with tempfile.TemporaryFile(prefix="onnxgrail-") as file:
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             file.flush()
-            raw = np.memmap(file, dtype=np.uint8, mode="r")
+            raw: np.memmap[Any, Any] = np.memmap(file, dtype=np.uint8, mode="r")
+            _shelves[id(raw)] = raw
     except OSError:
         return array
     return np.asarray(raw.view(array.dtype).reshape(array.shape))

@@ -30,7 +30,7 @@ FIELDS = {
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
         "input output sha256_before sha256_after params_before params_after macs_before macs_after "
-        "bytes_before bytes_after asked_ratio achieved_ratio budget"
+        "bytes_before bytes_after asked_ratio achieved_ratio sha256_data_before sha256_data_after budget"
     ),
     "allocation": "asked used errors note rounding",
     "verification": "checker ort_load outputs",
