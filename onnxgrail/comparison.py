@@ -24,7 +24,9 @@ from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.trace import trace
+from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
@@ -134,7 +136,7 @@ def compare(
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
-    outputs = finish(run_both(paths[0], paths[1], batches, **common))
+    outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
     feed = probe_feed(next(iter(batches)), signature)
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
@@ -146,6 +148,11 @@ def compare(
         calibration=source,
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
     )
+
+
+def _runnable(model: ir.Model, path: Path) -> Path | bytes:
+    """The file, or what can be run in its place."""
+    return to_bytes(model) if has_bfloat16(model) else path
 
 
 def run_both(

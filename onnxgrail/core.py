@@ -179,11 +179,13 @@ class Outcome:
     """How the numbers went.
 
     ok: as asked; damped: a larger ridge was needed; plain: narrowed, but the compensation would not have helped and the
-    uncompensated weights stay; skipped: the block was left as it was.
+    uncompensated weights stay; skipped: the block was left as it was.  `clamped` numbers were beyond the range of the
+    weight's format.
     """
 
     status: Status = "ok"
     reason: str = ""
+    clamped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

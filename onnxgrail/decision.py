@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail import plan
+from onnxgrail import plan, slots
 from onnxgrail.algebra.compensate import BEST, COMPENSATORS, Compensator
 from onnxgrail.algebra.curves import Narrow
+from onnxgrail.algebra.formats import in_range
 from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
@@ -188,6 +189,13 @@ class _Run:
         """Decide one block."""
         return _decided(view, self.kept[view.block.name], self.recipe, SELECTORS[self.recipe.selector])
 
+    def fitting(self, view: View, change: Change) -> Change:
+        """A decision that the formats of the weights can hold."""
+        facts = self.prepared.survey.facts
+        names = [slot.initializer for slot in view.block.slots]
+        limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
+        return in_range(view, change, limits)
+
     def settle(self, change: Change) -> None:
         """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
         self.ledger = self.after(change, self.ledger)
@@ -219,7 +227,8 @@ def _settled(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
             seconds += more
         return seconds
     for block in blocks:
-        run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
+        view = View(block=block, weights=run.weights(block), stats=())
+        run.settle(run.fitting(view, run.choose(view)))
     return 0.0
 
 
@@ -268,7 +277,7 @@ def _step(run: _Run, stream: Stream, step: Step, tick: Callable[[], None]) -> No
         if change.reducer.cluster is not None:  # averaged statistics promise too much
             joint = stream.measure_fold(block.probes, change.reducer.kept, before, run.after(change, before))
             change = judge(view, change, joint)
-        run.settle(change)
+        run.settle(run.fitting(view, change))
 
 
 def _compensator(recipe: Recipe) -> Compensator:

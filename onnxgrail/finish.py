@@ -22,6 +22,7 @@ from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.serial import skeleton, to_bytes
+from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
 from onnxgrail.report import (
@@ -39,6 +40,7 @@ INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
 )
+BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
 
 
 def verify(
@@ -50,7 +52,8 @@ def verify(
         ModelError: ONNX Runtime does not load or run the result.
     """
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
-    before = prepared.path if prepared.path is not None else to_bytes(prepared.model)
+    narrow = has_bfloat16(prepared.model)
+    before = to_bytes(prepared.model) if narrow or prepared.path is None else prepared.path
     sums = run_both(
         before,
         to_bytes(slim),
@@ -94,6 +97,13 @@ def report_of(
     sizes = _model(prepared, recipe, decision, slim, output)
     survey = prepared.survey
     ports = changed(prepared.model, survey, decision.ledger.dead)
+    said = (
+        INTERFACE if ports else "",
+        decision.allocation.note,
+        _missed(sizes.budget),
+        BFLOAT16 if has_bfloat16(prepared.model) else "",
+        _clamped(decision.changes),
+    )
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
@@ -104,9 +114,16 @@ def report_of(
         calibration=_calibration(prepared.batches, decision.changes),
         timing=timing,
         interface=ports,
-        notes=[note for note in (INTERFACE if ports else "", decision.allocation.note, _missed(sizes.budget)) if note],
+        notes=[note for note in said if note],
         allocation=decision.allocation.entry(),
     )
+
+
+def _clamped(changes: Sequence[Change]) -> str:
+    """How many numbers did not fit into the format that their weight has."""
+    count = sum(change.outcome.clamped for change in changes)
+    blocks = sum(change.outcome.clamped > 0 for change in changes)
+    return f"{count} new weights in {blocks} blocks were clamped to the range of their number format" if count else ""
 
 
 def _missed(budget: Mapping[str, Any] | None) -> str:
@@ -132,13 +149,13 @@ def _model(
     gone, gone_bytes = cost.removed(survey, ledger.dead)
     after = params - gone if slim is None else cost.parameters(slim)
     path = prepared.path
-    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
+    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
     size = before - gone_bytes if output is None or slim is None else _written(slim, output)
     macs = cost.macs(model, survey, ledger.dead) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
-        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model)).hexdigest(),
+        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model, run=False)).hexdigest(),
         sha256_after=None if output is None else sha256(output),
         params_before=params,
         params_after=after,

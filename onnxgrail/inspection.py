@@ -75,7 +75,7 @@ def inspect(
 def _serialised(prepared: Prepared) -> bytes:
     from onnxgrail.graph.serial import to_bytes
 
-    return to_bytes(prepared.model)
+    return to_bytes(prepared.model, run=False)
 
 
 def _dead(prepared: Prepared, kept: Mapping[str, int]) -> Bools:

@@ -14,6 +14,8 @@ from itertools import groupby, repeat
 
 import numpy as np
 
+from onnxgrail import slots
+from onnxgrail.algebra.formats import MATERIAL
 from onnxgrail.algebra.refit import Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration import rows
@@ -87,6 +89,8 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
                 now = ledger.arrays.get(task.consumer.param, dense_weight)
                 starts = [_matrix(task, array) for array in (now, dense_weight)]
                 found = refit(fit, held, starts, affine=_may_shift(task.consumer, prepared))
+                if np.abs(found.weights).max(initial=0.0) > MATERIAL * slots.largest(now.dtype):
+                    found = dataclasses.replace(found, alpha=None, after=found.before)  # the format cannot hold it
                 ledger = _written(task, found, now, ledger)
                 report.append(_entry(task.consumer, found))
         return ledger, tuple(report), dense.forward + narrow.forward
@@ -212,7 +216,7 @@ def _written(task: _Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
     array = np.array(now)
     front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
     shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
-    limit = float(np.finfo(array.dtype).max) if array.dtype.kind == "f" else np.inf
+    limit = slots.largest(array.dtype)
     values = np.moveaxis(np.clip(found.weights, -limit, limit).reshape(shape), -1, 1)
     front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
     shift = np.zeros(len(task.made))

@@ -45,7 +45,7 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
         return Measure(cost.parameters(model), Meter(model, survey, "params"))
     if metric == "size":
         path = prepared.path
-        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
+        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
         return Measure(before, Meter(model, survey, "bytes"))
     total = cost.macs(model, survey) / prepared.samples
     return Measure(total, Meter(model, survey, "macs"), prepared.samples)

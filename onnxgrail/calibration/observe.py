@@ -14,6 +14,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
+from onnxgrail.graph.widen import has_bfloat16, true_types
 
 SMALL = 4096
 
@@ -38,6 +39,10 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> F
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
         other, found = _elsewhere(session, other_sizes(feed, signature_of(model)))
+    for name, kind in (true_types(model) if has_bfloat16(model) else {}).items():
+        if name in known and name in dtypes:  # what is rewritten must be what the file has
+            dtypes[name] = kind
+            values[name] = values[name].astype(kind)
     for name, tensor in _tensors(model):
         shapes[name], dtypes[name] = tuple(tensor.shape.numpy()), tensor.dtype.numpy()
         if tensor.size <= SMALL or name in hidden:

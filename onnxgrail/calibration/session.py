@@ -15,6 +15,7 @@ import numpy as np
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
 from onnxgrail.graph.mapped import ROOT
+from onnxgrail.graph.widen import wide
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
@@ -44,7 +45,7 @@ class Session:
         if self._handle is None:
             raise ModelError("the session is closed")
         try:
-            values = self._handle.run(list(self.output_names), {n: feed[n] for n in self.inputs})
+            values = self._handle.run(list(self.output_names), {n: wide(feed[n]) for n in self.inputs})
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:

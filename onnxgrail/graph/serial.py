@@ -7,10 +7,17 @@ from collections.abc import Collection, Sequence
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.graph.widen import has_bfloat16, widen
 
-def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
-    """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale)."""
+
+def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) -> bytes:
+    """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale).
+
+    To be run, bfloat16 becomes float32.
+    """
     proto = ir.to_proto(model)
+    if run and has_bfloat16(model):
+        widen(proto)
     del proto.graph.value_info[:]
     have = {o.name for o in proto.graph.output}
     for name in outputs:

@@ -22,7 +22,6 @@ from bench import large_model
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import model_io
 from onnxgrail.graph.mapped import LARGE, Mapped
-from tests.e2e import nets
 
 Make = Callable[..., Path]
 SIZES = {"hidden": 64, "heads": 4, "words": 50, "tokens": 8}

@@ -37,7 +37,7 @@ FIELDS = {
     "block": "name kind units unit_size kept exact members error outcome",
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
-    "outcome": "status reason",
+    "outcome": "status reason clamped",
     "refusal": "value node op reason",
     "output": "name cosine nmse max_abs",
 }
