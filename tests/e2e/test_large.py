@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ import pytest
 
 import onnxgrail
 from bench import large_model
+from onnxgrail.calibration import computed
+from onnxgrail.calibration.observe import observe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import model_io
 from onnxgrail.graph.mapped import LARGE, Mapped
+from tests import tiny
 
-Make = Callable[..., Path]
 SIZES = {"hidden": 64, "heads": 4, "words": 50, "tokens": 8}
 
 
@@ -177,6 +178,26 @@ def test_inline_and_external_sources_give_the_same_numbers(llama: Path, tmp_path
     onnxgrail.compress(whole, tmp_path / "a.onnx", data=ids(), ratio=0.5)
     onnxgrail.compress(llama, tmp_path / "b.onnx", data=ids(), ratio=0.5)
     assert weights(tmp_path / "a.onnx") == weights(tmp_path / "b.onnx")
+
+
+def test_constants_computed_from_large_weights_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {"a": (16, 6), "b": (16,), "c": (4, 16)}
+    body = "at = Transpose(a)\nh = MatMul(x, at)\ni = Add(h, b)\nr = Relu(i)\nct = Transpose(c)\ny = MatMul(r, ct)"
+    path = tmp_path / "m.onnx"
+    proto = ir.to_proto(tiny.tiny("float[N,6] x => float[N,4] y", body, shapes))
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    made = []
+    for limit in (computed.HEAVY, 0):
+        monkeypatch.setattr(computed, "HEAVY", limit)
+        model = model_io.load(path)
+        values = observe(model, {"x": np.ones((2, 6), np.float32)}).values
+        assert isinstance(values, computed.Values) == (limit == 0)
+        np.testing.assert_array_equal(values["at"], model.graph.initializers["a"].const_value.numpy().T)
+        data = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+        result = onnxgrail.compress(path, tmp_path / f"{limit}.onnx", data=data, ratio=0.5)
+        made.append(weights(tmp_path / f"{limit}.onnx"))
+        assert [b["kept"] for b in result.report.data["blocks"]] == [8]
+    assert made[0] == made[1]
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
