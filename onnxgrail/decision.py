@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from onnxgrail.order import Step, steps
 from onnxgrail.preparation import Clock, Prepared
 from onnxgrail.sweep import Refit, sweep
 
+PILE = 2**28  # bytes of arrays that may have come and gone before memory is given back; that takes a while
 PROVED = 0.5  # share of each block that goes in a proof before widths are known
 
 
@@ -240,7 +242,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
     """
     prepared, recipe = run.prepared, run.recipe
     todo = steps(blocks, closed_loop=recipe.closed_loop and recipe.compensate != BEST)
-    heavy = bool(weight_files(prepared.model))
+    heavy, used = bool(weight_files(prepared.model)), 0
     total, done = len(prepared.batches) * len(todo), 0
 
     def tick() -> None:
@@ -257,9 +259,17 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
     ) as stream:
         for step in todo:
             _step(run, stream, step, tick)
-            if heavy:
+            used += sum(_room(block, prepared) for block in step.blocks) if heavy else 0
+            if used > PILE:
                 give_back()
+                used = 0
         return stream.forward
+
+
+def _room(block: Block, prepared: Prepared) -> int:
+    """Bytes of a block's weights and second moments."""
+    shapes = prepared.survey.facts.shapes
+    return 8 * (sum(math.prod(shapes[s.initializer]) for s in block.slots) + sum(p.width**2 for p in block.probes))
 
 
 def _step(run: _Run, stream: Stream, step: Step, tick: Callable[[], None]) -> None:
