@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, Change, Ints, Recipe, Refusal, Slot
+from onnxgrail.core import Block, Change, Ints, Outcome, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
@@ -215,7 +215,7 @@ def block_entry(
         `kept` counts units; `kept_units` lists them.  A member's `kept` lists the positions of the whole original axis
         that this block does not drop, those that belong to other blocks or to none included.
     """
-    outcome = {"status": "skipped", "reason": "not selected"} if change is None else asdict(change.outcome)
+    outcome = asdict(Outcome(status="skipped", reason="not selected") if change is None else change.outcome)
     narrowed = change is not None and change.outcome.status != "skipped"
     kept = change.reducer.kept if change is not None and narrowed else np.arange(block.units)
     cluster = change.reducer.cluster if change is not None and narrowed else None

@@ -130,7 +130,11 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path | None, label: str) -> ir.Te
     try:
         return Mapped(path, offset, tensor, location)
     except ValueError:  # on another drive than everything else: there is no way to name it from here
-        return ir.Tensor(np.fromfile(path, np.uint8, tensor.nbytes, offset=offset).view(tensor.dtype.numpy()))
+        raw = np.fromfile(path, np.uint8, tensor.nbytes, offset=offset).tobytes()
+        whole = onnx.TensorProto(
+            name=tensor.name, dims=tensor.shape.numpy(), data_type=tensor.dtype.value, raw_data=raw
+        )
+        return ir.TensorProtoTensor(whole)
 
 
 def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProtocol:
