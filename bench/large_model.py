@@ -61,8 +61,12 @@ LOAD = """
 import json, sys
 import numpy as np
 from onnxgrail.calibration.session import open_session
-with open_session(sys.argv[1], optimise=False, once=True) as session:
-    logits = session.run({"ids": np.array(json.loads(sys.argv[2]), dtype=np.int64)})["logits"]
+from onnxgrail.graph.model_io import load
+from onnxgrail.graph.serial import to_bytes
+path, ids, dtype = sys.argv[1:]
+model = to_bytes(load(path)) if dtype == "bf16" else path  # there are no kernels for bfloat16
+with open_session(model, optimise=False, once=True) as session:
+    logits = session.run({"ids": np.array(json.loads(ids), dtype=np.int64)})["logits"]
 print(json.dumps({"shape": logits.shape, "finite": bool(np.isfinite(logits).all())}))
 """
 
@@ -243,7 +247,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     result = {"depth": depth, **sizes, "samples": options.samples, "made_seconds": made, **found, "peak_bytes": peak}
     if options.inspect:
         return result
-    loaded, loading = watched(LOAD, str(small), json.dumps(ids[:1]))
+    loaded, loading = watched(LOAD, str(small), json.dumps(ids[:1]), options.dtype)
     return result | choices | {"loaded": loaded, "loaded_peak_bytes": loading}
 
 

@@ -60,18 +60,22 @@ def wide(array: Array) -> Array:
 
 
 def _graph(graph: onnx.GraphProto) -> None:
-    casts = []
+    casts: dict[str, onnx.NodeProto] = {}
     inputs = {value.name for value in graph.input}
     for tensor in graph.initializer:
         if tensor.data_type == NARROW:
             name, tensor.name = tensor.name, f"{tensor.name}/bfloat16"
             if name in inputs:
                 graph.input.remove(next(value for value in graph.input if value.name == name))
-            casts.append(_cast(tensor.name, name))
+            casts[name] = _cast(tensor.name, name)
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == NARROW:
             value.type.tensor_type.elem_type = WIDE
-    nodes = [*casts, *_nodes(graph.node)]
+    nodes = []
+    for node in _nodes(graph.node):  # a weight is widened where it is read first, and not with all others at the start
+        nodes += [casts.pop(name) for name in sorted(_read(node)) if name in casts]
+        nodes.append(node)
+    nodes += casts.values()  # read by nobody, or outputs themselves
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -95,6 +99,15 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
             node.output[0] = f"{name}/bfloat16"
             found.append(_cast(node.output[0], name))
     return found
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """Names that a node or its bodies read."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            names |= {value.name for value in body.output}.union(*map(_read, body.node))
+    return names
 
 
 def _cast(source: str, target: str) -> onnx.NodeProto:
