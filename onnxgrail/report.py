@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, Change, Ints, Outcome, Recipe, Refusal, Slot
+from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
@@ -29,9 +29,9 @@ class ModelChange:
     """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
 
     `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
-    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `sha256_data_*` has the
-    checksums of files beside the model that hold weights, by name.  `budget` holds metric
-    (params, macs, size in bytes, latency in milliseconds), asked (as written), before, limit and achieved.
+    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `sha256_data_*` are of
+    files with weights, by name.  `budget` holds metric (params, macs, size in bytes, latency in milliseconds), asked (as
+    written), before, limit and achieved.
     """
 
     input: str
@@ -229,9 +229,7 @@ def block_entry(
         "kept_units": kept.tolist(),
         "exact": exact,
         "members": _members(block, gone, cluster, axis_sizes, stored or {}),
-        "error": asdict(change.error)
-        if change is not None
-        else {"plain": None, "compensated": None, "validation": None},
+        "error": asdict(BlockError() if change is None else change.error),
         "outcome": outcome,
     }
 
