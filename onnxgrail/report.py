@@ -30,8 +30,8 @@ class ModelChange:
 
     `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
     `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `sha256_data_*` are of
-    files with weights, by name.  `budget` holds metric (params, macs, size in bytes, latency in milliseconds), asked (as
-    written), before, limit and achieved.
+    files with weights, by name.  `budget` holds metric (params, macs, size in bytes, latency in milliseconds), asked
+    (as written), before, limit and achieved.
     """
 
     input: str
