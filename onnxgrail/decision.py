@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from onnxgrail import plan
+from onnxgrail import plan, slots
 from onnxgrail.algebra.compensate import BEST, COMPENSATORS, Compensator
 from onnxgrail.algebra.curves import Narrow
+from onnxgrail.algebra.formats import in_range
 from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
@@ -20,15 +22,19 @@ from onnxgrail.allocation.choose import allocate, by_ratio, simple
 from onnxgrail.allocation.result import Allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
 from onnxgrail.calibration.dense import Dense
+from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Refusal, Selector, View, silent
 from onnxgrail.graph import weights
+from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.memory import give_back
 from onnxgrail.methods.grail import reduce_and_compensate
 from onnxgrail.norms import Norm, bring_back
-from onnxgrail.order import steps
+from onnxgrail.order import Step, steps
 from onnxgrail.preparation import Clock, Prepared, proved, stream_of
 from onnxgrail.sweep import Refit, sweep
 
+PILE = 2**28  # bytes of arrays that may have come and gone before memory is given back; that takes a while
 PROVED = 0.5  # share of each block that goes in a proof before widths are known
 
 
@@ -73,6 +79,8 @@ def decide(
     with clock.stage("prove"):
         if blocks:
             blocks, refusals = proved(prepared, recipe, blocks, kept)
+    if weight_files(prepared.model):
+        give_back()
     with clock.stage("measure"):
         shared = early and recipe.allocate in ("flap", "global") and not recipe.closed_loop and _needs_data(recipe)
         dense = known(prepared, blocks, recipe, files, shared=shared, progress=progress)
@@ -174,10 +182,17 @@ class _Run:
         """Decide one block."""
         return _decided(view, self.kept[view.block.name], self.recipe, SELECTORS[self.recipe.selector])
 
+    def fitting(self, view: View, change: Change) -> Change:
+        """A decision that the formats of the weights can hold."""
+        facts = self.prepared.survey.facts
+        names = [slot.initializer for slot in view.block.slots]
+        limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
+        return in_range(view, change, limits)
+
     def settle(self, change: Change) -> None:
-        """Write a decision into the ledger."""
-        self.changes.append(change)
+        """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
         self.ledger = self.after(change, self.ledger)
+        self.changes.append(dataclasses.replace(change, weights=()))
 
     def after(self, change: Change, ledger: Ledger) -> Ledger:
         """A ledger with one more decision."""
@@ -206,7 +221,8 @@ def _settled(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
             seconds += more
         return seconds
     for block in blocks:
-        run.settle(run.choose(View(block=block, weights=run.weights(block), stats=())))
+        view = View(block=block, weights=run.weights(block), stats=())
+        run.settle(run.fitting(view, run.choose(view)))
     return 0.0
 
 
@@ -235,6 +251,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
     """
     prepared, recipe = run.prepared, run.recipe
     todo = steps(blocks, closed_loop=recipe.closed_loop)
+    heavy, used = bool(weight_files(prepared.model)), 0
     total, done = len(prepared.batches) * len(todo), 0
 
     def tick() -> None:
@@ -244,21 +261,36 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
 
     with stream_of(prepared, recipe) as stream:
         for step in todo:
-            before = run.ledger
-            if run.dense is not None and not before.dead.any():
-                measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
-            else:
-                stream.advance(before, step.limit)
-                found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
-                measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
-            for block, stats in zip(step.blocks, measured, strict=True):
-                view = View(block=block, weights=run.weights(block), stats=stats)
-                change = run.choose(view)
-                if change.reducer.cluster is not None:  # averaged statistics promise too much
-                    joint = stream.measure_fold(block.probes, change.reducer.kept, before, run.after(change, before))
-                    change = judge(view, change, joint)
-                run.settle(change)
+            _step(run, stream, step, tick)
+            used += sum(_room(block, prepared) for block in step.blocks) if heavy else 0
+            if used > PILE:
+                give_back()
+                used = 0
         return stream.forward
+
+
+def _room(block: Block, prepared: Prepared) -> int:
+    """Bytes of a block's weights and second moments."""
+    shapes = prepared.survey.facts.shapes
+    return 8 * (sum(math.prod(shapes[s.initializer]) for s in block.slots) + sum(p.width**2 for p in block.probes))
+
+
+def _step(run: _Run, stream: Stream, step: Step, tick: Callable[[], None]) -> None:
+    """Measure and settle some blocks; a function of its own, so that nothing of one step is held in the next."""
+    before = run.ledger
+    if run.dense is not None and not before.dead.any():
+        measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
+    else:
+        stream.advance(before, step.limit)
+        found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
+        measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
+    for block, stats in zip(step.blocks, measured, strict=True):
+        view = View(block=block, weights=run.weights(block), stats=stats)
+        change = run.choose(view)
+        if change.reducer.cluster is not None:  # averaged statistics promise too much
+            joint = stream.measure_fold(block.probes, change.reducer.kept, before, run.after(change, before))
+            change = judge(view, change, joint)
+        run.settle(run.fitting(view, change))
 
 
 def _compensator(recipe: Recipe) -> Compensator:

@@ -18,7 +18,7 @@ from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Progress
 from onnxgrail.graph import weights
 from onnxgrail.graph.norms import Part, Place, places
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.preparation import Prepared
+from onnxgrail.preparation import Prepared, stream_of
 
 FOLDS = 4  # every fourth sample is held out
 SAME = 1e-9  # squared error, as a share, below which an activation is what it was
@@ -55,11 +55,7 @@ def bring_back(
     first = min(c.block.span[0] for c in changes)
     todo = [p for p in places(model, survey) if p.position >= first and recipe.norms in (p.kind, "all")]
     report: list[Norm] = []
-    common = {"providers": recipe.providers, "folder": prepared.folder}
-    with (
-        Stream(model, survey, prepared.batches, **common) as dense,  # type: ignore[arg-type]
-        Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]
-    ):
+    with stream_of(prepared, recipe, share=2) as dense, stream_of(prepared, recipe, share=2) as narrow:
         for number, place in enumerate(todo):
             dense.advance(untouched, place.position)
             narrow.advance(ledger, place.position)

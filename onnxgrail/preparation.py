@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.data import Batches, read
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
@@ -35,13 +36,13 @@ class Prepared:
     """A model that has been read, run once and traced.
 
     Attributes:
-        source: path or bytes or object as given; folder: where a path's external data lie.
+        source: path or bytes or object as given; path: of the file, where that is what was given.
         model: the graph, never changed; batches: calibration feeds; survey: its trace.
         feed: the small feed of the trace; samples: how many samples it holds.
     """
 
     source: Any
-    folder: Path | None
+    path: Path | None
     model: ir.Model
     batches: Batches
     survey: Survey
@@ -79,30 +80,28 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
     """
     with clock.stage("load"):
         model = load(from_any(source))
-        folder = Path(source).parent if isinstance(source, str | Path) else None
     with clock.stage("data"):
         batches = _batches(model, data, recipe)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
-        feed, facts = _observed(model, batches, folder, recipe)
+        feed, facts = _observed(model, batches, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(model, survey)
-    return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
+    path = Path(source) if isinstance(source, str | Path) else None
+    return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed)
 
 
-def _observed(
-    model: ir.Model, batches: Batches, folder: Path | None, recipe: Recipe
-) -> tuple[Mapping[str, Array], Facts]:
+def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
     """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
     first = next(iter(batches))
     small = probe_feed(first, signature_of(model))
     try:
-        return small, observe(model, small, providers=recipe.providers, folder=folder)
+        return small, observe(model, small, providers=recipe.providers)
     except ModelError as error:
         if all(np.array_equal(small[name], first[name]) for name in small):
             raise _explained(error, batches) from error
     try:
-        return first, observe(model, first, providers=recipe.providers, folder=folder)
+        return first, observe(model, first, providers=recipe.providers)
     except ModelError as error:
         raise _explained(error, batches) from error
 
@@ -123,25 +122,18 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:
     return read(data, signature, **common)
 
 
-def stream_of(prepared: Prepared, recipe: Recipe) -> Stream:
-    """The calibration data on their way through the model."""
-    return Stream(prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, folder=prepared.folder)
+def stream_of(prepared: Prepared, recipe: Recipe, *, share: int = 1) -> Stream:
+    """The calibration data on their way through the model; one of `share` streams that keep to one cache budget."""
+    budget = cache_bytes(recipe) // share
+    return Stream(prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, budget=budget)
 
 
 def proved(
     prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int], dead: Bools | None = None
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`."""
-    return prove(
-        prepared.model,
-        prepared.survey,
-        blocks,
-        widths,
-        prepared.feed,
-        providers=recipe.providers,
-        folder=prepared.folder,
-        dead=dead,
-    )
+    model, survey = prepared.model, prepared.survey
+    return prove(model, survey, blocks, widths, prepared.feed, providers=recipe.providers, dead=dead)
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:

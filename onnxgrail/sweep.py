@@ -15,7 +15,10 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
+from onnxgrail import slots
+from onnxgrail.algebra.formats import MATERIAL
 from onnxgrail.algebra.refit import Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.stream import Stream
@@ -83,7 +86,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
     few = prepared.batches.samples < FEW
     guard: Any = {"judges": FOLDS, "margin": SURE} if few else {}
     report: list[Refit] = []
-    with stream_of(prepared, recipe) as dense, stream_of(prepared, recipe) as narrow:
+    with stream_of(prepared, recipe, share=2) as dense, stream_of(prepared, recipe, share=2) as narrow:
         for tasks, end in zip(groups, ends, strict=True):
             folds = _measured(tasks, end, dense, narrow, weights.empty(survey), ledger, recipe.seed)
             originals = [weights.original(task.consumer.value, model, survey) for task in tasks]
@@ -94,7 +97,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
             ]
             found = refit(folds, starts, affine=tasks[0].affine, **guard)
             for task, array, one in zip(tasks, now, found, strict=True):
-                ledger = _written(task, one, array, ledger)
+                ledger = _written(task, one, array, ledger, model)
                 report.append(_entry(task.consumer, one))
         return ledger, tuple(report), dense.forward + narrow.forward
 
@@ -178,21 +181,22 @@ def _matrix(task: _Task, array: Array) -> Floats:
     return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)
 
 
-def _written(task: _Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
+def _written(task: _Task, found: Fitted, now: Array, ledger: Ledger, model: ir.Model) -> Ledger:
     """The ledger with the fitted numbers at the kept positions."""
-    if found.alpha is None:
-        return ledger
+    if found.alpha is None or np.abs(found.weights).max(initial=0.0) > MATERIAL * slots.largest(now.dtype):
+        return ledger  # nothing to win, or nothing that the format can hold
     consumer = task.consumer
     array = np.array(now)
     front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
     shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
-    limit = float(np.finfo(array.dtype).max) if array.dtype.kind == "f" else np.inf
+    limit = slots.largest(array.dtype)
     values = np.moveaxis(np.clip(found.weights, -limit, limit).reshape(shape), -1, 1)
     front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
     shift = np.zeros(len(task.made))
     shift[task.made] = found.shift
     shifts = {**ledger.shifts, consumer.node: shift} if found.shift.any() else ledger.shifts
-    return dataclasses.replace(ledger, arrays={**ledger.arrays, consumer.param: array}, shifts=shifts)
+    stored = weights.put(array, model.graph.initializers.get(consumer.value))
+    return dataclasses.replace(ledger, arrays={**ledger.arrays, consumer.param: stored}, shifts=shifts)
 
 
 def _entry(consumer: Consumer, found: Fitted) -> Refit:

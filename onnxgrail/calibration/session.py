@@ -14,6 +14,8 @@ import numpy as np
 
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
+from onnxgrail.graph.mapped import ROOT
+from onnxgrail.graph.widen import wide
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
@@ -43,7 +45,7 @@ class Session:
         if self._handle is None:
             raise ModelError("the session is closed")
         try:
-            values = self._handle.run(list(self.output_names), {n: feed[n] for n in self.inputs})
+            values = self._handle.run(list(self.output_names), {n: wide(feed[n]) for n in self.inputs})
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:
@@ -71,7 +73,7 @@ def open_session(
     outputs: Sequence[str] | None = None,
     optimise: bool = True,
     threads: int | None = None,
-    folder: Path | None = None,
+    once: bool = False,
     extended: bool = True,
 ) -> Session:
     """A session for a model file or a serialised model.
@@ -82,7 +84,7 @@ def open_session(
         outputs: graph outputs to compute; None computes all.
         optimise: let ONNX Runtime optimise the graph.
         threads: threads inside one operator; None leaves it to ONNX Runtime.
-        folder: where external data of a serialised model lie.
+        once: few runs: weights stay where they are and are not packed for faster products.
         extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
             layouts would be converted back for each.
 
@@ -102,8 +104,14 @@ def open_session(
         options.intra_op_num_threads = threads
     # Spinning workers would take the cores from the linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    if isinstance(source, bytes):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", ROOT)
+    if once:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # The default order runs whatever needs no input first: all casts of a half precision model, on a CPU that has
+        # no kernels for it, would be in memory at once (measured: 3.2 GB where 0.3 GB do).
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     try:
         handle = ort.InferenceSession(
             source if isinstance(source, bytes) else str(source), sess_options=options, providers=list(providers)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
@@ -24,6 +24,7 @@ from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
+from onnxgrail.graph.mapped import discard
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
 from onnxgrail.graph.serial import to_bytes
@@ -36,15 +37,20 @@ class Stream:
     """Owns the cached activations of a calibration run; a context manager that lets them go."""
 
     def __init__(
-        self, model: ir.Model, survey: Survey, batches: Batches, *, providers: Sequence[str], folder: Path | None
+        self,
+        model: ir.Model,
+        survey: Survey,
+        batches: Batches,
+        *,
+        providers: Sequence[str],
+        budget: int = BUDGET,
     ) -> None:
         self._model, self._survey = model, survey
-        self._providers, self._folder = tuple(providers), folder
+        self._providers = tuple(providers)
         self._lives = lives(model, survey.facts, effort(model, survey))
         self.position = 0  # of the first node that is still to come
-        feeds = list(batches)
-        self._masks = [padding_mask(feed) for feed in feeds]
-        self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        self._cache = Cache(batches, budget)
+        self._masks = [padding_mask(feed) for feed in self._cache]
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
         self.forward = 0.0  # seconds inside ONNX Runtime
 
@@ -63,14 +69,13 @@ class Stream:
             return
         target = self._lives.best(self.position, limit)
         keep = self._lives.at(target)
-        fresh = [name for name in keep if name not in self._cache[0]]
+        fresh = [name for name in keep if name not in self._cache]
         if fresh:
             with self._open(fresh, ledger) as session:
-                for cache in self._cache:
-                    cache.update(self._run(session, self._fitted(cache, ledger)))
+                for number, cache in enumerate(self._cache):
+                    self._cache.add(number, self._run(session, self._fitted(cache, ledger)))
             self._dead.update(dict.fromkeys(fresh, ledger.dead))
-        alive = set(keep)
-        self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
+        self._cache.keep(set(keep))
         self.position = target
 
     @property
@@ -80,7 +85,7 @@ class Stream:
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
-        beyond = [n for n in names if n not in self._cache[0]]
+        beyond = [n for n in names if n not in self._cache]
         session = self._open(beyond, ledger) if beyond else None
         for whole in self._cache:
             cache = self._fitted(whole, ledger)
@@ -89,23 +94,25 @@ class Stream:
     def follow(self, names: Sequence[str], ledger: Ledger, limit: int) -> Iterator[dict[str, Array]]:
         """Both in one run: `record` these names, and `advance` to the limit on the way."""
         target = self._lives.best(self.position, limit) if limit > self.position else self.position
-        alive = set(self._lives.at(target)) if target > self.position else set(self._cache[0])
-        beyond = [n for n in dict.fromkeys([*names, *sorted(alive)]) if n not in self._cache[0]]
+        keep = self._lives.at(target) if target > self.position else self._cache.names
+        fresh = [n for n in keep if n not in self._cache]
+        beyond = [n for n in dict.fromkeys([*names, *fresh]) if n not in self._cache]
         session = self._open(beyond, ledger) if beyond else None
         for number, whole in enumerate(self._cache):
             cache = self._fitted(whole, ledger)
             found = self._run(session, cache) if session else {}
             yield {n: found[n] if n in found else cache[n] for n in names}
-            self._cache[number] = {n: whole[n] if n in whole else found[n] for n in alive}
-        self._dead.update(dict.fromkeys(alive & set(beyond), ledger.dead))
+            self._cache.add(number, {n: found[n] for n in fresh})
+        self._dead.update(dict.fromkeys(fresh, ledger.dead))
+        self._cache.keep(set(keep))
         self.position = target
 
     def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
         """Sums over all calibration rows of each probe, in the network as the ledger has it."""
         names = sorted({n for p in probes for n in (p.value, *p.also)})
         sums = [zero_stats(p) for p in probes]
-        here = [n for n in names if n in self._cache[0]]
-        beyond = [n for n in names if n not in self._cache[0]]
+        here = [n for n in names if n in self._cache]
+        beyond = [n for n in names if n not in self._cache]
         session = self._open(beyond, ledger) if beyond else None
         for whole, mask in zip(self._cache, self._masks, strict=True):
             cache = self._fitted(whole, ledger)
@@ -162,15 +169,17 @@ class Stream:
 
     def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
         """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, list(self._cache[0]), list(outputs), self._survey.facts)
+        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
         apply(piece.graph, self._survey, ledger)
         spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
         data = to_bytes(piece)
-        common = {"providers": self._providers, "outputs": outputs, "folder": self._folder}
+        common = {"providers": self._providers, "outputs": outputs}
         try:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
         except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are
             return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
+        finally:
+            discard(piece)
 
 
 def _paired(probe: Probe, kept: Ints) -> Probe:

@@ -91,7 +91,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
         if producer is not None and producer.op_type == "ConstantOfShape" and param not in ledger.arrays:
             fresh = _filled(graph, producer, array.shape, f"{param}/narrowed")
         else:
-            fresh = constant(graph, array, f"{param}/narrowed")
+            fresh = constant(graph, array, f"{param}/narrowed", old=value)
         for node, position, _ in users:
             old = node.inputs[position]
             assert old is not None

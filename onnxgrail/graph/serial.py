@@ -7,10 +7,17 @@ from collections.abc import Collection, Sequence
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.graph.widen import has_bfloat16, widen
 
-def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
-    """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale)."""
+
+def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) -> bytes:
+    """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale).
+
+    To be run, bfloat16 becomes float32.
+    """
     proto = ir.to_proto(model)
+    if run and has_bfloat16(model):
+        widen(proto)
     del proto.graph.value_info[:]
     have = {o.name for o in proto.graph.output}
     for name in outputs:
@@ -18,6 +25,21 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
     data: bytes = proto.SerializeToString()
     return data
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model with weights that lie in files turned into inputs: their type is all there is to say."""
+    proto: onnx.ModelProto = ir.to_proto(model)
+    inputs = {value.name for value in proto.graph.input}
+    inside = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            inside.append(tensor)
+        elif tensor.name not in inputs:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    return proto
 
 
 INFORMED = "onnxgrail.value_info"  # key of a model's transient `meta`: names that came with a value_info

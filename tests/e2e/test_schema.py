@@ -33,14 +33,14 @@ FIELDS = {
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
         "input output sha256_before sha256_after params_before params_after macs_before macs_after "
-        "bytes_before bytes_after asked_ratio achieved_ratio budget"
+        "bytes_before bytes_after asked_ratio achieved_ratio sha256_data_before sha256_data_after budget"
     ),
     "allocation": "asked used errors note rounding",
     "verification": "checker ort_load outputs",
     "block": "name kind units unit_size kept exact members error outcome",
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
-    "outcome": "status reason",
+    "outcome": "status reason clamped",
     "refit": "node weight alpha blend before after",
     "norm": "node kind before after outcome",
     "refusal": "value node op reason",
