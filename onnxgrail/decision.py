@@ -243,8 +243,8 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
             if run.dense is not None and not before.dead.any():
                 measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
             else:
-                stream.advance(before, step.limit)
-                found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
+                probes = [p for b in step.blocks for p in b.probes]
+                found = iter(stream.measure(probes, before, tick, step.limit if len(todo) > 1 else None))
                 measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
             for block, stats in zip(step.blocks, measured, strict=True):
                 view = View(block=block, weights=run.weights(block), stats=stats)

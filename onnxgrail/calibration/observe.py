@@ -32,7 +32,8 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     hidden = below_a_byte(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
-    with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
+    data = to_bytes(model, outputs=names)
+    with open_session(data, optimise=False, once=True, providers=providers, folder=folder) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
                 shapes[name], dtypes[name] = array.shape, array.dtype

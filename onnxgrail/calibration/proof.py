@@ -51,7 +51,8 @@ def prove(
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
-        with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
+        data = to_bytes(candidate)
+        with open_session(data, optimise=False, once=True, providers=providers, folder=folder) as session:
             return [session.run(fit(f, ports)) for f in feeds]
 
     other = survey.facts.other  # a size that was written down as a number shows there

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
 
@@ -73,6 +74,7 @@ def open_session(
     threads: int | None = None,
     folder: Path | None = None,
     extended: bool = True,
+    once: bool = False,
 ) -> Session:
     """A session for a model file or a serialised model.
 
@@ -81,10 +83,11 @@ def open_session(
         providers: execution providers, the preferred one first; it must really be got.
         outputs: graph outputs to compute; None computes all.
         optimise: let ONNX Runtime optimise the graph.
-        threads: threads inside one operator; None leaves it to ONNX Runtime.
+        threads: threads inside one operator; None is what BLAS gets, too.
         folder: where external data of a serialised model lie.
         extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
             layouts would be converted back for each.
+        once: few runs: weights are not packed for faster products.
 
     Raises:
         MissingExtraError: ONNX Runtime is not installed, or two builds of it fight.
@@ -98,8 +101,9 @@ def open_session(
     level = ort.GraphOptimizationLevel
     wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or count()
+    if once:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     # Spinning workers would take the cores from the linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if folder is not None:
