@@ -74,6 +74,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
 @options.stats_options
+@options.cache_option
 @options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")

@@ -238,6 +238,7 @@ class Recipe:
     round_to: int = 8
     kv_io: bool = False
     seed: int = 0
+    cache_budget: str = "1G"
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     check: bool = True

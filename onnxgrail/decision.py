@@ -19,6 +19,7 @@ from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.allocation.choose import allocate, by_ratio, simple
 from onnxgrail.allocation.result import Allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
+from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.dense import Dense
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.stream import Stream
@@ -236,7 +237,12 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
         progress("calibrating", done, total)
 
     with Stream(
-        prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, folder=prepared.folder
+        prepared.model,
+        prepared.survey,
+        prepared.batches,
+        providers=recipe.providers,
+        folder=prepared.folder,
+        budget=cache_bytes(recipe),
     ) as stream:
         for step in todo:
             before = run.ledger

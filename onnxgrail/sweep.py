@@ -15,6 +15,7 @@ from itertools import groupby, repeat
 import numpy as np
 
 from onnxgrail.algebra.refit import Fitted, Moments, moments, refit, zero_moments
+from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
@@ -69,7 +70,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, t
     todo = [t for c in consumers(model, survey) if (t := _task(c, prepared, ledger)) is not None]
     untouched = weights.empty(survey)
     report: list[Refit] = []
-    common = {"providers": recipe.providers, "folder": prepared.folder}
+    common = {"providers": recipe.providers, "folder": prepared.folder, "budget": cache_bytes(recipe) // 2}
     with (
         Stream(model, survey, prepared.batches, **common) as dense,  # type: ignore[arg-type]
         Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.statistics import impact
 from onnxgrail.allocation.timed import fitted_to_time
-from onnxgrail.budget import Metric, Target, target_of
+from onnxgrail.budget import Metric, Target, cache_bytes, target_of
 from onnxgrail.calibration.dense import Dense, dense_pass
 from onnxgrail.core import Block, Floats, Progress, Recipe, View
 from onnxgrail.errors import UsageError
@@ -143,6 +143,7 @@ def _evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
             job.blocks,
             providers=job.recipe.providers,
             folder=prepared.folder,
+            budget=cache_bytes(job.recipe),
             progress=job.progress,
         )
     found = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration import dense
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.dense import Dense
@@ -69,6 +70,7 @@ def known(
         providers=recipe.providers,
         folder=prepared.folder,
         together=sys.maxsize,
+        budget=cache_bytes(recipe),
         progress=progress,
     )
     found = {block.name: stats for block, stats in pairs}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.cache import BUDGET
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Progress, Stats
@@ -40,6 +41,7 @@ def dense_pass(
     providers: Sequence[str],
     folder: Path | None = None,
     together: int = TOGETHER,
+    budget: int = BUDGET,
     progress: Progress,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Each block with the statistics of its probes in the original model.
@@ -55,7 +57,7 @@ def dense_pass(
         done += 1
         progress("measuring", done, total)
 
-    with Stream(model, survey, batches, providers=providers, folder=folder) as stream:
+    with Stream(model, survey, batches, providers=providers, folder=folder, budget=budget) as stream:
         for group in groups:
             found = iter(stream.measure([p for b in group for p in b.probes], weights.empty(survey), tick))
             yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.gram import Sums
+from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
@@ -40,16 +41,22 @@ class Stream:
     """Owns the cached activations of a calibration run; a context manager that lets them go."""
 
     def __init__(
-        self, model: ir.Model, survey: Survey, batches: Batches, *, providers: Sequence[str], folder: Path | None
+        self,
+        model: ir.Model,
+        survey: Survey,
+        batches: Batches,
+        *,
+        providers: Sequence[str],
+        folder: Path | None,
+        budget: int = BUDGET,
     ) -> None:
         self._model, self._survey = model, survey
         self._providers, self._folder = tuple(providers), folder
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._values = {v.name: v for node in model.graph for v in node.outputs if v.name}
         self.position = 0  # of the first node that is still to come
-        feeds = list(batches)
-        self._masks = [padding_mask(feed) for feed in feeds]
-        self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        self._cache = Cache(batches, budget)
+        self._masks = [padding_mask(feed) for feed in self._cache]
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
         self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut: what made them, and when
         self.forward = 0.0  # seconds inside ONNX Runtime
@@ -65,49 +72,53 @@ class Stream:
 
         Every node before `limit` must be final: no block that is still to be decided touches it.
         """
-        for _ in self._walk((), ledger, limit):
-            pass
+        if limit > self.position:
+            for _ in self._walk((), ledger, limit):
+                pass
 
     def _walk(
-        self, names: Sequence[str], ledger: Ledger, limit: int, *, keeping: bool = False
+        self, names: Sequence[str], ledger: Ledger, limit: int = 0, *, keeping: bool = False
     ) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch, while the cut moves as `advance` says.
 
         With `keeping`, named tensors beyond the cut stay in the cache as far as there is room.
         """
         self._forget(ledger)
-        target = max(self.position, limit)
-        if limit > self.position:
-            target = self._lives.best(self.position, limit)
-        keep = self._lives.at(target) if target > self.position else [n for n in self._cache[0] if n not in self._spare]
-        missing = [n for n in dict.fromkeys((*keep, *names)) if n not in self._cache[0]]
+        here = self._cache.names
+        moving = limit > self.position
+        target = self._lives.best(self.position, limit) if moving else self.position
+        keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
+        missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         beyond = [n for n in names if n in missing and n not in keep] if keeping else []
-        made = {n: (cone(self._values[n], self._cache[0]), ledger) for n in beyond}
+        made = {n: (cone(self._values[n], here), ledger) for n in beyond}
         session = self._open(missing, ledger) if missing else None
         narrow = self._fitting(ledger)
-        stay = set(keep)
         for number, whole in enumerate(self._cache):
             cache = narrow(whole)
-            found = cache | (self._run(session, cache) if session else {})
+            found = self._run(session, cache) if session else {}
             if number == 0:
-                stay |= self._affordable(beyond, found)
-            self._cache[number] = {n: whole.get(n, a) for n, a in found.items() if n in stay}
-            yield found
-        self._dead.update(dict.fromkeys((n for n in missing if n in stay), ledger.dead))
-        self._spare = {n: how for n, how in made.items() if n in stay}
+                beyond = self._affordable(beyond, found)
+            if moving:
+                self._cache.trim(number, keep)
+            self._cache.add(number, {n: a for n, a in found.items() if n in keep or n in beyond})
+            yield cache | found
+        self._dead.update((n, ledger.dead) for n in missing if n in keep or n in beyond)
+        self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in keep}
+        self._cache.keep({*keep, *self._spare})
         self.position = target
 
-    def _affordable(self, names: Sequence[str], first: Feed) -> set[str]:
-        """Those that are kept: the first ones that fit."""
+    def _affordable(self, names: Sequence[str], first: Feed) -> list[str]:
+        """Those that are kept: the first ones that fit into memory beside what the cut holds."""
+        rest = sum(a.nbytes for n, a in first.items() if n not in names)
+        room = min(KEPT, self._cache.room - rest * len(self._cache))
         sizes = np.cumsum([first[n].nbytes * len(self._cache) for n in names])
-        return {n for n, size in zip(names, sizes, strict=True) if size <= KEPT}
+        return [n for n, size in zip(names, sizes, strict=True) if size <= room]
 
     def _forget(self, ledger: Ledger) -> None:
         """Drop measured tensors that are stale."""
-        stale = {n for n, (made, then) in self._spare.items() if not holds(made, self._survey, then, ledger)}
-        if stale:
-            self._cache = [{n: a for n, a in cache.items() if n not in stale} for cache in self._cache]
-            self._spare = {n: how for n, how in self._spare.items() if n not in stale}
+        fresh = {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
+        self._cache.keep({n for n in self._cache.names if n not in self._spare or n in fresh})
+        self._spare = fresh
 
     @property
     def masks(self) -> Sequence[Bools | None]:
@@ -121,13 +132,13 @@ class Stream:
         return any(
             (gone & dead)[mark.labels].any()
             for name, dead in self._dead.items()
-            if name in self._cache[0] and name not in self._spare
+            if name in self._cache and name not in self._spare
             for mark in self._survey.marks.get(name, ())
         )
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
-        for found in self._walk(names, ledger, self.position):
+        for found in self._walk(names, ledger):
             yield {n: found[n] for n in names}
 
     def measure(
@@ -143,7 +154,7 @@ class Stream:
         parts = {k: Sums(p) for k, p in distinct.items()}
         placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
         names = sorted({n for p in probes for n in (p.value, *p.also)})
-        batches = self._walk(names, ledger, limit or self.position, keeping=limit is not None)
+        batches = self._walk(names, ledger, limit or 0, keeping=limit is not None)
         for number, (found, mask) in enumerate(zip(batches, self._masks, strict=True), start=1):
             for k, part in parts.items():
                 for name, probe in placed[k]:
@@ -186,7 +197,7 @@ class Stream:
     def _fitting(self, ledger: Ledger) -> Callable[[Feed], dict[str, Array]]:
         """What makes cached tensors as the ledger has them: they may be older than some decisions."""
         cuts: list[tuple[str, int, Bools]] = []
-        for name in self._cache[0]:
+        for name in self._cache.names:
             for mark in self._survey.marks.get(name, ()):
                 gone = ledger.dead[mark.labels]
                 there = ~self._dead[name][mark.labels] if name in self._dead else np.ones_like(gone)
@@ -209,7 +220,7 @@ class Stream:
 
     def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
         """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, list(self._cache[0]), list(outputs), self._survey.facts)
+        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
         apply(piece.graph, self._survey, ledger)
         spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
         data = to_bytes(piece)

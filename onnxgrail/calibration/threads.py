@@ -32,7 +32,7 @@ def _core(number: int) -> str:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Hold BLAS to `count()` threads: its sums do not change with what else is set, nor does it crowd out the runtime."""
+    """Hold BLAS to `count()` threads: its sums depend on nothing else, and it does not crowd out the runtime."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(count()):
