@@ -23,6 +23,7 @@ from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
+from onnxgrail.graph.serial import Packed
 from onnxgrail.graph.trace import trace
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
@@ -144,8 +145,8 @@ def compare(
 
 
 def run_both(
-    a: bytes | str | Path,
-    b: bytes | str | Path,
+    a: Packed | bytes | str | Path,
+    b: Packed | bytes | str | Path,
     batches: Batches,
     *,
     ports: Sequence[Port] = (),

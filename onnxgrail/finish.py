@@ -20,7 +20,7 @@ from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.model_io import LIMIT, inline, weight_bytes
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack, to_bytes
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
 from onnxgrail.report import (
@@ -49,10 +49,10 @@ def verify(
         ModelError: ONNX Runtime does not load or run the result.
     """
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
-    before = prepared.source if prepared.folder is not None else to_bytes(prepared.model)
+    before = prepared.source if prepared.folder is not None else pack(prepared.model)
     sums = run_both(
         before,
-        to_bytes(slim),
+        pack(slim),
         few,
         ports=between(prepared.model, slim),
         providers=recipe.providers,

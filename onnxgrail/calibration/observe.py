@@ -13,7 +13,7 @@ from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 
 SMALL = 4096
@@ -32,7 +32,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     hidden = below_a_byte(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
-    data = to_bytes(model, outputs=names)
+    data = pack(model, outputs=names)
     with open_session(data, optimise=False, once=True, providers=providers, folder=folder) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):

@@ -19,7 +19,7 @@ from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph import weights
 from onnxgrail.graph.interface import Port, changed, fit
 from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
@@ -51,7 +51,7 @@ def prove(
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
-        data = to_bytes(candidate)
+        data = pack(candidate)
         with open_session(data, optimise=False, once=True, providers=providers, folder=folder) as session:
             return [session.run(fit(f, ports)) for f in feeds]
 

@@ -15,6 +15,7 @@ import numpy as np
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
+from onnxgrail.graph.serial import Packed
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
@@ -66,7 +67,7 @@ class Session:
 
 
 def open_session(
-    source: bytes | str | Path,
+    source: Packed | bytes | str | Path,
     *,
     providers: Sequence[str] = CPU,
     outputs: Sequence[str] | None = None,
@@ -79,7 +80,7 @@ def open_session(
     """A session for a model file or a serialised model.
 
     Args:
-        source: path, or bytes of a ModelProto.
+        source: path, bytes of a ModelProto, or such bytes with weights beside them.
         providers: execution providers, the preferred one first; it must really be got.
         outputs: graph outputs to compute; None computes all.
         optimise: let ONNX Runtime optimise the graph.
@@ -108,6 +109,10 @@ def open_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    if isinstance(source, Packed):
+        values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in source.weights.values()]
+        options.add_external_initializers(list(source.weights), values)
+        source = source.data
     try:
         handle = ort.InferenceSession(
             source if isinstance(source, bytes) else str(source), sess_options=options, providers=list(providers)

@@ -29,7 +29,7 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.reach import Cone, cone, holds
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 
 Tick = Callable[[], None]
@@ -223,7 +223,7 @@ class Stream:
         piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
         apply(piece.graph, self._survey, ledger)
         spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
-        data = to_bytes(piece)
+        data = pack(piece)
         common = {"providers": self._providers, "outputs": outputs, "folder": self._folder}
         try:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]

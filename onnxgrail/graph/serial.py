@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
+
+from onnxgrail.core import Array
+
+LARGE = 2**16  # bytes from which on a weight in memory is handed over as it is
+PLAIN = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A model for the runtime: the graph as bytes, and the large weights that lie in memory beside it.
+
+    Copying weights into a message, the message into bytes and the bytes into the runtime takes three times as long as
+    handing them over.
+    """
+
+    data: bytes
+    weights: Mapping[str, Array]
+
+
+def pack(model: ir.Model, outputs: Sequence[str] = ()) -> Packed:
+    """As `to_bytes`, with large weights beside the bytes."""
+    lean = model.clone()
+    weights: dict[str, Array] = {}
+    for name, value in lean.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input():
+            continue
+        if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
+            weights[name] = tensor.numpy()
+            value.const_value = ir.ExternalTensor(
+                "memory", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(weights[name].shape), name=name
+            )
+    return Packed(to_bytes(lean, outputs), weights)
 
 
 def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
