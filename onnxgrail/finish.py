@@ -33,7 +33,7 @@ from onnxgrail.report import (
     make_report,
 )
 
-CHECKED_FEEDS = 4
+CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16  # the check costs little beside the calibration
 INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
@@ -48,7 +48,10 @@ def verify(
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
-    few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
+    batches = prepared.batches
+    each = -(-batches.samples // max(len(batches), 1))
+    count = max(1, min(CHECKED_FEEDS, CHECKED_SAMPLES // max(each, 1)))
+    few = dataclasses.replace(batches, feeds=batches.feeds[:count])
     before = prepared.source if prepared.folder is not None else pack(prepared.model)
     sums = run_both(
         before,

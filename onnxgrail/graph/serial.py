@@ -28,18 +28,22 @@ class Packed:
 
 def pack(model: ir.Model, outputs: Sequence[str] = ()) -> Packed:
     """As `to_bytes`, with large weights beside the bytes."""
-    lean = model.clone()
     weights: dict[str, Array] = {}
-    for name, value in lean.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input():
-            continue
-        if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
-            weights[name] = tensor.numpy()
-            value.const_value = ir.ExternalTensor(
-                "memory", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(weights[name].shape), name=name
-            )
-    return Packed(to_bytes(lean, outputs), weights)
+    inside = dict(model.graph.initializers)
+    tensors = {name: value.const_value for name, value in inside.items()}
+    try:
+        for name, value in inside.items():
+            tensor = tensors[name]
+            if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input():
+                continue
+            if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
+                weights[name] = tensor.numpy()
+                shape = ir.Shape(weights[name].shape)
+                value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+        return Packed(to_bytes(model, outputs), weights)
+    finally:
+        for name, value in inside.items():
+            value.const_value = tensors[name]
 
 
 def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
