@@ -222,7 +222,7 @@ class Stream:
         """A session from the cached tensors to `outputs`, with all decisions written in."""
         piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
         apply(piece.graph, self._survey, ledger)
-        spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
+        spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
         data = pack(piece)
         common = {"providers": self._providers, "outputs": outputs, "folder": self._folder}
         try:
