@@ -28,7 +28,7 @@ from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.reach import Cone, cone, holds
 from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.segment import cut
+from onnxgrail.graph.segment import cut, index_of
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 
@@ -53,7 +53,7 @@ class Stream:
         self._model, self._survey = model, survey
         self._providers, self._folder = tuple(providers), folder
         self._lives = lives(model, survey.facts, effort(model, survey))
-        self._values = {v.name: v for node in model.graph for v in node.outputs if v.name}
+        self._index = index_of(model.graph)
         self.position = 0  # of the first node that is still to come
         self._cache = Cache(batches, budget)
         self._masks = [padding_mask(feed) for feed in self._cache]
@@ -90,7 +90,7 @@ class Stream:
         keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         beyond = [n for n in names if n in missing and n not in keep] if keeping else []
-        made = {n: (cone(self._values[n], here), ledger) for n in beyond}
+        made = {n: (cone(self._index.values[n], here), ledger) for n in beyond}
         session = self._open(missing, ledger) if missing else None
         narrow = self._fitting(ledger)
         for number, whole in enumerate(self._cache):
@@ -220,7 +220,7 @@ class Stream:
 
     def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
         """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
+        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts, self._index)
         apply(piece.graph, self._survey, ledger)
         spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
         data = pack(piece)
