@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import re
@@ -103,6 +104,8 @@ def open_session(
     wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads or count()
+    if not once and tuple(providers) == CPU and _one_arena(ort):
+        options.add_session_config_entry("session.use_env_allocators", "1")
     if once:
         options.add_session_config_entry("session.disable_prepacking", "1")
     # Spinning workers would take the cores from the linear algebra between two runs.
@@ -151,6 +154,19 @@ def runtime() -> ModuleType:
     if not hasattr(onnxruntime, "InferenceSession"):
         raise MissingExtraError("the installation of ONNX Runtime is broken", hint=REPAIR)
     return onnxruntime
+
+
+@functools.cache
+def _one_arena(ort: ModuleType) -> bool:
+    """Let sessions that follow each other use the same memory: fresh pages cost more than they hold."""
+    kind, place = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, ort.OrtMemType.DEFAULT
+    grown_as_asked = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1}
+    try:
+        arena = ort.OrtArenaCfg({**grown_as_asked, "max_dead_bytes_per_chunk": -1})
+        ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, place), arena)
+    except Exception:  # noqa: BLE001  an older runtime, or the program has registered one of its own
+        return False
+    return True
 
 
 def _version(name: str) -> str | None:
