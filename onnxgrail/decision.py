@@ -188,8 +188,9 @@ class _Run:
 
     def settle(self, change: Change) -> None:
         """Write a decision into the ledger."""
-        self.changes.append(change)
         self.ledger = self.after(change, self.ledger)
+        # The ledger has the weights; those of a deep model would be held twice, and in double precision.
+        self.changes.append(dataclasses.replace(change, weights=()))
 
     def after(self, change: Change, ledger: Ledger) -> Ledger:
         """A ledger with one more decision."""

@@ -72,7 +72,8 @@ def _encoder(name: str, group: str, depth: int, width: int, tokens: int, *, samp
     def make(path: Path) -> Path:
         return nets.encoder(path, depth=depth, width=width, tokens=tokens)
 
-    return Cell(name=name, group=group, make=make, shape=(tokens, width), samples=samples)
+    options = (*GRAIL, "--save-as-external-data")
+    return Cell(name=name, group=group, make=make, shape=(tokens, width), samples=samples, options=options)
 
 
 def minilm(folder: Path) -> list[Cell]:

@@ -84,8 +84,10 @@ class Writer:
         hidden = self.gelu(self.linear(self.norm(x, width), width, 4 * width))
         return self.op("Add", x, self.linear(hidden, 4 * width, width))
 
-    def save(self, path: Path, output: str, shape: tuple[Any, ...], outputs: tuple[Any, ...]) -> Path:
-        """Write the model with input `x` and one output."""
+    def save(
+        self, path: Path, output: str, shape: tuple[Any, ...], outputs: tuple[Any, ...], *, external: bool = False
+    ) -> Path:
+        """Write the model with input `x` and one output; its weights in a file beside it if `external`."""
         last = self.op("Identity", output)
         graph = helper.make_graph(
             self.nodes,
@@ -95,7 +97,8 @@ class Writer:
             self.weights,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
-        onnx.save(model, path)
+        beside = {"save_as_external_data": True, "location": f"{path.name}.data"} if external else {}
+        onnx.save(model, path, **beside)
         return path
 
 
@@ -141,8 +144,8 @@ def vit(path: Path) -> Path:
 
 
 def encoder(path: Path, *, depth: int, width: int, tokens: int) -> Path:
-    """A plain transformer encoder on vectors."""
+    """A plain transformer encoder on vectors, weights beside the model: how much memory it takes then is our doing."""
     net, x = Writer(), "x"
     for _ in range(depth):
         x = net.layer(x, width, max(1, width // 64), tokens)
-    return net.save(path, net.norm(x, width), (tokens, width), (tokens, width))
+    return net.save(path, net.norm(x, width), (tokens, width), (tokens, width), external=True)
