@@ -44,7 +44,7 @@ def command(words: Sequence[str], threads: int) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     started = time.perf_counter()
     process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    peak, over = [0], threading.Event()
+    peak, over = {"RssAnon": 0, "VmHWM": 0}, threading.Event()
     watch = threading.Thread(target=_watch, args=(process.pid, peak, over))
     watch.start()
     errors = process.stderr.read() if process.stderr is not None else b""
@@ -58,18 +58,20 @@ def command(words: Sequence[str], threads: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "cpu": used.ru_utime + used.ru_stime,
-        "rss": used.ru_maxrss / 1024,
-        "anonymous": peak[0] / 1024,
+        "rss": peak["VmHWM"] / 1024,  # not ru_maxrss, which starts with this process's own
+        "anonymous": peak["RssAnon"] / 1024,
         "exit": process.returncode,
     }
 
 
-def _watch(number: int, peak: list[int], over: threading.Event) -> None:
-    """Peak of a process's anonymous memory in kB, looked at fifty times a second."""
+def _watch(number: int, peak: dict[str, int], over: threading.Event) -> None:
+    """Peaks of a process's memory in kB, looked at fifty times a second."""
     while not over.wait(0.02):
         try:
-            lines = Path(f"/proc/{number}/status").read_text(encoding="ascii").splitlines()
+            text = Path(f"/proc/{number}/status").read_text(encoding="ascii", errors="replace")
         except OSError:
             return
-        found = [int(line.split()[1]) for line in lines if line.startswith("RssAnon")]
-        peak[0] = max([peak[0], *found])
+        for line in text.splitlines():
+            name, _, value = line.partition(":")
+            if name in peak:
+                peak[name] = max(peak[name], int(value.split()[0]))
