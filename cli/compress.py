@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 
@@ -125,6 +126,7 @@ def compress(
 
     Prints a before/after table, or the report with --json.
     """
+    _machine.tune()
     import onnxgrail
 
     if target is not None and output is not None and target != output:

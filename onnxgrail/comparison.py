@@ -24,7 +24,7 @@ from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.mapped import weight_files
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import Packed, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import check_input
@@ -156,8 +156,8 @@ def _runnable(model: ir.Model, path: Path) -> Path | bytes:
 
 
 def run_both(
-    a: bytes | str | Path,
-    b: bytes | str | Path,
+    a: Packed | bytes | str | Path,
+    b: Packed | bytes | str | Path,
     batches: Batches,
     *,
     ports: Sequence[Port] = (),

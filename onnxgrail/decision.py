@@ -261,7 +261,7 @@ def _measured(run: _Run, blocks: Sequence[Block], progress: Progress) -> float:
 
     with stream_of(prepared, recipe) as stream:
         for step in todo:
-            _step(run, stream, step, tick)
+            _step(run, stream, step, tick, moving=len(todo) > 1)
             used += sum(_room(block, prepared) for block in step.blocks) if heavy else 0
             if used > PILE:
                 give_back()
@@ -275,14 +275,14 @@ def _room(block: Block, prepared: Prepared) -> int:
     return 8 * (sum(math.prod(shapes[s.initializer]) for s in block.slots) + sum(p.width**2 for p in block.probes))
 
 
-def _step(run: _Run, stream: Stream, step: Step, tick: Callable[[], None]) -> None:
+def _step(run: _Run, stream: Stream, step: Step, tick: Callable[[], None], *, moving: bool) -> None:
     """Measure and settle some blocks; a function of its own, so that nothing of one step is held in the next."""
     before = run.ledger
     if run.dense is not None and not before.dead.any():
         measured = [run.dense[b.name] for b in step.blocks]  # nothing is narrowed yet: known
     else:
-        stream.advance(before, step.limit)
-        found = iter(stream.measure([p for b in step.blocks for p in b.probes], before, tick))
+        probes = [p for b in step.blocks for p in b.probes]
+        found = iter(stream.measure(probes, before, tick, step.limit if moving else None))
         measured = [tuple(next(found) for _ in b.probes) for b in step.blocks]
     for block, stats in zip(step.blocks, measured, strict=True):
         view = View(block=block, weights=run.weights(block), stats=stats)

@@ -21,7 +21,7 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.model_io import weight_bytes
-from onnxgrail.graph.serial import skeleton, to_bytes
+from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
@@ -35,7 +35,7 @@ from onnxgrail.report import (
     make_report,
 )
 
-CHECKED_FEEDS = 4
+CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16  # the check costs little beside the calibration
 INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
@@ -51,12 +51,15 @@ def verify(
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
-    few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
+    batches = prepared.batches
+    each = -(-batches.samples // max(len(batches), 1))
+    count = max(1, min(CHECKED_FEEDS, CHECKED_SAMPLES // max(each, 1)))
+    few = dataclasses.replace(batches, feeds=batches.feeds[:count])
     narrow = has_bfloat16(prepared.model)
-    before = to_bytes(prepared.model) if narrow or prepared.path is None else prepared.path
+    before = prepared.path if prepared.path is not None and not narrow else pack(prepared.model)
     sums = run_both(
         before,
-        to_bytes(slim),
+        pack(slim),
         few,
         ports=between(prepared.model, slim),
         providers=recipe.providers,

@@ -302,7 +302,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        simple = set(map(type, value)) <= {int, str}  # the long lists: unit numbers and names
+        return list(value) if simple else [plain(item) for item in value]
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):

@@ -66,6 +66,11 @@ class Cache:
         """Bytes in memory."""
         return self._held
 
+    @property
+    def room(self) -> int:
+        """Bytes that still fit into memory."""
+        return self._budget - self._held
+
     def add(self, number: int, arrays: Feed) -> None:
         """More arrays of one batch."""
         for name, array in arrays.items():
@@ -82,6 +87,13 @@ class Cache:
         self._held = sum(_size(a) for batch in self._batches for a in batch.values() if not isinstance(a, _Stored))
         for name in self._files.keys() - set(names):
             self._files.pop(name).close()
+
+    def trim(self, number: int, names: Collection[str]) -> None:
+        """Drop all other arrays of one batch; the files they may be in stay until `keep`."""
+        batch = self._batches[number]
+        gone = [array for name, array in batch.items() if name not in names]
+        self._held -= sum(_size(array) for array in gone if not isinstance(array, _Stored))
+        self._batches[number] = {name: array for name, array in batch.items() if name in names}
 
     def clear(self) -> None:
         """Drop everything."""

@@ -13,7 +13,7 @@ from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 from onnxgrail.graph.widen import has_bfloat16, true_types
 
@@ -35,7 +35,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> F
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
     later = heavy(model, known & set(names))
     names = [name for name in names if name not in set(later)]
-    with open_session(to_bytes(model, outputs=names), optimise=False, once=True, providers=providers) as session:
+    with open_session(pack(model, outputs=names), optimise=False, once=True, providers=providers) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
                 shapes[name], dtypes[name] = array.shape, array.dtype

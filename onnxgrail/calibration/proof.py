@@ -19,7 +19,7 @@ from onnxgrail.graph import weights
 from onnxgrail.graph.interface import Port, changed, fit
 from onnxgrail.graph.mapped import discard
 from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
@@ -49,7 +49,7 @@ def prove(
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
-        with open_session(to_bytes(candidate), optimise=False, once=True, providers=providers) as session:
+        with open_session(pack(candidate), optimise=False, once=True, providers=providers) as session:
             discard(candidate)
             return [session.run(fit(f, ports)) for f in feeds]
 

@@ -1,8 +1,9 @@
 """Calibration activations on their way through the network, one block at a time.
 
 The stream keeps the live tensors at one cut of the graph, for every batch.  `measure` runs from there to a block's
-probes; `advance` moves the cut forward through nodes that are final.  Each node is run about twice however deep the
-network is (GRAIL section 3.2 asks for statistics from the already compressed prefix).
+probes, and moves the cut forward through nodes that are final in the same run.  What it measured is kept, too: behind a
+block that only lost units it is the narrowed network's activation with some channels too many, so that each node is run
+little more than once (GRAIL section 3.2 asks for statistics from the already compressed prefix).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Self
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.algebra.gram import Sums
 from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
@@ -25,12 +26,15 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.mapped import discard
+from onnxgrail.graph.reach import Cone, cone, holds
 from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.segment import cut
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.segment import cut, index_of
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 
 Tick = Callable[[], None]
+GROUP = 4  # batches whose sums are made together; sums of groups are added up in order
+KEPT = 2**28  # bytes of measured activations that are kept until the next step
 
 
 class Stream:
@@ -48,10 +52,12 @@ class Stream:
         self._model, self._survey = model, survey
         self._providers = tuple(providers)
         self._lives = lives(model, survey.facts, effort(model, survey))
+        self._index = index_of(model.graph)
         self.position = 0  # of the first node that is still to come
         self._cache = Cache(batches, budget)
         self._masks = [padding_mask(feed) for feed in self._cache]
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
+        self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut: what made them, and when
         self.forward = 0.0  # seconds inside ONNX Runtime
 
     def __enter__(self) -> Self:
@@ -65,18 +71,53 @@ class Stream:
 
         Every node before `limit` must be final: no block that is still to be decided touches it.
         """
-        if limit <= self.position:
-            return
-        target = self._lives.best(self.position, limit)
-        keep = self._lives.at(target)
-        fresh = [name for name in keep if name not in self._cache]
-        if fresh:
-            with self._open(fresh, ledger) as session:
-                for number, cache in enumerate(self._cache):
-                    self._cache.add(number, self._run(session, self._fitted(cache, ledger)))
-            self._dead.update(dict.fromkeys(fresh, ledger.dead))
-        self._cache.keep(set(keep))
+        if limit > self.position:
+            for _ in self._walk((), ledger, limit):
+                pass
+
+    def _walk(
+        self, names: Sequence[str], ledger: Ledger, limit: int = 0, *, keeping: bool = False
+    ) -> Iterator[dict[str, Array]]:
+        """Tensors of the network as the ledger has it, batch by batch, while the cut moves as `advance` says.
+
+        With `keeping`, named tensors beyond the cut stay in the cache as far as there is room.
+        """
+        self._forget(ledger)
+        here = self._cache.names
+        moving = limit > self.position
+        target = self._lives.best(self.position, limit) if moving else self.position
+        keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
+        missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
+        beyond = [n for n in names if n in missing and n not in keep] if keeping else []
+        made = {n: (cone(self._index.values[n], here), ledger) for n in beyond}
+        session = self._open(missing, ledger) if missing else None
+        narrow = self._fitting(ledger)
+        for number, whole in enumerate(self._cache):
+            cache = narrow(whole)
+            found = self._run(session, cache) if session else {}
+            if number == 0:
+                beyond = self._affordable(beyond, found)
+            if moving:
+                self._cache.trim(number, keep)
+            self._cache.add(number, {n: a for n, a in found.items() if n in keep or n in beyond})
+            yield cache | found
+        self._dead.update((n, ledger.dead) for n in missing if n in keep or n in beyond)
+        self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in keep}
+        self._cache.keep({*keep, *self._spare})
         self.position = target
+
+    def _affordable(self, names: Sequence[str], first: Feed) -> list[str]:
+        """Those that are kept: the first ones that fit into memory beside what the cut holds."""
+        rest = sum(a.nbytes for n, a in first.items() if n not in names)
+        room = min(KEPT, self._cache.room - rest * len(self._cache))
+        sizes = np.cumsum([first[n].nbytes * len(self._cache) for n in names])
+        return [n for n, size in zip(names, sizes, strict=True) if size <= room]
+
+    def _forget(self, ledger: Ledger) -> None:
+        """Drop measured tensors that are stale."""
+        fresh = {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
+        self._cache.keep({n for n in self._cache.names if n not in self._spare or n in fresh})
+        self._spare = fresh
 
     @property
     def masks(self) -> Sequence[Bools | None]:
@@ -85,62 +126,58 @@ class Stream:
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
-        beyond = [n for n in names if n not in self._cache]
-        session = self._open(beyond, ledger) if beyond else None
-        for whole in self._cache:
-            cache = self._fitted(whole, ledger)
-            yield {n: cache[n] for n in names if n in cache} | (self._run(session, cache) if session else {})
+        for found in self._walk(names, ledger):
+            yield {n: found[n] for n in names}
 
     def follow(self, names: Sequence[str], ledger: Ledger, limit: int) -> Iterator[dict[str, Array]]:
         """Both in one run: `record` these names, and `advance` to the limit on the way."""
-        target = self._lives.best(self.position, limit) if limit > self.position else self.position
-        keep = self._lives.at(target) if target > self.position else self._cache.names
-        fresh = [n for n in keep if n not in self._cache]
-        beyond = [n for n in dict.fromkeys([*names, *fresh]) if n not in self._cache]
-        session = self._open(beyond, ledger) if beyond else None
-        for number, whole in enumerate(self._cache):
-            cache = self._fitted(whole, ledger)
-            found = self._run(session, cache) if session else {}
-            yield {n: found[n] if n in found else cache[n] for n in names}
-            self._cache.add(number, {n: found[n] for n in fresh})
-        self._dead.update(dict.fromkeys(fresh, ledger.dead))
-        self._cache.keep(set(keep))
-        self.position = target
+        for found in self._walk(names, ledger, limit):
+            yield {n: found[n] for n in names}
 
-    def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
-        """Sums over all calibration rows of each probe, in the network as the ledger has it."""
+    def measure(
+        self, probes: Sequence[Probe], ledger: Ledger, tick: Tick, limit: int | None = None
+    ) -> tuple[Stats, ...]:
+        """Sums over all calibration rows of each probe, in the network as the ledger has it.
+
+        The sums of every `GROUP` batches are made first and added up in order.  With a `limit` the cut moves as
+        `advance` says in the same run, and what was measured is kept for the next.
+        """
+        distinct = {_same(p): p for p in probes}
+        sums = {k: Sums(p) for k, p in distinct.items()}
+        parts = {k: Sums(p) for k, p in distinct.items()}
+        placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
         names = sorted({n for p in probes for n in (p.value, *p.also)})
-        sums = [zero_stats(p) for p in probes]
-        here = [n for n in names if n in self._cache]
-        beyond = [n for n in names if n not in self._cache]
-        session = self._open(beyond, ledger) if beyond else None
-        for whole, mask in zip(self._cache, self._masks, strict=True):
-            cache = self._fitted(whole, ledger)
-            found = {n: cache[n] for n in here} | (self._run(session, cache) if session else {})
-            for number, probe in enumerate(probes):
-                for name in (probe.value, *probe.also):
-                    x, placed = found[name], self._placed(probe, name, ledger)
-                    sums[number] = sums[number].merge(gram_of(x, placed, _rows(x, probe, mask)))
+        batches = self._walk(names, ledger, limit or 0, keeping=limit is not None)
+        for number, (found, mask) in enumerate(zip(batches, self._masks, strict=True), start=1):
+            for k, part in parts.items():
+                for name, probe in placed[k]:
+                    part.add(found[name], probe, _rows(found[name], probe, mask))
+            if number % GROUP == 0 or number == len(self._masks):
+                for k, part in parts.items():
+                    sums[k].take(part)
             tick()
-        return tuple(sums)
+        known = {k: one.stats() for k, one in sums.items()}
+        return tuple(known[_same(p)] for p in probes)
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
         names = sorted({n for p in probes for n in (p.value, *p.also)})
         pairs = [_paired(p, kept) for p in probes]
-        sums = [zero_stats(pair) for pair in pairs]
+        sums = [Sums(pair) for pair in pairs]
+        self._forget(after)
+        fit_before, fit_after = self._fitting(before), self._fitting(after)
         with self._open(names, before) as wide, self._open(names, after) as narrow:
             for cache, mask in zip(self._cache, self._masks, strict=True):
-                old = self._run(wide, self._fitted(cache, before))
-                new = self._run(narrow, self._fitted(cache, after))
+                old = self._run(wide, fit_before(cache))
+                new = self._run(narrow, fit_after(cache))
                 for number, (probe, pair) in enumerate(zip(probes, pairs, strict=True)):
                     for name in (probe.value, *probe.also):
                         index = self._placed(probe, name, before).index
                         folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
                         both = np.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
-                        sums[number] = sums[number].merge(gram_of(both, placed, _rows(both, probe, mask)))
-        return tuple(sums)
+                        sums[number].add(both, placed, _rows(both, probe, mask))
+        return tuple(one.stats() for one in sums)
 
     def _placed(self, probe: Probe, name: str, ledger: Ledger) -> Probe:
         """The probe with positions counted in the tensor as it is now: other blocks may have left its axis already."""
@@ -150,16 +187,23 @@ class Stream:
                 return replace(probe, index=place[probe.index])
         return probe
 
-    def _fitted(self, cache: Feed, ledger: Ledger) -> dict[str, Array]:
-        """Cached tensors as the ledger has them: inputs, and what follows from them alone, are older than decisions."""
-        found = dict(cache)
-        for name in cache:
+    def _fitting(self, ledger: Ledger) -> Callable[[Feed], dict[str, Array]]:
+        """What makes cached tensors as the ledger has them: they may be older than some decisions."""
+        cuts: list[tuple[str, int, Bools]] = []
+        for name in self._cache.names:
             for mark in self._survey.marks.get(name, ()):
                 gone = ledger.dead[mark.labels]
                 there = ~self._dead[name][mark.labels] if name in self._dead else np.ones_like(gone)
                 if gone[there].any():
-                    found[name] = np.compress(~gone[there], found[name], axis=mark.axes[0])
-        return found
+                    cuts.append((name, mark.axes[0], ~gone[there]))
+
+        def fit(cache: Feed) -> dict[str, Array]:
+            found = dict(cache)
+            for name, axis, stays in cuts:
+                found[name] = np.compress(stays, found[name], axis=axis)
+            return found
+
+        return fit
 
     def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
         started = time.perf_counter()
@@ -169,10 +213,10 @@ class Stream:
 
     def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
         """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts)
+        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts, self._index)
         apply(piece.graph, self._survey, ledger)
-        spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
-        data = to_bytes(piece)
+        spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
+        data = pack(piece)
         common = {"providers": self._providers, "outputs": outputs}
         try:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
@@ -180,6 +224,11 @@ class Stream:
             return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
         finally:
             discard(piece)
+
+
+def _same(probe: Probe) -> tuple[object, ...]:
+    """What two probes with equal sums have in common."""
+    return (probe.value, probe.also, probe.axis, probe.pooled, probe.index.shape, probe.index.tobytes())
 
 
 def _paired(probe: Probe, kept: Ints) -> Probe:
