@@ -58,7 +58,7 @@ def surveyed(name: str) -> tuple[ir.Model, Survey, list[dict[str, Any]]]:
 def opened(model: ir.Model, survey: Survey, feeds: list[dict[str, Any]]) -> Stream:
     makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]
     batches = Batches(feeds=makers, samples=len(feeds), source="test")
-    return Stream(model, survey, batches, providers=CPU, folder=None)
+    return Stream(model, survey, batches, providers=CPU)
 
 
 def half(survey: Survey, number: int, ledger: Ledger) -> Ledger:
