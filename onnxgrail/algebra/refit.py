@@ -133,14 +133,29 @@ def refit(
     return [choice.settled(final) for choice in choices]
 
 
-Solver = Callable[[Moments, Floats], Floats]
+Solver = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """Rows that are fitted and rows that judge, for one layer, with what the start leaves of the targets of either."""
+
+    fit: Moments
+    held: Moments
+    todo: Floats
+    open: Floats
+
+    @classmethod
+    def of(cls, fit: Moments, held: Moments, start: Floats) -> _Trial:
+        """The products with both Gram matrices, made once for all ridges."""
+        return cls(fit, held, fit.cross - fit.gram @ start, held.cross - held.gram @ start)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Choice:
     """The best found so far for one layer, which is judged on held-out rows."""
 
-    trials: Sequence[tuple[Moments, Moments]]
+    trials: Sequence[_Trial]
     margin: float
     start: Floats
     before: float
@@ -156,7 +171,9 @@ class _Choice:
         gaps = [sum(error(held, w) for _, held in trials) for w in begin]
         place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - margin) else 0
         gap, alpha = gaps[place], np.inf if place else None
-        return cls(trials=trials, margin=margin, start=begin[place], before=gaps[0], begin=gap, best=gap, alpha=alpha)
+        start = begin[place]
+        mine = [_Trial.of(fit, held, start) for fit, held in trials]
+        return cls(trials=mine, margin=margin, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
 
     def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
         """Take a step if some share of it does better on held-out rows, where the error is a parabola in that share.
@@ -164,10 +181,10 @@ class _Choice:
         Where several folds are held out in turn, each must gain.
         """
         slopes, curves = np.zeros((2, len(self.trials)))
-        for number, ((fit, held), solver) in enumerate(zip(self.trials, solvers, strict=True)):
-            step = solver(fit, self.start)
-            slopes[number] = np.einsum("fo,fo->", step, held.cross - held.gram @ self.start)
-            curves[number] = np.einsum("fo,fo->", step, held.gram @ step)
+        for number, (trial, solver) in enumerate(zip(self.trials, solvers, strict=True)):
+            step = solver(trial.todo)
+            slopes[number] = np.einsum("fo,fo->", step, trial.open)
+            curves[number] = np.einsum("fo,fo->", step, trial.held.gram @ step)
         share = min(max(slopes.sum() / curves.sum(), 0.0), 1.0) if curves.any() else 0.0
         gains = 2.0 * share * slopes - share * share * curves
         gap = max(self.begin - float(gains.sum()), 0.0)
@@ -178,9 +195,8 @@ class _Choice:
         """The choice, solved on all rows."""
         weights = self.start
         if self.blend and self.alpha:
-            fit, held = self.trials[0]
-            weights = weights + self.blend * solvers[self.alpha](fit + held, weights)
-        energy = float(sum(held.energy.sum() for _, held in self.trials)) or 1.0
+            weights = weights + self.blend * solvers[self.alpha](self.trials[0].todo + self.trials[0].open)
+        energy = float(sum(trial.held.energy.sum() for trial in self.trials)) or 1.0
         return Fitted(
             weights=weights[:-1],
             shift=weights[-1],
@@ -192,16 +208,16 @@ class _Choice:
 
 
 def _solver(sums: Moments, alpha: float, *, affine: bool) -> Solver:
-    """From sums and a start to the step that leads to the ridge solution around it, (f + 1, o); factorised once."""
+    """From what a start leaves of the targets to the step to the ridge solution, (f + 1, o); factorised once."""
     size = len(sums.gram) if affine else len(sums.gram) - 1
     penalty = np.full(size, alpha * float(np.trace(sums.gram[:-1, :-1])) / max(len(sums.gram) - 1, 1))
     if affine:
         penalty[-1] = 1e-9 * max(float(sums.gram[-1, -1]), 1.0)  # the constant is free, up to rounding
     inverse = ridge_solver(sums.gram[:size, :size] + np.diag(penalty))
 
-    def solve(part: Moments, start: Floats) -> Floats:
-        step = np.zeros_like(start)
-        step[:size] = inverse((part.cross - part.gram @ start)[:size])
+    def solve(todo: Floats) -> Floats:
+        step = np.zeros_like(todo)
+        step[:size] = inverse(todo[:size])
         return step
 
     return solve
