@@ -101,7 +101,7 @@ def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str,
     row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch, "threads": threads}
     out, report = folder / "slim.onnx", folder / "report.json"
     words = [sys.executable, "-m", "onnxgrail", "compress", str(model), str(out), "--data", str(data), "--force", "-q"]
-    words += ["--batch-size", str(cell.batch), "--report", str(report), *cell.options]
+    words += ["--batch-size", str(cell.batch), "--report", str(report), "--compensate", "grail", *cell.options]
     if cell.latency:
         clock.command(words, threads)
         return row | _latency(model, out, data, json.loads(report.read_text(encoding="utf-8")), threads)
