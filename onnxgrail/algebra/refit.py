@@ -97,6 +97,8 @@ def refit(
     affine: bool,
     judges: int = 1,
     margin: float = MARGIN,
+    prior: bool = True,
+    blend: bool = True,
     alphas: Sequence[float] = ALPHAS,
 ) -> list[Fitted]:
     """The weights w that minimise |y - wT [z, 1]|^2 + lambda |w - w0|^2, with strength, blend and start by validation.
@@ -112,6 +114,8 @@ def refit(
         affine: whether biases may move; otherwise shifts are zero.
         judges: how many of the folds, from the last, are held out in turn while the others are fitted.
         margin: share of the held-out error that a choice must win to be taken.
+        prior: the ridge pulls towards the start, otherwise towards zero.
+        blend: held-out rows choose a share of the way, otherwise all of it is gone.
         alphas: ridges to try, as shares of the mean second moment of z.
 
     References:
@@ -124,7 +128,8 @@ def refit(
     first = 0
     for starts in layers:
         part = slice(first, first := first + starts[0].shape[1])
-        choices.append(_Choice.among(starts, [(fit.outputs(part), held.outputs(part)) for fit, held in trials], margin))
+        mine = [(fit.outputs(part), held.outputs(part)) for fit, held in trials]
+        choices.append(_Choice.among(starts, mine, _Rules(margin, prior, blend)))
     for alpha in alphas if total.count else ():
         solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
         for choice in choices:
@@ -136,19 +141,39 @@ def refit(
 Solver = Callable[[Floats], Floats]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """As the arguments of `refit`."""
+
+    margin: float
+    prior: bool
+    blend: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """Rows that are fitted and rows that judge, for one layer, with what the start leaves of the targets of either."""
+    """Rows that are fitted and rows that judge, for one layer.
+
+    Attributes:
+        fit, held: sums over either.
+        todo: what the centre of the ridge leaves of the targets of the fitted rows; all: of both together.
+        open: what the start leaves of the targets of the rows that judge.
+    """
 
     fit: Moments
     held: Moments
     todo: Floats
+    all: Floats
     open: Floats
 
     @classmethod
-    def of(cls, fit: Moments, held: Moments, start: Floats) -> _Trial:
+    def of(cls, fit: Moments, held: Moments, start: Floats, *, prior: bool) -> _Trial:
         """The products with both Gram matrices, made once for all ridges."""
-        return cls(fit, held, fit.cross - fit.gram @ start, held.cross - held.gram @ start)
+        rest = held.cross - held.gram @ start
+        if not prior:
+            return cls(fit, held, fit.cross, fit.cross + held.cross, rest)
+        todo = fit.cross - fit.gram @ start
+        return cls(fit, held, todo, todo + rest, rest)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -156,7 +181,7 @@ class _Choice:
     """The best found so far for one layer, which is judged on held-out rows."""
 
     trials: Sequence[_Trial]
-    margin: float
+    rules: _Rules
     start: Floats
     before: float
     begin: float
@@ -165,15 +190,15 @@ class _Choice:
     blend: float = 0.0
 
     @classmethod
-    def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], margin: float) -> _Choice:
+    def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], rules: _Rules) -> _Choice:
         """The best of the starts."""
         begin = [np.concatenate([s, np.zeros((1, s.shape[1]))]) for s in starts]
         gaps = [sum(error(held, w) for _, held in trials) for w in begin]
-        place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - margin) else 0
+        place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - rules.margin) else 0
         gap, alpha = gaps[place], np.inf if place else None
         start = begin[place]
-        mine = [_Trial.of(fit, held, start) for fit, held in trials]
-        return cls(trials=mine, margin=margin, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
+        mine = [_Trial.of(fit, held, start, prior=rules.prior) for fit, held in trials]
+        return cls(trials=mine, rules=rules, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
 
     def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
         """Take a step if some share of it does better on held-out rows, where the error is a parabola in that share.
@@ -182,20 +207,26 @@ class _Choice:
         """
         slopes, curves = np.zeros((2, len(self.trials)))
         for number, (trial, solver) in enumerate(zip(self.trials, solvers, strict=True)):
-            step = solver(trial.todo)
+            step = self._step(solver, trial.todo)
             slopes[number] = np.einsum("fo,fo->", step, trial.open)
             curves[number] = np.einsum("fo,fo->", step, trial.held.gram @ step)
         share = min(max(slopes.sum() / curves.sum(), 0.0), 1.0) if curves.any() else 0.0
+        share = share if self.rules.blend else 1.0
         gains = 2.0 * share * slopes - share * share * curves
         gap = max(self.begin - float(gains.sum()), 0.0)
-        if gap < self.best * (1.0 - self.margin) and (gains > 0.0).all():
+        if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
             self.best, self.alpha, self.blend = gap, alpha, float(share)
+
+    def _step(self, solver: Solver, todo: Floats) -> Floats:
+        """From the start to the ridge solution, which lies around the start or around zero."""
+        found = solver(todo)
+        return found if self.rules.prior else found - self.start
 
     def settled(self, solvers: Mapping[float, Solver]) -> Fitted:
         """The choice, solved on all rows."""
         weights = self.start
         if self.blend and self.alpha:
-            weights = weights + self.blend * solvers[self.alpha](self.trials[0].todo + self.trials[0].open)
+            weights = weights + self.blend * self._step(solvers[self.alpha], self.trials[0].all)
         energy = float(sum(trial.held.energy.sum() for trial in self.trials)) or 1.0
         return Fitted(
             weights=weights[:-1],
@@ -208,7 +239,7 @@ class _Choice:
 
 
 def _solver(sums: Moments, alpha: float, *, affine: bool) -> Solver:
-    """From what a start leaves of the targets to the step to the ridge solution, (f + 1, o); factorised once."""
+    """From what the centre of the ridge leaves of the targets to the way from there, (f + 1, o); factorised once."""
     size = len(sums.gram) if affine else len(sums.gram) - 1
     penalty = np.full(size, alpha * float(np.trace(sums.gram[:-1, :-1])) / max(len(sums.gram) - 1, 1))
     if affine:

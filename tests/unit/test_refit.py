@@ -138,6 +138,16 @@ def test_never_worse_than_the_start_on_held_out_rows(seed: int, affine: bool) ->
     assert found.after <= found.before
 
 
+def test_without_prior_the_ridge_pulls_towards_zero() -> None:
+    z, t = data(noise=0.5)
+    start = np.random.default_rng(1).normal(size=(5, 3))
+    found = refit(*halves(z, t), [start], affine=True, prior=False, blend=False, alphas=(0.3,))
+    weights, shift = direct(z, t, np.zeros((5, 3)), 0.3, affine=True)
+    assert found.blend == 1.0
+    np.testing.assert_allclose(found.weights, weights, atol=1e-6)
+    np.testing.assert_allclose(found.shift, shift, atol=1e-6)
+
+
 def test_folds_held_out_in_turn() -> None:
     """The share of the step that is best for all folds together, each judged by what the others give."""
     z, t = data(rows=32, features=12, noise=1.5)
