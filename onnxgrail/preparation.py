@@ -25,6 +25,7 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
+from onnxgrail.parallel import SOLO, Group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,7 +68,7 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
+def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group = SOLO) -> Prepared:
     """Load a model, find its calibration data, run it once and trace it.
 
     Raises:
@@ -78,7 +79,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
         model = load(from_any(source))
         folder = Path(source).parent if isinstance(source, str | Path) else None
     with clock.stage("data"):
-        batches = _batches(model, data, recipe)
+        batches = _batches(model, data, recipe, group)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
         feed, facts = _observed(model, batches, folder, recipe)
     with clock.stage("trace"):
@@ -111,12 +112,12 @@ def _explained(error: ModelError, batches: Batches) -> ModelError:
     return ModelError(str(error), hint="The inputs were drawn: give --data or --input-shapes if the model needs others")
 
 
-def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:
+def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batches:
     signature = signature_of(model)
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
     if data is None:
         return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
-    return read(data, signature, **common)
+    return read(data, signature, group=group, **common)
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from onnxgrail.errors import DataError
 from onnxgrail.graph import weights
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Survey
+from onnxgrail.parallel import SOLO, Group, shard_of
 from onnxgrail.paths import write_whole
 
 Dense = Mapping[str, tuple[Stats, ...]]
@@ -41,24 +43,32 @@ def dense_pass(
     folder: Path | None = None,
     together: int = TOGETHER,
     progress: Progress,
+    group: Group = SOLO,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Each block with the statistics of its probes in the original model.
 
     One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
-    reads them one by one and lets them go needs no more memory than that.
+    reads them one by one and lets them go needs no more memory than that.  Where several processes share the work, only
+    the first one gets statistics, the others get empty tuples.
     """
-    groups = _groups(blocks, together)
-    done, total = 0, len(groups) * len(batches)
+    parts = _groups(blocks, together)
+    done, total = 0, len(parts) * len(shard_of(group, len(batches)).numbers)
 
     def tick() -> None:
         nonlocal done
         done += 1
         progress("measuring", done, total)
 
-    with Stream(model, survey, batches, providers=providers, folder=folder) as stream:
-        for group in groups:
-            found = iter(stream.measure([p for b in group for p in b.probes], weights.empty(survey), tick))
-            yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]
+    with Stream(model, survey, batches, providers=providers, folder=folder, group=group) as stream:
+        for part in parts:
+            found = stream.measure([p for b in part for p in b.probes], weights.empty(survey), tick)
+            yield from zip(part, by_block(part, found), strict=True)
+
+
+def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
+    """Statistics of all probes dealt out to their blocks; empty tuples where there are none."""
+    left = iter(found)
+    return [tuple(islice(left, len(b.probes))) for b in blocks]
 
 
 def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:

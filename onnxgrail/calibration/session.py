@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,8 @@ def open_session(
         providers: execution providers, the preferred one first; it must really be got.
         outputs: graph outputs to compute; None computes all.
         optimise: let ONNX Runtime optimise the graph.
-        threads: threads inside one operator; None leaves it to ONNX Runtime.
+        threads: threads inside one operator; None takes OMP_NUM_THREADS, as all linear algebra does, and without that
+            leaves it to ONNX Runtime.
         folder: where external data of a serialised model lie.
         extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
             layouts would be converted back for each.
@@ -98,8 +100,7 @@ def open_session(
     level = ort.GraphOptimizationLevel
     wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads if threads is not None else _asked_threads()
     # Spinning workers would take the cores from the linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if folder is not None:
@@ -122,6 +123,12 @@ def open_session(
     if unknown:
         raise ModelError(f"the model has no output {', '.join(map(repr, unknown))}", hint=f"It has {', '.join(names)}")
     return Session(handle, tuple(outputs if outputs is not None else names))
+
+
+def _asked_threads() -> int:
+    """What the environment asks for (`torchrun` sets it, so that processes do not fight for cores); 0 where nothing."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() else 0
 
 
 def runtime() -> ModuleType:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.algebra.gram import gram_of
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.calibration.totals import Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
@@ -28,21 +30,33 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger, Survey
+from onnxgrail.parallel import SOLO, Group, shard_of
 
 Tick = Callable[[], None]
 
 
 class Stream:
-    """Owns the cached activations of a calibration run; a context manager that lets them go."""
+    """Owns the cached activations of a calibration run; a context manager that lets them go.
+
+    Where several processes share the work, each has a part of the batches, and only the first one gets the sums.
+    """
 
     def __init__(
-        self, model: ir.Model, survey: Survey, batches: Batches, *, providers: Sequence[str], folder: Path | None
+        self,
+        model: ir.Model,
+        survey: Survey,
+        batches: Batches,
+        *,
+        providers: Sequence[str],
+        folder: Path | None,
+        group: Group = SOLO,
     ) -> None:
         self._model, self._survey = model, survey
         self._providers, self._folder = tuple(providers), folder
         self._lives = lives(model, survey.facts, effort(model, survey))
         self.position = 0  # of the first node that is still to come
-        feeds = list(batches)
+        self.shard = shard_of(group, len(batches))
+        feeds = [batches.feeds[number]() for number in self.shard.numbers]
         self._masks = [padding_mask(feed) for feed in feeds]
         self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
@@ -100,37 +114,46 @@ class Stream:
     def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
         """Sums over all calibration rows of each probe, in the network as the ledger has it."""
         names = sorted({n for p in probes for n in (p.value, *p.also)})
-        sums = [zero_stats(p) for p in probes]
+        totals = Totals(self.shard, probes)
         here = [n for n in names if n in self._cache[0]]
         beyond = [n for n in names if n not in self._cache[0]]
         session = self._open(beyond, ledger) if beyond else None
-        for whole, mask in zip(self._cache, self._masks, strict=True):
+        for batch, whole, mask in zip(self.shard.numbers, self._cache, self._masks, strict=True):
             cache = self._fitted(whole, ledger)
             found = {n: cache[n] for n in here} | (self._run(session, cache) if session else {})
-            for number, probe in enumerate(probes):
-                for name in (probe.value, *probe.also):
-                    x, placed = found[name], self._placed(probe, name, ledger)
-                    sums[number] = sums[number].merge(gram_of(x, placed, _rows(x, probe, mask)))
+            totals.add(batch, (self._sums(found, probe, mask, ledger) for probe in probes))
             tick()
-        return tuple(sums)
+        return totals.stats()
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
         names = sorted({n for p in probes for n in (p.value, *p.also)})
         pairs = [_paired(p, kept) for p in probes]
-        sums = [zero_stats(pair) for pair in pairs]
+        totals = Totals(self.shard, pairs)
         with self._open(names, before) as wide, self._open(names, after) as narrow:
-            for cache, mask in zip(self._cache, self._masks, strict=True):
+            for batch, cache, mask in zip(self.shard.numbers, self._cache, self._masks, strict=True):
+                sums: list[Stats] = []
                 old = self._run(wide, self._fitted(cache, before))
                 new = self._run(narrow, self._fitted(cache, after))
-                for number, (probe, pair) in enumerate(zip(probes, pairs, strict=True)):
+                for probe, pair in zip(probes, pairs, strict=True):
+                    parts = []
                     for name in (probe.value, *probe.also):
                         index = self._placed(probe, name, before).index
                         folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
                         both = np.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
-                        sums[number] = sums[number].merge(gram_of(both, placed, _rows(both, probe, mask)))
-        return tuple(sums)
+                        parts.append(gram_of(both, placed, _rows(both, probe, mask)))
+                    sums.append(reduce(Stats.merge, parts))
+                totals.add(batch, sums)
+        return totals.stats()
+
+    def _sums(self, found: Feed, probe: Probe, mask: Bools | None, ledger: Ledger) -> Stats:
+        """Sums of one probe over one batch."""
+        parts = [
+            gram_of(found[name], self._placed(probe, name, ledger), _rows(found[name], probe, mask))
+            for name in (probe.value, *probe.also)
+        ]
+        return reduce(Stats.merge, parts)
 
     def _placed(self, probe: Probe, name: str, ledger: Ledger) -> Probe:
         """The probe with positions counted in the tensor as it is now: other blocks may have left its axis already."""

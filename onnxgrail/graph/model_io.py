@@ -150,10 +150,11 @@ def inline(model: ir.Model, below: int | None = None) -> None:
                 )
 
 
-def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
+def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path | None = None) -> None:
     """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
 
-    Files are written in a hidden folder beside the target and renamed into place, so a failure leaves nothing behind.
+    Files are written in a hidden folder beside the target (or in `scratch`, which must be on the same file system) and
+    renamed into place, so a failure leaves nothing behind.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -161,16 +162,16 @@ def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
     external = external or weight_bytes(model) > LIMIT
     data = f"{path.name}.data"
     try:
-        with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=path.parent) as scratch:
-            draft = Path(scratch) / path.name
+        with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
+            draft = Path(drafts) / path.name
             whole = copy(model)
             inline(whole, below=SMALL if external else None)
             if external:
-                ir.external_data.unload_from_model(whole, scratch, data, size_threshold_bytes=SMALL)
+                ir.external_data.unload_from_model(whole, drafts, data, size_threshold_bytes=SMALL)
             draft.write_bytes(to_file(whole).SerializeToString())
             for name in [data, path.name]:
-                if (Path(scratch) / name).exists():
-                    (Path(scratch) / name).replace(path.parent / name)
+                if (Path(drafts) / name).exists():
+                    (Path(drafts) / name).replace(path.parent / name)
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}", hint="Choose another output folder"
