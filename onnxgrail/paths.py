@@ -101,7 +101,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             if not temporary.exists():
-                os.link(f"/proc/self/fd/{file.fileno()}", temporary)
+                _name(file, temporary)
         temporary.replace(target)
     except OSError as error:
         raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
@@ -118,6 +118,14 @@ def _nameless(folder: Path) -> BinaryIO | None:
         return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
     except OSError:  # not every file system knows them
         return None
+
+
+def _name(file: BinaryIO, path: Path) -> None:
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # with a folder's handle `link` follows the link in /proc
+    try:
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def sha256(path: Path) -> str:
