@@ -23,7 +23,7 @@ from onnxgrail.record import Record, decode, encode
 
 TIMEOUT = 1800.0  # seconds a process waits for another one; the first one may solve for long
 FAREWELL = 2.0  # seconds a failing process takes to tell the others
-NODE, END, RECORD, NOTHING, FAILED = range(5)
+NODE, END, READY, RECORD, NOTHING, FAILED = range(6)
 CONTINUE = "Start the job again; with --resume DIR it goes on behind the last finished block"
 
 
@@ -91,11 +91,21 @@ class Processes:
             self._send(self._parent, (END, 0, 0), ())
 
     def share(self, record: Record | None) -> Record | None:
-        """What the first process passes, on every process."""
+        """What the first process passes, on every process.
+
+        They first say that they are there, so that a process that has failed is heard instead.
+        """
+        for child in self._children:
+            self._receive(child, np.uint8)
         if self._parent is None:
             body = [] if record is None else [np.frombuffer(encode(record), np.uint8)]
         else:
+            with self._watched(self._parent):  # not waited for: the parent may have to say that it failed
+                ready = [
+                    self._torch.distributed.isend(tensor, self._parent) for tensor in self._message((READY, 0, 0), [])
+                ]
             _, body = self._receive(self._parent, np.uint8)
+            del ready
         for child in reversed(self._children):  # the largest part of the tree first
             self._send(child, (RECORD if body else NOTHING, 0, 0), body)
         if self._parent is None or not body:
