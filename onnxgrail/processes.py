@@ -48,6 +48,7 @@ def join(timeout: float | None = None) -> Iterator[Group]:
         return
     rank, wait = _number("RANK", None), timeout or float(_number("ONNXGRAIL_TIMEOUT", int(TIMEOUT)))
     torch = _torch()
+    _take_device()
     try:
         torch.distributed.init_process_group(
             "gloo", rank=rank, world_size=size, timeout=timedelta(seconds=wait), init_method="env://"
@@ -167,6 +168,15 @@ class Processes:
             raise LostProcessError(
                 f"process {rank} of {self.size} was lost: {_first_line(error)}", hint=CONTINUE
             ) from error
+
+
+def _take_device() -> None:
+    """See only the GPU with this process's number on its machine; without GPUs this changes nothing."""
+    local = _number("LOCAL_RANK", 0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible is not None else [str(n) for n in range(local + 1)]
+    if len(names) > local:
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[local]
 
 
 def _torch() -> Any:

@@ -130,4 +130,3 @@ def test_kill_minus_nine(share: Any, left_alone: tuple[Command, str, float, int]
     command, wanted, seconds, steps = left_alone
     moment = Moment(seconds=0.8 * seconds) if share == "time" else Moment(steps=round(share * steps))
     assert killed(command, moment, tmp_path, wanted)["broken"] == []
-
