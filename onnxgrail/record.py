@@ -30,7 +30,7 @@ def encode(record: Record) -> bytes:
     kinds = [np.asarray(array).dtype.name for array in record.arrays.values()]
     head = {"names": list(record.arrays), "dtypes": kinds, "notes": dict(record.notes)}
     buffer = io.BytesIO()
-    np.savez(buffer, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
+    np.savez(buffer, head=np.array(json.dumps(head, default=_plain)), **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
@@ -48,6 +48,11 @@ def decode(data: bytes) -> Record:
             return Record(arrays=arrays, notes=head["notes"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"not a record: {error}") from error
+
+
+def _plain(number: Any) -> Any:
+    """A numpy number as JSON knows it."""
+    return number.item()
 
 
 def _storable(array: Array) -> Array:

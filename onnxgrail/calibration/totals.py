@@ -9,7 +9,7 @@ import numpy as np
 from onnxgrail.core import Floats, Probe, Stats
 from onnxgrail.parallel import Shard, Tally
 
-WIDE = 4096  # from here on partial sums are kept as triangles: half the memory, for a copy of each
+WIDE = 2048  # from here on partial sums are kept as triangles: half the memory, for a copy of each
 
 
 class Totals:

@@ -31,7 +31,7 @@ def test_records_come_back_bit_for_bit() -> None:
         "short": np.array([1.5, -2.0], ml_dtypes.bfloat16),
         "": np.zeros((0, 3), bool),
     }
-    found = decode(encode(Record(arrays=arrays, notes={"x": [1, None, 0.1]})))
+    found = decode(encode(Record(arrays=arrays, notes={"x": [np.int64(1), None, np.float64(0.1)]})))
     assert found.notes == {"x": [1, None, 0.1]}
     assert list(found.arrays) == list(arrays)
     for name, array in arrays.items():
