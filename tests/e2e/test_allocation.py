@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail import decision, models
+from onnxgrail import decision, models, proving
 from onnxgrail.calibration import latency, stream
 from onnxgrail.cli import main
 from onnxgrail.comparison import compare
@@ -118,14 +118,14 @@ def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: 
 
 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prove = decision.prove
+    prove = proving.prove
 
     def strict(model: Any, survey: Any, blocks: Any, widths: Any, *rest: Any, **options: Any) -> Any:
         assert all(widths[b.name] == b.units // 2 for b in blocks)
         good, _ = prove(model, survey, blocks[1:], widths, *rest, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
-    monkeypatch.setattr(decision, "prove", strict)
+    monkeypatch.setattr(proving, "prove", strict)
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="60%")
     held(data, "params", 0.6)
     assert data["blocks"][0]["kept"] == data["blocks"][0]["units"]
