@@ -14,15 +14,19 @@ of another kind than the calibration text comes out worse.
 
 Every sequence is full by default: paragraphs are joined until it is, and the last one is cut.  `--padded` ends a
 share of the sequences early, for whoever wants to see padding at work.  `--draw` shuffles anew, to learn how much of a
-figure is chance.
+figure is chance.  `wide` makes more text: docstrings of the standard library, numpy and scipy beside the reference.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib.util
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +61,37 @@ def _traces(paragraph: str) -> set[str]:
 
 def paragraphs(draw: int = 0) -> dict[str, list[str]]:
     """Distinct prose paragraphs by split, in an order that hangs on `draw` alone."""
+    kept = _distinct(_reference(), draw)
+    return {split: kept[number :: len(SPLITS)] for number, split in enumerate(SPLITS)}
+
+
+def _reference() -> Iterator[str]:
+    """Texts of the language reference."""
     from pydoc_data.topics import topics
 
-    texts = (" ".join(raw.split()) for _, topic in sorted(topics.items()) for raw in re.split(r"\n\s*\n", topic))
-    prose = list(dict.fromkeys(filter(_is_prose, texts)))
+    return (text for _, text in sorted(topics.items()))
+
+
+def _docstrings() -> Iterator[str]:
+    """Docstrings of the standard library and of two packages that everybody here has."""
+    folders = [Path(sysconfig.get_path("stdlib"))]
+    folders += [Path(spec.origin).parent for n in ("numpy", "scipy") if (spec := importlib.util.find_spec(n)).origin]
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            if "test" in str(path.relative_to(folder)) or "site-packages" in path.parts[len(folder.parts) :]:
+                continue
+            try:
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+            except (SyntaxError, ValueError):
+                continue
+            nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
+            yield from filter(None, map(ast.get_docstring, nodes))
+
+
+def _distinct(texts: Iterable[str], draw: int) -> list[str]:
+    """Shuffled prose paragraphs of which none shares a sentence or a run of words with another."""
+    raw = (" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text))
+    prose = list(dict.fromkeys(filter(_is_prose, raw)))
     seen: set[str] = set()
     kept = []
     for position in np.random.default_rng(draw).permutation(len(prose)):
@@ -68,7 +99,14 @@ def paragraphs(draw: int = 0) -> dict[str, list[str]]:
         if not traces & seen:
             kept.append(prose[position])
         seen |= traces
-    return {split: kept[number :: len(SPLITS)] for number, split in enumerate(SPLITS)}
+    return kept
+
+
+def wide(folder: Path, calibration: int, heldout: int) -> tuple[Tokens, Tokens]:
+    """So many sequences of both kinds from docstrings and reference: every third paragraph is held out."""
+    kept = _distinct(itertools.chain(_reference(), _docstrings()), draw=0)
+    rest = [text for number, text in enumerate(kept) if number % 3 < 2]
+    return tokenise(folder, rest, count=calibration), tokenise(folder, kept[2::3], count=heldout)
 
 
 def tokenise(

@@ -17,6 +17,7 @@ import click
 SELECTORS = ("wanda", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
 REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
+NORMS = ("none", "repair", "refit", "all")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")

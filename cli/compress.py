@@ -55,15 +55,23 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option(
     "--compensate",
     type=click.Choice(options.COMPENSATORS),
-    default="grail",
+    default="best",
     show_default=True,
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
+)
+@click.option(
+    "--norms",
+    type=click.Choice(options.NORMS),
+    default="none",
+    show_default=True,
+    help="Then bring activations back to the original's: mean and deviation behind convolutions (repair), scale and "
+    "bias of normalisations by least squares (refit).",
 )
 @click.option(
     "--closed-loop/--open-loop",
     default=True,
     show_default=True,
-    help="With grail or none: measure each block behind the already narrowed ones, or in the original model.",
+    help="Measure each block behind the already narrowed ones, or in the original model.",
 )
 @click.option(
     "--round-to",
@@ -194,7 +202,7 @@ def _tables(report: Any, output: Path | None) -> None:
     click.echo(_asked(model))
     for line in _allocated(data.get("allocation")):
         click.echo(line)
-    for line in _interface(data.get("interface", ())):
+    for line in (*_interface(data.get("interface", ())), *_norms(data.get("norms", ()))):
         click.echo(line)
     calibration = data.get("calibration")
     if calibration:
@@ -216,6 +224,13 @@ def _asked(model: Any) -> str:
     show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
     achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
     return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}"
+
+
+def _norms(entries: Any) -> list[str]:
+    """How many activations were brought back to the original's, of those that differed."""
+    taken = Counter(e["kind"] for e in entries if e["outcome"]["status"] == "ok")
+    every = Counter(e["kind"] for e in entries)
+    return [f"Norms: {taken[kind]} of {count} places: {kind}" for kind, count in every.items()]
 
 
 def _milliseconds(value: float | None) -> str:

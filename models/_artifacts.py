@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxgrail.models import Array, Embedded, score
+
 if TYPE_CHECKING:
     import onnx
     import torch
@@ -114,6 +116,33 @@ def write_npz(path: Path, **arrays: Any) -> None:
     np.savez_compressed(path, **arrays)
 
 
+def write(
+    files: Embedded,
+    module: torch.nn.Module,
+    calibration: Mapping[str, Array],
+    heldout: Mapping[str, Array],
+    *,
+    dynamic: Mapping[int, str],
+) -> None:
+    """Write the files of a one-input module; the calibration data name its input, `dynamic` is as for `export`."""
+    import torch
+
+    write_npz(files.calibration, **calibration)
+    write_npz(files.heldout, **heldout)
+    ((name, array),) = calibration.items()
+    export(module, torch.from_numpy(array[:2]), files.model, input_name=name, dynamic=dynamic)
+
+
+def metric(files: Embedded, module: torch.nn.Module) -> float:
+    """Judge a torch module exactly as an ONNX file is judged."""
+    import torch
+
+    module.eval()
+    with torch.no_grad():
+        judged: float = score(files, lambda feed: [module(torch.from_numpy(array)).numpy() for array in feed.values()])
+    return judged
+
+
 def parameters(path: Path) -> int:
     """Count the floating-point weights of an ONNX file: what a reader of the file sees, after folding."""
     import onnx
@@ -126,6 +155,42 @@ def parameters(path: Path) -> int:
 def sha256(path: Path) -> str:
     """Return the hexadecimal digest of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def describe(
+    files: Embedded,
+    *,
+    task: str,
+    data: str,
+    data_licence: str,
+    judged: Mapping[str, float],
+    seconds: int,
+    blocks: Mapping[str, int],
+) -> None:
+    """Write and print the manifest entry of a model whose files are written.
+
+    Args:
+        files: the model.
+        task: what it was trained for.
+        data: what it was trained on.
+        data_licence: under which licence that comes.
+        judged: the metric of the model as it is, called `dense`, and of anything else that was tried.
+        seconds: how long training took.
+        blocks: what a survey is expected to find, by kind.
+    """
+    entry: dict[str, Any] = {
+        "script": f"{files.name}.py",
+        "task": task,
+        "data": data,
+        "data_licence": data_licence,
+        "parameters": parameters(files.model),
+        "metric": files.metric,
+        **{key: round(value, 4) for key, value in judged.items()},
+        "train_seconds": seconds,
+        "blocks": dict(blocks),
+    }
+    record(files.name, entry, [files.model, files.calibration, files.heldout])
+    print(entry)
 
 
 def record(name: str, entry: Mapping[str, Any], files: Sequence[Path], manifest: Path = MANIFEST) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxgrail.models import _artifacts, _stdlib_text, load, score
+from onnxgrail.models import _artifacts, _stdlib_text, load
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -171,26 +170,18 @@ def main() -> None:
     files = load(NAME)
     calibration = windows(training, CALIBRATION, CONTEXT, seed=SEED)
     judged = spread(unseen, HELD_OUT, CONTEXT + 1)
-    _artifacts.write_npz(files.calibration, input_ids=calibration)
-    _artifacts.write_npz(files.heldout, input_ids=judged[:, :-1], labels=judged[:, 1:])
-    example = torch.from_numpy(calibration[:2])
-    _artifacts.export(model, example, files.model, input_name="input_ids", dynamic={0: "batch", 1: "sequence"})
-    with torch.no_grad():
-        dense = score(files, lambda feed: [model(torch.from_numpy(feed["input_ids"])).numpy()])
+    heldout = {"input_ids": judged[:, :-1], "labels": judged[:, 1:]}
+    _artifacts.write(files, model, {"input_ids": calibration}, heldout, dynamic={0: "batch", 1: "sequence"})
     layers = model.llama.config.num_hidden_layers
-    entry: dict[str, Any] = {
-        "script": f"{NAME}.py",
-        "task": "next character of Python's own documentation",
-        "data": f"docstrings and pydoc topics of the standard library of CPython {platform.python_version()}",
-        "data_licence": "PSF-2.0",
-        "parameters": _artifacts.parameters(files.model),
-        "metric": files.metric,
-        "dense": round(dense, 4),
-        "train_seconds": seconds,
-        "blocks": {"mlp": layers, "heads": layers},
-    }
-    _artifacts.record(NAME, entry, [Path(files.model), files.calibration, files.heldout])
-    print(entry)
+    _artifacts.describe(
+        files,
+        task="next character of Python's own documentation",
+        data=f"docstrings and pydoc topics of the standard library of CPython {platform.python_version()}",
+        data_licence="PSF-2.0",
+        judged={"dense": _artifacts.metric(files, model)},
+        seconds=seconds,
+        blocks={"mlp": layers, "heads": layers},
+    )
 
 
 if __name__ == "__main__":

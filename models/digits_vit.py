@@ -9,21 +9,15 @@ and their split are those of `digits_resnet`, at their original size of 8x8 pixe
 from __future__ import annotations
 
 import math
-import sys
-import time
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxgrail.models import _artifacts, load, score
-from onnxgrail.models.digits_resnet import Digits, Images, digits
+from onnxgrail.models import _artifacts, load
+from onnxgrail.models._digits import SEED, describe, digits, fit, trained
 
 NAME = "digits_vit"
-SEED = 0
 PATCH = 2
 WIDTH = 64
 DEPTH = 4
@@ -31,10 +25,9 @@ HEADS = 4
 HIDDEN = 4 * WIDTH
 SIDE = 8
 EPOCHS = 120
-BATCH = 64
 LEARNING_RATE = 2e-3
-WEIGHT_DECAY = 5e-2
 SMOOTHING = 0.1
+LARGEST_GRADIENT = 1.0
 
 
 class Attention(nn.Module):
@@ -94,23 +87,6 @@ class DigitsViT(nn.Module):
         return logits
 
 
-def original_size(images: Images) -> Images:
-    """Undo the doubling of `digits`: every second pixel, `(n, 1, 16, 16)` to `(n, 1, 8, 8)`."""
-    return np.ascontiguousarray(images[..., ::2, ::2])
-
-
-def small_digits() -> Digits:
-    """The digits of `digits_resnet` at their original size."""
-    doubled = digits()
-    return Digits(
-        train=original_size(doubled.train),
-        train_labels=doubled.train_labels,
-        calibration=original_size(doubled.calibration),
-        heldout=original_size(doubled.heldout),
-        heldout_labels=doubled.heldout_labels,
-    )
-
-
 def moved(images: Tensor, generator: torch.Generator) -> Tensor:
     """Move, turn and scale every image a little: a transformer has to learn from data what convolutions have built in.
 
@@ -130,57 +106,19 @@ def moved(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int = EPOCHS) -> float:
-    """Fit `model` with AdamW and a one-cycle learning rate; return the mean loss of the last epoch."""
-    generator = torch.Generator().manual_seed(SEED)
-    batches = len(images) // BATCH
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=epochs * batches)
-    mean = float("nan")
-    model.train()
-    for epoch in range(epochs):
-        losses = []
-        for rows in torch.randperm(len(images), generator=generator)[: batches * BATCH].split(BATCH):
-            logits = model(moved(images[rows], generator))
-            loss = functional.cross_entropy(logits, labels[rows], label_smoothing=SMOOTHING)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-        mean = float(np.mean(losses))
-        print(f"epoch {epoch + 1}/{epochs}: loss {mean:.4f}", file=sys.stderr, flush=True)
-    return mean
+    """Fit `model`; return the mean loss of the last epoch."""
+    loss: float = fit(
+        model, images, labels, epochs=epochs, rate=LEARNING_RATE, move=moved, smoothing=SMOOTHING, clip=LARGEST_GRADIENT
+    )
+    return loss
 
 
 def main() -> None:
     """Train, write all files, and print what the manifest records."""
     _artifacts.seed_everything(SEED)
-    data = small_digits()
-    model = DigitsViT()
-    started = time.perf_counter()
-    train(model, torch.from_numpy(data.train), torch.from_numpy(data.train_labels))
-    seconds = round(time.perf_counter() - started)
-    files = load(NAME)
-    _artifacts.write_npz(files.calibration, images=data.calibration)
-    _artifacts.write_npz(files.heldout, images=data.heldout, labels=data.heldout_labels)
-    example = torch.from_numpy(data.calibration[:2])
-    _artifacts.export(model, example, files.model, input_name="images", dynamic={0: "batch"})
-    with torch.no_grad():
-        dense = score(files, lambda feed: [model(torch.from_numpy(feed["images"])).numpy()])
-    entry: dict[str, Any] = {
-        "script": f"{NAME}.py",
-        "task": "handwritten digits, 10 classes",
-        "data": "scikit-learn load_digits: UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998)",
-        "data_licence": "CC BY 4.0",
-        "parameters": _artifacts.parameters(files.model),
-        "metric": files.metric,
-        "dense": round(dense, 4),
-        "train_seconds": seconds,
-        "blocks": {"mlp": DEPTH, "heads": DEPTH},
-    }
-    _artifacts.record(NAME, entry, [Path(files.model), files.calibration, files.heldout])
-    print(entry)
+    files, model = load(NAME), DigitsViT()
+    seconds = trained(files, model, digits(), train)
+    describe(files, {"dense": _artifacts.metric(files, model)}, seconds, {"mlp": DEPTH, "heads": DEPTH})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ Feed = Mapping[str, Array]
 Role = Literal["producer", "passenger", "consumer"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
+NORMS = ("none", "repair", "refit", "all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -232,8 +233,9 @@ class Recipe:
     batch_size: int = 8
     selector: str = "wanda"
     reducer: str = "prune"
-    compensate: str = "grail"
+    compensate: str = "best"
     ridge: float = 1e-3
+    norms: str = "none"
     closed_loop: bool = True
     round_to: int = 8
     kv_io: bool = False

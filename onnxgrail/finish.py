@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
 from onnxgrail.comparison import bytes_on_disk, run_both
-from onnxgrail.core import Change, Progress, Recipe
+from onnxgrail.core import Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
@@ -106,11 +106,13 @@ def report_of(
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
         refusals=[*survey.refusals, *decision.refusals],
         verification=verification,
-        calibration=_calibration(prepared.batches, decision.changes),
+        calibration=_calibration(prepared.batches, decision),
         timing=timing,
         interface=ports,
         notes=[note for note in (INTERFACE if ports else "", decision.allocation.note, _missed(sizes.budget)) if note],
         allocation=decision.allocation.entry(),
+        refits=[dataclasses.asdict(refit) for refit in decision.refits],
+        norms=[dataclasses.asdict(norm) for norm in decision.norms],
     )
 
 
@@ -121,8 +123,8 @@ def _missed(budget: Mapping[str, Any] | None) -> str:
     return f"target missed: {budget['metric']} {budget['achieved']:,.0f} where {budget['limit']:,.0f} was the limit"
 
 
-def _calibration(batches: Batches, changes: Sequence[Change]) -> dict[str, Any] | None:
-    if not any(c.error.plain is not None for c in changes):
+def _calibration(batches: Batches, decision: Decision) -> dict[str, Any] | None:
+    if not decision.norms and not any(c.error.plain is not None for c in decision.changes):
         return None  # nothing was measured: the data were not used
     return calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from onnxgrail import plan
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.graph import cost
+from onnxgrail.graph.meter import dead_of
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.report import Inspection
 
@@ -42,13 +41,13 @@ def inspect(
     for kind in (*KINDS, "all"):
         some = [b for b in survey.blocks if kind in (b.kind, "all")]
         if some:
-            gone, saved = _gone(prepared, _dead(prepared, {b.name: 0 for b in some}), macs)
+            gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
     predicted = []
     for ratio in RATIOS:
         usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
         kept = plan.widths(usual, ratio, recipe.round_to)
-        gone, saved = _gone(prepared, _dead(prepared, kept), macs)
+        gone, saved = _gone(prepared, dead_of(survey, kept), macs)
         predicted.append(
             {
                 "ratio": ratio,
@@ -76,14 +75,6 @@ def _serialised(prepared: Prepared) -> bytes:
     from onnxgrail.graph.serial import to_bytes
 
     return to_bytes(prepared.model)
-
-
-def _dead(prepared: Prepared, kept: Mapping[str, int]) -> Bools:
-    dead = np.zeros(prepared.survey.ids, dtype=bool)
-    for block in prepared.survey.blocks:
-        if block.name in kept:
-            dead[block.ids[kept[block.name] :]] = True
-    return dead
 
 
 def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:

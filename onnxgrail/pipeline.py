@@ -23,8 +23,9 @@ from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
-from onnxgrail.report import Report, Verification, nothing_text
+from onnxgrail.report import Report, Verification
 from onnxgrail.resume import agree, begin, replaceable
+from onnxgrail.summary import nothing_text
 
 Owned = Callable[[Path], bool]
 """Whether a file is this very run's and may be replaced."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,23 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.data import Batches, read
 from onnxgrail.calibration.observe import observe, probe_feed
+from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import synthetic
-from onnxgrail.core import Array, Recipe
+from onnxgrail.core import Array, Block, Bools, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.model_io import copy, load
+from onnxgrail.graph.norms import widened
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
+from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
+from onnxgrail.record import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,6 +89,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group =
         feed, facts = _observed(model, batches, folder, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
+        survey = survey if recipe.norms == "none" else widened(model, survey)
     return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
 
 
@@ -118,6 +124,58 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batche
     if data is None:
         return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
     return read(data, signature, group=group, **common)
+
+
+def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO) -> Stream:
+    """The calibration data on their way through the model, dealt out to the processes of a group."""
+    return Stream(
+        prepared.model,
+        prepared.survey,
+        prepared.batches,
+        providers=recipe.providers,
+        folder=prepared.folder,
+        group=group,
+    )
+
+
+def proved(
+    prepared: Prepared,
+    recipe: Recipe,
+    blocks: Sequence[Block],
+    widths: Mapping[str, int],
+    dead: Bools | None = None,
+    *,
+    group: Group = SOLO,
+) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
+    """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`.
+
+    The first of several processes does it for all.
+    """
+
+    def proof() -> Record:
+        good, refusals = prove(
+            prepared.model,
+            prepared.survey,
+            blocks,
+            widths,
+            prepared.feed,
+            providers=recipe.providers,
+            folder=prepared.folder,
+            dead=dead,
+        )
+        return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
+
+    found = Once(group=group).shared(proof).notes
+    return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
+
+
+def rounds(prepared: Prepared) -> bool:
+    """Whether activations are rounded to integers on the way, so that the last digit of a sum can tip over a step."""
+    constants = prepared.survey.facts.constants
+    return any(
+        node.op_type == "QuantizeLinear" and (node.outputs[0].name or "") not in constants
+        for node in prepared.model.graph
+    )
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:

@@ -10,7 +10,7 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, target_of
-from onnxgrail.core import KINDS, Recipe
+from onnxgrail.core import KINDS, NORMS, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
 
@@ -71,6 +71,7 @@ def _check(recipe: Recipe) -> None:
     _among("selector", recipe.selector, SELECTORS)
     _among("reducer", recipe.reducer, REDUCERS)
     _among("compensate", recipe.compensate, COMPENSATORS)
+    _among("norms", recipe.norms, NORMS)
     for name in ("batch_size", "round_to"):
         if getattr(recipe, name) < 1:
             raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")

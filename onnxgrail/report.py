@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -14,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, Change, Ints, Recipe, Refusal, Slot
+from onnxgrail.core import Block, BlockError, Change, Ints, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
 from onnxgrail.paths import write_text
+from onnxgrail.summary import SummaryRow, refusal_counts, summary_rows
 
 SCHEMA = 1
 AxisSizes = Mapping[str, tuple[int, ...]]
@@ -150,6 +150,8 @@ def make_report(
     notes: Sequence[str] = (),
     interface: Sequence[Port] = (),
     allocation: Mapping[str, Any] | None = None,
+    refits: Sequence[Mapping[str, Any]] = (),
+    norms: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Put a report together.
 
@@ -165,6 +167,8 @@ def make_report(
         notes: what the user should know.
         interface: inputs and outputs whose shapes changed.
         allocation: how widths were spread over the blocks, and what rounding them cost.
+        refits: layers fitted to the original network, with errors on held-out rows.
+        norms: activations brought back to the original's.
     """
     return Report(
         data={
@@ -173,9 +177,11 @@ def make_report(
             "recipe": plain(asdict(recipe)),
             "environment": plain(environment),
             "model": asdict(model),
-            "calibration": plain(calibration) if calibration is not None else None,
+            "calibration": plain(calibration),
             "allocation": plain(allocation),
             "blocks": [plain(block) for block in blocks],
+            "refits": plain(list(refits)),
+            "norms": plain(list(norms)),
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),
             "interface": plain([asdict(port) for port in interface]),
@@ -226,9 +232,7 @@ def block_entry(
         "kept_units": kept.tolist(),
         "exact": exact,
         "members": _members(block, gone, cluster, axis_sizes, stored or {}),
-        "error": asdict(change.error)
-        if change is not None
-        else {"plain": None, "compensated": None, "validation": None},
+        "error": asdict(BlockError() if change is None else change.error),
         "outcome": outcome,
     }
 
@@ -286,47 +290,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
-    """Reasons with how often each occurs, the most frequent first."""
-    reasons = (refusal.reason if isinstance(refusal, Refusal) else str(refusal["reason"]) for refusal in refusals)
-    return tuple(sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0])))
-
-
-def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int = 3) -> str:
-    """The message for a model of which nothing can be narrowed, with the most frequent reasons."""
-    counts = refusal_counts(refusals)
-    if not counts:
-        return "nothing could be compressed: the model has no channels that one constant weight makes and another reads"
-    return "nothing could be compressed: " + "; ".join(f"{reason} ({number}x)" for reason, number in counts[:limit])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SummaryRow:
-    """One line of the before/after table, with numbers as they are; `unit` (count or bytes) says how to print them."""
-
-    label: str
-    before: float | None
-    after: float | None
-    unit: str
-
-
-def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
-    """The before/after table of a report's data: sizes, then per kind the units there were and the units left."""
-    model = data["model"]
-    rows = [
-        SummaryRow(label="Parameters", before=model["params_before"], after=model["params_after"], unit="count"),
-        SummaryRow(label="MACs", before=model["macs_before"], after=model["macs_after"], unit="count"),
-        SummaryRow(label="File size", before=model["bytes_before"], after=model["bytes_after"], unit="bytes"),
-    ]
-    for kind in dict.fromkeys(block["kind"] for block in data["blocks"]):
-        blocks = [block for block in data["blocks"] if block["kind"] == kind]
-        cut = sum(block["kept"] < block["units"] for block in blocks)
-        label = f"Units of {kind} blocks ({cut} of {len(blocks)} narrowed)"
-        before, after = (sum(block[key] for block in blocks) for key in ("units", "kept"))
-        rows.append(SummaryRow(label=label, before=before, after=after, unit="count"))
-    return tuple(rows)
 
 
 def plain(value: Any) -> Any:

@@ -1,36 +1,62 @@
-"""The second half of `--compensate best`: with all widths decided, every consumer is fitted to the dense network.
+"""The second half of `--compensate best`: with all widths decided, every layer is fitted to the dense network.
 
-Two streams walk the network side by side, the dense one and the narrowed one.  Consumers are fitted in the order of the
-network, each behind the ones already fitted, to what the dense network has there.
+Two streams walk the network side by side, the dense one and the narrowed one.  Matrices and convolutions are fitted in
+the order of the network, each behind the ones already fitted, to what the dense network has there: those that lost
+inputs, and those that kept them all but read what is no longer as it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby
 
 import numpy as np
 
-from onnxgrail.algebra.refit import Fitted, Moments, moments, refit, zero_moments
+from onnxgrail.additions import of_addition, with_addition
+from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
+from onnxgrail.calibration.totals import packed, unpacked
+from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
 from onnxgrail.graph import weights
-from onnxgrail.graph.consumers import Consumer, consumers
+from onnxgrail.graph.consumers import Consumer, behind, consumers
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.preparation import Prepared
+from onnxgrail.once import Once
+from onnxgrail.parallel import Tally
+from onnxgrail.preparation import Prepared, stream_of
+from onnxgrail.record import Record
 
-FOLDS = 4  # every fourth sample is held out
-FEATURES = 4608  # a consumer with more regressors keeps the weights it has
-ROWS = 16384  # rows looked at where that is more than eight per regressor
+FOLDS = 4  # of the samples; the last one is held out
+FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
+SURE = 0.02  # share of the held-out error that a choice must win then
+FEATURES = 8192  # a layer with more regressors keeps the weights it has
+NUMBERS = 1 << 26  # and so does one with more weights
+ROWS = 65536  # rows looked at where that is more than sixteen per regressor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Guard:
+    """What a choice must win on held-out rows; `judges` as in `refit`."""
+
+    judges: int
+    margin: float
+
+    @property
+    def parts(self) -> int:
+        """How many sums are kept apart: one per judge, and one of all the other folds."""
+        return min(self.judges + 1, FOLDS)
+
+
+EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refit:
-    """One fitted consumer, for the report: errors are shares of the target's energy on held-out rows."""
+    """One fitted layer, for the report: errors are shares of the target's energy on held-out rows."""
 
     node: str
     weight: str
@@ -42,123 +68,199 @@ class Refit:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Task:
-    """A consumer with what stays of its weight.
-
-    Attributes:
-        kept: which inputs stay; made: which outputs.
-        features: how many regressors the kept inputs make.
-        blocks: whose units its inputs are; start: position of the first node that holds any of them, or the consumer's
-            own where the block runs alongside others.
-    """
+    """A layer with what stays of its weight: inputs kept, outputs made; and whether its bias may move."""
 
     consumer: Consumer
     kept: Bools
     made: Bools
-    features: int
-    blocks: tuple[Block, ...]
-    start: int
+    affine: bool
 
+    @property
+    def features(self) -> int:
+        """How many regressors the kept inputs make."""
+        window = self.consumer.window
+        return int(self.kept.sum()) * (math.prod(window.kernel) if window is not None else 1)
 
-def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> tuple[Ledger, tuple[Refit, ...], float]:
-    """Fit every consumer that lost inputs.
+    @property
+    def rows(self) -> tuple[object, ...]:
+        """What layers share that are fitted on the same rows."""
+        return self.consumer.source, self.consumer.window, self.consumer.made, self.affine
 
-    Returns:
-        The ledger with fitted weights and shifted biases, one entry per fitted consumer, seconds in ONNX Runtime.
-    """
-    model, survey = prepared.model, prepared.survey
-    todo = [t for c in consumers(model, survey) if (t := _task(c, prepared, ledger)) is not None]
-    untouched = weights.empty(survey)
-    report: list[Refit] = []
-    common = {"providers": recipe.providers, "folder": prepared.folder}
-    with (
-        Stream(model, survey, prepared.batches, **common) as dense,  # type: ignore[arg-type]
-        Stream(model, survey, prepared.batches, **common) as narrow,  # type: ignore[arg-type]
-    ):
-        for _, group in groupby(todo, key=lambda t: t.consumer.source):
-            tasks = [_reachable(t, narrow.position) for t in group]
-            limit = min(t.start for t in tasks)
-            dense.advance(untouched, limit)
-            narrow.advance(ledger, limit)
-            for task, (fit, held) in zip(
-                tasks, _measured(tasks, dense, narrow, untouched, ledger, recipe), strict=True
-            ):
-                dense_weight = weights.original(task.consumer.value, model, survey)
-                now = ledger.arrays.get(task.consumer.param, dense_weight)
-                starts = [_matrix(task, array) for array in (now, dense_weight)]
-                found = refit(fit, held, starts, affine=_may_shift(task.consumer, prepared))
-                ledger = _written(task, found, now, ledger)
-                report.append(_entry(task.consumer, found))
-        return ledger, tuple(report), dense.forward + narrow.forward
-
-
-def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger) -> _Task | None:
-    """What is to be fitted; None where the consumer lost nothing, or has too many regressors."""
-    operand = prepared.survey.operands[consumer.node, 1]
-    kept = ~ledger.dead[operand.units[consumer.inward]]
-    shape = prepared.survey.facts.shapes[consumer.value]
-    outward = operand.units.get(consumer.outward)
-    made = np.ones(shape[consumer.outward], dtype=bool) if outward is None else ~ledger.dead[outward]
-    taps = math.prod(consumer.window.kernel) if consumer.window is not None else 1
-    features = int(kept.sum()) * taps
-    if kept.all() or features > FEATURES:
-        return None
-    blocks = tuple(b for b in prepared.survey.blocks if np.isin(b.ids, operand.units[consumer.inward]).any())
-    inner = all(b.kind != "stream" for b in blocks)
-    start = min(b.span[0] for b in blocks) if inner else consumer.position
-    return _Task(consumer=consumer, kept=kept, made=made, features=features, blocks=blocks, start=start)
-
-
-def _reachable(task: _Task, position: int) -> _Task:
-    """The task, measured from its own consumer on where its blocks begin behind what the stream has left."""
-    return task if task.start >= position else dataclasses.replace(task, start=task.consumer.position)
-
-
-def _measured(
-    tasks: Sequence[_Task], dense: Stream, narrow: Stream, untouched: Ledger, ledger: Ledger, recipe: Recipe
-) -> list[tuple[Moments, Moments]]:
-    """Sums over fitted and over held-out rows, per task."""
-    read = np.concatenate([b.ids for t in tasks for b in t.blocks])
-    near = all(t.start < t.consumer.position for t in tasks) and not narrow.has_lost(read)
-    sums = [(zero_moments(t.features, int(t.made.sum()), near=near),) * 2 for t in tasks]
-    rng = np.random.default_rng(recipe.seed)
-    targets = dense.record([t.consumer.total or t.consumer.output for t in tasks], untouched)
-    found = narrow.record([n for t in tasks for n in (t.consumer.source, t.consumer.residual) if n], ledger)
-    whole = narrow.record([t.consumer.output for t in tasks], _whole(tasks, ledger)) if near else repeat({})
-    first = 0
-    for mask, goals, slim, wide in zip(dense.masks, targets, found, whole, strict=False):
-        for number, task in enumerate(tasks):
-            goal = goals[task.consumer.total or task.consumer.output]
-            wanted = max(ROWS, 8 * task.features) // len(dense.masks) + 1
-            where = _real(rows.positions(goal.shape, task.consumer.made, wanted, rng), goal, mask)
-            batch = _Rows(*_targets(task, goal, slim, wide, where))
-            held = _held_out(where, goal, task.consumer.made, first)
-            fit, apart = sums[number]
-            sums[number] = fit + batch.moments(~held), apart + batch.moments(held)
-        first += len(next(iter(goals.values())))
-    return sums
+    @property
+    def goal(self) -> str:
+        """The tensor that is to become as in the dense network."""
+        return self.consumer.total or self.consumer.output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Regressors, far and near targets of one batch."""
+class _Stage:
+    """Layers that are fitted on the same rows, and the node where the next ones are (0 behind the last)."""
 
-    z: Array
-    far: Array
-    near: Array | None
+    tasks: tuple[_Task, ...]
+    end: int
 
-    def moments(self, chosen: Bools) -> Moments:
-        """Sums over some of the rows."""
-        return moments(self.z[chosen], self.far[chosen], None if self.near is None else self.near[chosen])
+    @property
+    def first(self) -> Consumer:
+        """The layer that stands for all in what they share."""
+        return self.tasks[0].consumer
+
+    @property
+    def key(self) -> str:
+        """Under what the fits are kept."""
+        return f"fit {self.first.position} {self.first.node}"
 
 
-def _whole(tasks: Sequence[_Task], ledger: Ledger) -> Ledger:
-    """The ledger as if the blocks that these consumers read had not been narrowed."""
-    dead = ledger.dead.copy()
-    for block in (b for t in tasks for b in t.blocks):
-        dead[block.ids] = False
-    read = {t.consumer.param for t in tasks}
-    arrays = {name: array for name, array in ledger.arrays.items() if name not in read}
-    return dataclasses.replace(ledger, dead=dead, arrays=arrays)
+def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tuple[Ledger, tuple[Refit, ...], float]:
+    """Fit every matrix and convolution that lost inputs, or that reads what has changed.
+
+    All processes add up rows, the first one fits.  Where fits are known already nothing is measured, and both streams
+    follow when they are needed again.
+
+    Returns:
+        The ledger with fitted weights and shifted biases, one entry per layer, seconds in ONNX Runtime.
+    """
+    stages = _stages(_tasks(prepared, recipe, ledger))
+    if not stages:
+        return ledger, (), 0.0
+    guard = EVERY if prepared.batches.samples < FEW else LAST
+    report: list[Refit] = []
+    known: list[tuple[_Stage, Ledger]] = []
+    with stream_of(prepared, recipe, once.group) as dense, stream_of(prepared, recipe, once.group) as narrow:
+        untouched = weights.empty(prepared.survey)
+        pair = _Pair(dense, narrow, untouched, _starts(prepared, dense, untouched, once), recipe.seed)
+        for stage in stages:
+            found = once.known(stage.key)
+            if found is not None:
+                known.append((stage, ledger))
+            else:
+                while known:
+                    pair.walk_past(*known.pop(0))
+                arrays = pair.sums(stage, ledger, guard.parts)
+                found = once.make(stage.key, functools.partial(_fitted, prepared, stage, ledger, arrays, guard))
+            ledger = with_addition(ledger, found)
+            report += [Refit(**row) for row in found.notes["refits"]]
+        return ledger, tuple(report), dense.forward + narrow.forward
+
+
+def _fitted(prepared: Prepared, stage: _Stage, ledger: Ledger, arrays: Sequence[Floats], guard: _Guard) -> Record:
+    """The layers of a stage, fitted to sums over rows."""
+    originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
+    now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(stage.tasks, originals, strict=True)]
+    starts = [
+        [_matrix(task, array) for array in ([new] if new is old else [new, old])]
+        for task, new, old in zip(stage.tasks, now, originals, strict=True)
+    ]
+    folds = _unpacked(arrays, stage.tasks[0].features + 1)
+    found = refit(folds, starts, affine=stage.tasks[0].affine, judges=guard.judges, margin=guard.margin)
+    after, report = ledger, []
+    for task, array, one in zip(stage.tasks, now, found, strict=True):
+        after = _written(task, one, array, after)
+        report.append(dataclasses.asdict(_entry(task.consumer, one)))
+    return of_addition(ledger, after, {"refits": report})
+
+
+def _stages(tasks: Sequence[_Task]) -> list[_Stage]:
+    groups = [tuple(group) for _, group in groupby(tasks, key=lambda t: t.rows)]
+    ends = [*(group[0].consumer.position for group in groups[1:]), 0][: len(groups)]
+    return [_Stage(group, end) for group, end in zip(groups, ends, strict=True)]
+
+
+def _tasks(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[_Task]:
+    """What is to be fitted, in node order."""
+    model, survey = prepared.model, prepared.survey
+    narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
+    changed = behind(model, narrowed)
+    tight = recipe.target_params is not None or recipe.target_size is not None
+    found = [_task(c, prepared, ledger, tight=tight) for c in consumers(model, survey) if c.source in changed]
+    return [t for t in found if t.features <= FEATURES and t.features * t.made.sum() <= NUMBERS]
+
+
+def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger, *, tight: bool) -> _Task:
+    """A layer as the ledger leaves it; a node for a bias is made only where inputs were lost and size is not tight."""
+    shape = prepared.survey.facts.shapes[consumer.value]
+    kept, made = (
+        ~ledger.dead[consumer.units.get(axis, np.zeros(shape[axis], dtype=np.int64))]
+        for axis in (consumer.inward, consumer.outward)
+    )
+    bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantised weight is tied to its scales
+    room = consumer.room == "bias" or (not tight and (consumer.room == "slot" or not kept.all()))
+    return _Task(consumer=consumer, kept=kept, made=made, affine=room and not bound)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """The dense and the narrowed network, brought forward side by side over the batches of this process.
+
+    Attributes:
+        untouched: the ledger of the dense one.
+        starts: number of the first sample of each of all batches.
+        seed: of the rows that are drawn.
+    """
+
+    dense: Stream
+    narrow: Stream
+    untouched: Ledger
+    starts: Ints
+    seed: int
+
+    def follow(self, stage: _Stage, ledger: Ledger) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """What a stage is fitted to and what it reads, batch by batch.
+
+        The dense stream moves on to the next stage, the narrowed one to this.
+        """
+        goals = self.dense.follow([t.goal for t in stage.tasks], self.untouched, stage.end)
+        read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
+        found = self.narrow.follow(list(dict.fromkeys(read)), ledger, stage.first.position)
+        return zip(goals, found, strict=True)
+
+    def walk_past(self, stage: _Stage, ledger: Ledger) -> None:
+        """Bring both streams behind a stage that is known: in the very steps that would have measured it."""
+        for _ in self.follow(stage, ledger):
+            pass
+
+    def sums(self, stage: _Stage, ledger: Ledger, parts: int) -> tuple[Floats, ...]:
+        """Packed sums of the rows for the outputs of all layers, side by side; nothing but in the first process."""
+        shard = self.dense.shard
+        tally = Tally(shard)
+        wanted = max(ROWS, 16 * stage.tasks[0].features) // shard.total + 1
+        found = zip(shard.numbers, self.dense.masks, self.follow(stage, ledger), strict=True)
+        for number, mask, (goal, slim) in found:
+            rng = np.random.default_rng((self.seed, stage.first.position, number))
+            whole = goal[stage.tasks[0].goal]
+            where = _real(rows.positions(whole.shape, stage.first.made, wanted, rng), whole, mask)
+            z = rows.inputs(slim[stage.first.source], stage.first, whole.shape, where).astype(np.float32)
+            t = np.concatenate([_target(task, goal, slim, where) for task in stage.tasks], axis=1).astype(np.float32)
+            fold = _fold(where, whole, stage.first.made, int(self.starts[number]))
+            tally.add(number, _packed(z, t, np.maximum(fold - (FOLDS - parts), 0), parts))
+        return tally.total()
+
+
+def _starts(prepared: Prepared, stream: Stream, untouched: Ledger, once: Once) -> Ints:
+    """The number of the first sample of every batch, known to all processes; the stream has not moved yet."""
+    tally = Tally(stream.shard)
+    for number, feed in zip(stream.shard.numbers, stream.record(list(prepared.feed), untouched), strict=True):
+        sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
+        row = np.zeros(stream.shard.total)
+        row[number] = sizes.pop() if len(sizes) == 1 else 1
+        tally.add(number, [row])
+    found = tally.total()
+    sizes_of_all = once.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
+    return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)
+
+
+def _packed(z: Array, t: Array, part: Ints, parts: int) -> Iterator[Floats]:
+    """Sums over the rows of every part, one after the other: they are large."""
+    for number in range(parts):
+        some = moments(z[part == number], t[part == number])
+        yield from (packed(some.gram), some.cross, some.energy, np.array([some.count], np.float64))
+
+
+def _unpacked(arrays: Sequence[Floats], width: int) -> list[Moments]:
+    left = iter(arrays)
+    return [
+        Moments(unpacked(gram, width), cross, energy, int(count[0]))
+        for gram, cross, energy, count in zip(left, left, left, left, strict=True)
+    ]
 
 
 def _real(where: Ints, target: Array, mask: Bools | None) -> Ints:
@@ -168,39 +270,27 @@ def _real(where: Ints, target: Array, mask: Bools | None) -> Ints:
     return where[np.asarray(mask).ravel()[where]]
 
 
-def _targets(
-    task: _Task, goal: Array, slim: Mapping[str, Array], wide: Mapping[str, Array], where: Ints
-) -> tuple[Array, Array, Array | None]:
-    """Regressors; what the dense network has less the residual that is there already; what the full layer makes."""
+def _target(task: _Task, goals: Mapping[str, Array], slim: Mapping[str, Array], where: Ints) -> Array:
+    """What the dense network has, less the residual and the bias that are there already."""
     consumer = task.consumer
-    z = rows.inputs(slim[consumer.source], consumer, goal.shape, where).astype(np.float32)
-    far = rows.outputs(goal, consumer.made, where)[:, task.made] - consumer.bias[task.made]
+    target = rows.outputs(goals[task.goal], consumer.made, where)[:, task.made] - consumer.bias[task.made]
     if consumer.residual:
-        far = far - rows.outputs(slim[consumer.residual], consumer.made, where)
-    if consumer.output not in wide:
-        return z, far.astype(np.float32), None
-    inside = consumer.bias[task.made] if consumer.inner else 0.0
-    near = rows.outputs(wide[consumer.output], consumer.made, where) - inside
-    return z, far.astype(np.float32), near.astype(np.float32)
+        target = target - rows.outputs(slim[consumer.residual], consumer.made, where)
+    return target
 
 
-def _held_out(where: Ints, target: Array, made: int, first: int) -> Bools:
-    """Rows of every fourth sample, or every fourth row of an only sample."""
+def _fold(where: Ints, target: Array, made: int, first: int) -> Ints:
+    """Which fold every row is in: samples go round, or rows of an only sample."""
     samples = target.shape[0] if made else 1
     each = max(1, target.size // target.shape[made] // samples)
     sample = where // each + first
-    return np.asarray((sample if samples > 1 or first else where) % FOLDS == FOLDS - 1)
+    return (sample if samples > 1 or first else where) % FOLDS
 
 
 def _matrix(task: _Task, array: Array) -> Floats:
     """What stays of a weight of full size, as (features, outputs)."""
     front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
     return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)
-
-
-def _may_shift(consumer: Consumer, prepared: Prepared) -> bool:
-    """Whether the bias may move; that of a quantised weight is bound to its scales."""
-    return consumer.value not in prepared.survey.facts.stored
 
 
 def _written(task: _Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:

@@ -184,9 +184,9 @@ def test_the_manifest_writer_keeps_other_entries(tmp_path: Path) -> None:
 def test_the_image_model_can_be_trained() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    from onnxgrail.models import digits_resnet
+    from onnxgrail.models import _digits, digits_resnet
 
-    data = digits_resnet.digits()
+    data = _digits.digits(2)
     embedded = arrays(models.load("digits_resnet").heldout)
     np.testing.assert_array_equal(data.heldout, embedded["images"])
     np.testing.assert_array_equal(data.heldout_labels, embedded["labels"])
@@ -199,9 +199,9 @@ def test_the_image_model_can_be_trained() -> None:
 def test_the_vision_transformer_can_be_trained() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    from onnxgrail.models import digits_vit
+    from onnxgrail.models import _digits, digits_vit
 
-    data = digits_vit.small_digits()
+    data = _digits.digits()
     embedded = arrays(models.load("digits_vit").heldout)
     np.testing.assert_array_equal(data.heldout, embedded["images"])
     np.testing.assert_array_equal(data.heldout_labels, embedded["labels"])

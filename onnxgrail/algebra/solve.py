@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy import linalg
 
@@ -43,8 +45,29 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     return _by_eigenvalues(gram, rhs, lam)
 
 
+def ridge_solver(gram: Floats) -> Callable[[Floats], Floats]:
+    """B -> A⁻¹ B for one A (k, k) and many B, as `ridge_solve` without a ridge of its own.
+
+    Raises:
+        DataError: if A or B is not finite.
+    """
+    factor = _factor(gram, 0.0) if np.isfinite(gram).all() else None
+
+    def solve(rhs: Floats) -> Floats:
+        solution = _substituted(factor, rhs) if factor is not None else None
+        return ridge_solve(gram, rhs, 0.0)[0] if solution is None else solution
+
+    return solve
+
+
 def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     """The solution, or None where A + λI is not numerically positive definite."""
+    factor = _factor(gram, lam)
+    return None if factor is None else _substituted(factor, rhs)
+
+
+def _factor(gram: Floats, lam: float) -> Floats | None:
+    """The lower Cholesky factor of A + λI, or None where that is not numerically positive definite."""
     shifted = gram.copy()
     shifted.flat[:: len(gram) + 1] += lam
     diagonal = np.diagonal(shifted).copy()
@@ -55,6 +78,11 @@ def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     # A pivot that lost all its digits to cancellation is noise.  Relative to its own diagonal, so scales may differ.
     if (np.diagonal(factor) ** 2 <= len(gram) * np.finfo(np.float64).eps * diagonal).any():
         return None
+    return np.asarray(factor, np.float64)
+
+
+def _substituted(factor: Floats, rhs: Floats) -> Floats | None:
+    """What a factor makes of B; None where that is not finite."""
     solution = np.asarray(linalg.cho_solve((factor, True), rhs, check_finite=False), np.float64)
     return solution if np.isfinite(solution).all() else None
 

@@ -17,10 +17,10 @@ from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, fitted, ladder
 from onnxgrail.allocation.lagrange import lagrangian, multiplied, prices
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
-from onnxgrail.allocation.statistics import impact
+from onnxgrail.allocation.statistics import impact, measured
 from onnxgrail.allocation.timed import fitted_to_time
 from onnxgrail.budget import Metric, Target, target_of
-from onnxgrail.calibration.dense import Dense, dense_pass
+from onnxgrail.calibration.dense import Dense
 from onnxgrail.core import Block, Floats, Progress, Recipe, View
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import weights
@@ -136,15 +136,7 @@ def _evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
     if job.dense is not None:
         pairs = iter([(b, job.dense[b.name]) for b in job.blocks])
     else:
-        pairs = dense_pass(
-            prepared.model,
-            prepared.survey,
-            prepared.batches,
-            job.blocks,
-            providers=job.recipe.providers,
-            folder=prepared.folder,
-            progress=job.progress,
-        )
+        pairs = measured(prepared, job.blocks, job.recipe, progress=job.progress)
     found = {}
     for block, stats in pairs:
         arrays = weights.read(block, prepared.model, prepared.survey, nothing)

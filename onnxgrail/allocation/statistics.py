@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,16 +12,16 @@ import numpy as np
 
 from onnxgrail.calibration import dense
 from onnxgrail.calibration.data import Batches
-from onnxgrail.calibration.dense import Dense
+from onnxgrail.calibration.dense import TOGETHER, Dense
 from onnxgrail.comparison import run_both
-from onnxgrail.core import Block, Change, Progress, Recipe
+from onnxgrail.core import Block, Change, Progress, Recipe, Stats
 from onnxgrail.fidelity import finish
 from onnxgrail.graph import weights
 from onnxgrail.graph.interface import between
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.preparation import Prepared, narrowed
+from onnxgrail.preparation import Prepared, narrowed, stream_of
 
 TRIED = 4  # feeds that judge a trial
 ALONE = 2  # feeds that show what one block does
@@ -74,21 +74,26 @@ def known(
         return dense.load(files.read, blocks, prepared.model, prepared.batches)
     if files.write is None and not shared:
         return None
-    pairs = dense.dense_pass(
-        prepared.model,
-        prepared.survey,
-        prepared.batches,
-        blocks,
-        providers=recipe.providers,
-        folder=prepared.folder,
-        together=together,
-        progress=progress,
-        group=group,
-    )
+    pairs = measured(prepared, blocks, recipe, together=together, progress=progress, group=group)
     found = {block.name: stats for block, stats in pairs}
     if files.write is not None and group.rank == 0:
         dense.save(files.write, found, blocks, prepared.model, prepared.batches)
     return found
+
+
+def measured(
+    prepared: Prepared,
+    blocks: Sequence[Block],
+    recipe: Recipe,
+    *,
+    together: int = TOGETHER,
+    progress: Progress,
+    group: Group = SOLO,
+) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
+    """Each block with its statistics in the original model, as `dense_pass` gives them."""
+    nothing = weights.empty(prepared.survey)
+    with stream_of(prepared, recipe, group) as stream:
+        yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
 
 
 def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger]) -> float:

@@ -20,10 +20,8 @@ from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Progress, Stats
 from onnxgrail.errors import DataError
-from onnxgrail.graph import weights
 from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.survey import Survey
-from onnxgrail.parallel import SOLO, Group, shard_of
+from onnxgrail.graph.survey import Ledger
 from onnxgrail.paths import write_whole
 
 Dense = Mapping[str, tuple[Stats, ...]]
@@ -34,35 +32,32 @@ FORMAT = 1
 
 
 def dense_pass(
-    model: ir.Model,
-    survey: Survey,
-    batches: Batches,
-    blocks: Sequence[Block],
-    *,
-    providers: Sequence[str],
-    folder: Path | None = None,
-    together: int = TOGETHER,
-    progress: Progress,
-    group: Group = SOLO,
+    stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Each block with the statistics of its probes in the original model.
 
     One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
     reads them one by one and lets them go needs no more memory than that.  Where several processes share the work, only
     the first one gets statistics, the others get empty tuples.
+
+    Args:
+        stream: one that has not moved yet.
+        untouched: the ledger without decisions.
+        blocks: what is asked about.
+        together: bytes.
+        progress: told of every feed of every pass.
     """
     parts = _groups(blocks, together)
-    done, total = 0, len(parts) * len(shard_of(group, len(batches)).numbers)
+    done, total = 0, len(parts) * len(stream.masks)
 
     def tick() -> None:
         nonlocal done
         done += 1
         progress("measuring", done, total)
 
-    with Stream(model, survey, batches, providers=providers, folder=folder, group=group) as stream:
-        for part in parts:
-            found = stream.measure([p for b in part for p in b.probes], weights.empty(survey), tick)
-            yield from zip(part, by_block(part, found), strict=True)
+    for part in parts:
+        found = stream.measure([p for b in part for p in b.probes], untouched, tick)
+        yield from zip(part, by_block(part, found), strict=True)
 
 
 def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import integer
+
 PASS = frozenset(
     {
         "Cast",
@@ -52,11 +54,9 @@ def table_rows(model: ir.Model, name: str) -> int | None:
 def _looked_up(node: ir.Node, slot: int) -> int | None:
     """Rows of the constant table if this use is a lookup."""
     if node.op_type == "Gather" and slot == 1:
-        attribute = node.attributes.get("axis")
-        return _size(node.inputs[0], attribute.as_int() if attribute is not None else 0)
+        return _size(node.inputs[0], integer(node, "axis"))
     if node.op_type == "GatherBlockQuantized" and slot == 1:
-        attribute = node.attributes.get("gather_axis")
-        return _size(node.inputs[0], attribute.as_int() if attribute is not None else 0)
+        return _size(node.inputs[0], integer(node, "gather_axis"))
     if node.op_type == "EmbedLayerNormalization" and slot in (0, 1) and len(node.inputs) > 4:
         return _size(node.inputs[2 if slot == 0 else 4], 0)
     return None

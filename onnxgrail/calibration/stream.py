@@ -92,17 +92,6 @@ class Stream:
         """Per batch, which (sample, token) positions are real; None where all are."""
         return self._masks
 
-    def has_lost(self, ids: Ints) -> bool:
-        """Whether a cached tensor was computed without some of these units: they cannot come back behind it."""
-        gone = np.zeros(self._survey.ids, dtype=bool)
-        gone[ids] = True
-        return any(
-            (gone & dead)[mark.labels].any()
-            for name, dead in self._dead.items()
-            if name in self._cache[0]
-            for mark in self._survey.marks.get(name, ())
-        )
-
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
         beyond = [n for n in names if n not in self._cache[0]]
@@ -110,6 +99,20 @@ class Stream:
         for whole in self._cache:
             cache = self._fitted(whole, ledger)
             yield {n: cache[n] for n in names if n in cache} | (self._run(session, cache) if session else {})
+
+    def follow(self, names: Sequence[str], ledger: Ledger, limit: int) -> Iterator[dict[str, Array]]:
+        """Both in one run: `record` these names, and `advance` to the limit on the way."""
+        target = self._lives.best(self.position, limit) if limit > self.position else self.position
+        alive = set(self._lives.at(target)) if target > self.position else set(self._cache[0])
+        beyond = [n for n in dict.fromkeys([*names, *sorted(alive)]) if n not in self._cache[0]]
+        session = self._open(beyond, ledger) if beyond else None
+        for number, whole in enumerate(self._cache):
+            cache = self._fitted(whole, ledger)
+            found = self._run(session, cache) if session else {}
+            yield {n: found[n] if n in found else cache[n] for n in names}
+            self._cache[number] = {n: whole[n] if n in whole else found[n] for n in alive}
+        self._dead.update(dict.fromkeys(alive & set(beyond), ledger.dead))
+        self.position = target
 
     def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
         """Sums over all calibration rows of each probe, in the network as the ledger has it."""

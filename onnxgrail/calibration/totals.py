@@ -28,16 +28,16 @@ class Totals:
         """One per probe in the first process; nothing in the others.  All processes must come here."""
         parts = iter(self._tally.total())
         return tuple(
-            Stats(gram=_square(gram, width), total=total, count=int(count[0]))
+            Stats(gram=unpacked(gram, width), total=total, count=int(count[0]))
             for width, gram, total, count in zip(self._widths, parts, parts, parts, strict=False)
         )
 
 
 def _arrays(stats: Stats) -> tuple[Floats, Floats, Floats]:
-    return _compact(stats.gram), stats.total, np.array([stats.count], np.float64)
+    return packed(stats.gram), stats.total, np.array([stats.count], np.float64)
 
 
-def _compact(gram: Floats) -> Floats:
+def packed(gram: Floats) -> Floats:
     """A wide symmetric matrix as its upper triangle, row by row; a narrow one as it is."""
     width = len(gram)
     if width < WIDE:
@@ -49,7 +49,8 @@ def _compact(gram: Floats) -> Floats:
     return triangle
 
 
-def _square(part: Floats, width: int) -> Floats:
+def unpacked(part: Floats, width: int) -> Floats:
+    """The matrix that `packed` was given."""
     if part.ndim == 2:
         return part
     gram = np.empty((width, width))

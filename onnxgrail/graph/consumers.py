@@ -1,16 +1,18 @@
-"""Consumers whose weights can be fitted to outputs: what they read, what they make, and where that is added to."""
+"""Matrices and convolutions whose weights can be fitted: what they read, what they make, and where that is added to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array
-from onnxgrail.graph.facts import Facts, constant_of, key
-from onnxgrail.graph.survey import Survey
+from onnxgrail.core import Array, Ints
+from onnxgrail.graph.attributes import integers, number
+from onnxgrail.graph.facts import Facts, captures, constant_of, key
+from onnxgrail.graph.survey import Operand, Survey
 
 MATRIX = ("MatMul", "Gemm")
 
@@ -27,15 +29,16 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Consumer:
-    """One node that contracts narrowed channels with a weight of its own.
+    """One node that contracts channels with a weight of its own.
 
     Attributes:
         node: key of the node; position: of the node in the graph.
-        param: working array of the weight; value: name of the weight.
+        param: working array of the weight; value: name of the weight; units: as those of an `Operand`.
         inward, outward: axes of the weight; window: of a convolution, None for a matrix.
         source: the activation it reads; axis: its channel axis.
         output: the activation it makes; made: the channel axis of that.
         bias: what is added to the output behind it or inside, (o,) or zeros; inner: whether inside.
+        room: whether there is a bias, or a place for one without another node.
         total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
     """
 
@@ -43,6 +46,7 @@ class Consumer:
     position: int
     param: str
     value: str
+    units: Mapping[int, Ints]
     inward: int
     outward: int
     window: Window | None
@@ -52,73 +56,106 @@ class Consumer:
     made: int
     bias: Array
     inner: bool
+    room: Literal["bias", "slot", "none"]
     total: str
     residual: str
 
 
 def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
-    """Every matrix and plain convolution that reads channels of a block, in node order.
+    """Every matrix and plain convolution with a constant weight, in node order.
 
     Weights that several nodes read are left out: no single output says what they should be.
     """
-    wanted = {slot.param for block in survey.blocks for slot in block.consumers}
     readers: dict[str, int] = {}
     for claim in survey.operands.values():
         readers[claim.param] = readers.get(claim.param, 0) + 1
     found = []
     for position, node in enumerate(model.graph):
         operand = survey.operands.get((key(node), 1))
-        if operand is None or operand.param not in wanted or readers[operand.param] > 1:
-            continue
-        axes = _axes(node, survey.facts)
-        if axes is not None and axes[0] in operand.units:
-            found.append(_consumer(node, position, operand.param, operand.value, axes, survey.facts))
+        axes = _axes(node, survey.facts) if operand is not None else None
+        if operand is not None and axes is not None and readers[operand.param] == 1:
+            found.append(_consumer(node, position, operand, axes, survey.facts))
     return tuple(found)
+
+
+def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
+    """Weights of matrices and convolutions that lose no position: operands too, so that new numbers are written.
+
+    Only weights that nothing else reads: a copy would make the file larger.
+    """
+    found = {}
+    for node in model.graph:
+        place = key(node), 1
+        if place in survey.operands or _axes(node, survey.facts) is None:
+            continue
+        weight = node.inputs[1]
+        name = (weight.name or "") if weight is not None else ""
+        if weight is None or name in survey.facts.stored or not _sole(weight, survey.facts):
+            continue
+        if weight.const_value is not None or name in survey.facts.values:
+            found[place] = Operand(param=name, value=name, units={})
+    return found
+
+
+def behind(model: ir.Model, names: Iterable[str]) -> set[str]:
+    """Every tensor that depends on one of these, and these."""
+    found = set(names)
+    for node in model.graph:
+        read = {v.name for v in node.inputs if v is not None} | captures(node)
+        if read & found:
+            found |= {v.name for v in node.outputs if v.name}
+    return found
+
+
+def _sole(value: ir.Value, facts: Facts) -> bool:
+    """Whether a constant and all it is computed from have one reader."""
+    if value.name not in facts.constants or len(value.uses()) != 1 or value.is_graph_output() or value.is_graph_input():
+        return False
+    node = value.producer()
+    return node is None or all(v is None or _sole(v, facts) for v in node.inputs)
 
 
 def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     """Inward and outward axis of a node's weight; None where its output is no plain sum of products."""
     if node.domain not in ("", "ai.onnx") or any(v is not None and v.name not in facts.shapes for v in node.inputs):
         return None
+    ranks = [len(facts.shapes[v.name or ""]) for v in node.inputs[:2] if v is not None]
     if node.op_type == "MatMul":
-        return 0, 1
+        return (0, 1) if ranks[0] > 1 and ranks[1] == 2 else None
     if node.op_type == "Gemm":
-        plain = all(_number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
-        return ((1, 0) if _number(node, "transB", 0) else (0, 1)) if plain else None
+        plain = all(number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
+        return ((1, 0) if number(node, "transB", 0) else (0, 1)) if plain else None
     padded = node.attributes.get("auto_pad")
-    if node.op_type == "Conv" and _number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
+    if node.op_type == "Conv" and number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
         return 1, 0
     return None
 
 
-def _number(node: ir.Node, name: str, default: float) -> float:
-    found = node.attributes.get(name)
-    return default if found is None else float(found.value)
-
-
-def _consumer(node: ir.Node, position: int, param: str, value: str, axes: tuple[int, int], facts: Facts) -> Consumer:
+def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer:
     source, output = node.inputs[0], node.outputs[0]
     assert source is not None
     conv = node.op_type == "Conv"
     rank = len(facts.shapes[output.name or ""])
-    width = facts.shapes[value][axes[1]]
+    width = facts.shapes[operand.value][axes[1]]
     bias = _constant(node.inputs[2], facts, width) if len(node.inputs) > 2 else None
     last, added = (output, None) if len(node.inputs) > 2 else _biased(output, facts, width, conv=conv)
     total, residual = _added(last, facts)
     return Consumer(
         node=key(node),
         position=position,
-        param=param,
-        value=value,
+        param=operand.param,
+        value=operand.value,
+        units=operand.units,
         inward=axes[0],
         outward=axes[1],
-        window=_window(node, facts.shapes[value]) if conv else None,
+        window=_window(node, facts.shapes[operand.value]) if conv else None,
         source=source.name or "",
         axis=1 if conv else len(facts.shapes[source.name or ""]) - 1,
         output=output.name or "",
         made=1 if conv else rank - 1,
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
         inner=bias is not None,
+        room="bias" if bias is not None or added is not None else "slot" if node.op_type != "MatMul" else "none",
         total=total,
         residual=residual,
     )
@@ -127,13 +164,10 @@ def _consumer(node: ir.Node, position: int, param: str, value: str, axes: tuple[
 def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
     kernel = shape[2:]
     ones = (1,) * len(kernel)
-    values: Mapping[str, tuple[int, ...]] = {
-        name: tuple(node.attributes[name].as_ints()) if name in node.attributes else default
-        for name, default in (("strides", ones), ("dilations", ones), ("pads", (0,) * (2 * len(kernel))))
-    }
-    pads = values["pads"]
+    strides, dilations = (integers(node, name, ones) for name in ("strides", "dilations"))
+    pads = integers(node, "pads", (0,) * (2 * len(kernel)))
     sides = tuple((pads[a], pads[a + len(kernel)]) for a in range(len(kernel)))
-    return Window(kernel=kernel, strides=values["strides"], dilations=values["dilations"], pads=sides)
+    return Window(kernel=kernel, strides=strides, dilations=dilations, pads=sides)
 
 
 def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:

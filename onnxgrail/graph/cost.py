@@ -10,7 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.facts import key
+from onnxgrail.graph.labels import narrowed_shape
 from onnxgrail.graph.survey import Operand, Survey
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -54,11 +56,8 @@ def shapes(survey: Survey, dead: Bools | None) -> Shapes:
     """Shape of every tensor by name, narrowed when units are gone."""
 
     def shape(name: str) -> tuple[int, ...]:
-        dims = list(survey.facts.shapes[name])
-        if dead is not None:
-            for mark in survey.marks.get(name, ()):
-                dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
-        return tuple(dims)
+        full = survey.facts.shapes[name]
+        return full if dead is None else narrowed_shape(full, survey.marks.get(name, ()), dead)
 
     return shape
 
@@ -84,8 +83,7 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
     if node.op_type == "ConvTranspose":
         return math.prod(shape(names[0])) * math.prod(weight[1:])
     inner = _operand_shape(node, 0, names[0], survey, shape, dead)
-    transposed = node.attributes.get("transA")
-    contracted = inner[0] if node.op_type == "Gemm" and transposed is not None and transposed.as_int() else inner[-1]
+    contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
     return math.prod(shape(output)) * contracted
 
 
@@ -93,11 +91,12 @@ def _operand_shape(
     node: ir.Node, position: int, name: str, survey: Survey, shape: Shapes, dead: Bools | None
 ) -> tuple[int, ...]:
     operand = survey.operands.get((key(node), position))
-    dims = list(shape(name))
-    if operand is not None and dead is not None:
-        for axis, units in operand.units.items():
-            dims[axis] = int((~dead[units]).sum())
-    return tuple(dims)
+    return shape(name) if operand is None or dead is None else _left(operand, shape(name), dead)
+
+
+def _left(operand: Operand, full: tuple[int, ...], dead: Bools) -> tuple[int, ...]:
+    """The shape of a constant when units go."""
+    return tuple(int((~dead[operand.units[a]]).sum()) if a in operand.units else size for a, size in enumerate(full))
 
 
 def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
@@ -110,10 +109,7 @@ def removed_of(survey: Survey, operands: Iterable[Operand], dead: Bools) -> tupl
     sizes: dict[str, tuple[int, int]] = {}
     for operand in operands:
         full = survey.facts.shapes[operand.value]
-        dims = list(full)
-        for axis, units in operand.units.items():
-            dims[axis] = int((~dead[units]).sum())
-        count = math.prod(full) - math.prod(dims)
+        count = math.prod(full) - math.prod(_left(operand, full, dead))
         stored = survey.facts.stored.get(operand.value)
         bits = stored.bits if stored is not None else 8 * survey.facts.dtypes[operand.value].itemsize
         sizes[operand.param] = count, count * bits // 8

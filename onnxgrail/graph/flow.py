@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Ints, Kind, Refusal, Role
 from onnxgrail.graph.facts import Facts, key
 from onnxgrail.graph.labels import Labels, Mark
+from onnxgrail.graph.stored import Stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,13 +163,17 @@ class Site:
     def carry(self, operand: int, mark: Mark, role: Role = "passenger", source: tuple[str, int] | None = None) -> None:
         """A constant operand carries the channels: it is cut with them, in whole blocks where blocks share a scale."""
         stored = self.flow.facts.stored.get(self.source(operand))
-        for axis in mark.axes if stored is not None else ():
-            assert stored is not None
-            size, along = stored.block(axis), mark.labels.shape[mark.along(axis)]
-            if size > 1:
-                first = np.take(mark.labels, np.arange(along) // size * size, axis=mark.along(axis))
-                self.flow.labels.union(first, mark.labels, self.why(f"a block of {size} numbers shares a scale"))
+        if stored is not None:
+            self._tie_blocks(stored, mark)
         self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source))
+
+    def _tie_blocks(self, stored: Stored, mark: Mark) -> None:
+        for position, axis in enumerate(mark.axes):
+            size = stored.block(axis)
+            if size > 1:
+                first = np.arange(mark.labels.shape[position]) // size * size
+                why = f"a block of {size} numbers shares a scale"
+                self.flow.labels.union(np.take(mark.labels, first, axis=position), mark.labels, self.why(why))
 
     def kind(self, labels: Ints, kind: Kind) -> None:
         """Say what people call these channels."""

@@ -7,12 +7,12 @@ two axes a Reshape made of one).  An element is removed when the label of any ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.core import Ints, Refusal
+from onnxgrail.core import Bools, Ints, Refusal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,14 @@ class Mark:
     def along(self, axis: int) -> int:
         """Position of a tensor axis among the mark's own axes."""
         return self.axes.index(axis)
+
+
+def narrowed_shape(shape: Sequence[int], marks: Iterable[Mark], dead: Bools) -> tuple[int, ...]:
+    """What is left of a tensor's shape when units go; each of its marks holds the unit numbers of one axis."""
+    dims = list(shape)
+    for mark in marks:
+        dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
+    return tuple(dims)
 
 
 class Labels:

@@ -16,6 +16,7 @@ from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.assign import assign, is_sole
 from onnxgrail.graph.facts import captures, constant_of, key
+from onnxgrail.graph.names import free_name, names_kept
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.rewrite_stored import Growth, cut_stored, follow
@@ -30,9 +31,16 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     Raises:
         RewriteError: a node cannot follow; the caller names the block.
     """
+    nodes = list(graph)
+    with names_kept(graph):
+        _narrow(graph, nodes, survey, ledger)
+        if ledger.shifts:
+            shift_biases(graph, nodes, survey, ledger)
+
+
+def _narrow(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> None:
     narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
     replaced: set[ir.Value] = set()
-    nodes = list(graph)
     for node in sorted(nodes, key=lambda n: n.op_type in SOURCES):  # readers are corrected before what they read
         touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
         function = find_narrow(node.domain, node.op_type) if touched else None
@@ -45,8 +53,6 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
         if name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
     _sweep(graph, replaced)
-    if ledger.shifts:
-        shift_biases(graph, nodes, survey, ledger)
 
 
 def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -126,6 +132,7 @@ def narrow_array(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:
 
 def _filled(graph: ir.Graph, source: ir.Node, shape: tuple[int, ...], name: str) -> ir.Value:
     """A narrower copy of a weight that the file holds as one number and a shape."""
+    name = free_name(graph, name)
     dims = constant(graph, np.array(shape, dtype=np.int64), f"{name}/shape")
     node = ir.Node("", "ConstantOfShape", [dims], list(source.attributes.values()), name=name)
     node.outputs[0].name = name

@@ -11,6 +11,7 @@ from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph.assign import Place, set_operands
 from onnxgrail.graph.facts import constant_of
+from onnxgrail.graph.names import free_name
 from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.stored import Load, Stored, safe
 from onnxgrail.graph.survey import Ledger, Operand, Survey
@@ -122,7 +123,7 @@ def _own(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
     mine = set(places)
     if not value.is_graph_output() and all((use.node, use.idx) in mine for use in value.uses()):
         return holder
-    name = _free(graph, f"{value.name}/narrowed")
+    name = free_name(graph, f"{value.name}/narrowed")
     copy = ir.Node(holder.domain, holder.op_type, list(holder.inputs), list(holder.attributes.values()), name=name)
     copy.outputs[0].name = name
     copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
@@ -130,12 +131,6 @@ def _own(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
     for node, position in places:
         node.replace_input_with(position, copy.outputs[0])
     return copy
-
-
-def _free(graph: ir.Graph, name: str) -> str:
-    taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
-    numbered = (f"{name}_{count}" if count else name for count in range(len(taken) + 1))
-    return next(n for n in numbered if n not in taken)
 
 
 def _load(holder: ir.Node, survey: Survey) -> Load:

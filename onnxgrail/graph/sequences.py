@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.ops.cut import constant
 
 
@@ -31,9 +32,7 @@ def _sizes(node: ir.Node) -> Ints | None:
         return None
     if known.ndim:
         return known.astype(np.int64)
-    axis = node.attributes.get("axis")
-    shape = source.shape
-    whole = shape[axis.as_int() if axis is not None else 0] if shape is not None else None
+    whole = source.shape[integer(node, "axis")] if source.shape is not None else None
     size = int(known)
     if not isinstance(whole, int) or whole < 1 or size < 1:
         return None

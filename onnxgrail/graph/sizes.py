@@ -18,8 +18,9 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrail.core import Array, Bools
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.facts import Facts, bodies, constant_of, key
-from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.labels import Mark, narrowed_shape
 from onnxgrail.graph.survey import Sizes
 
 Values = Mapping[str, Array]
@@ -107,10 +108,7 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
 
 def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, ...]:
     """The shape of a tensor in a narrowed graph."""
-    dims = list(facts.shapes[name])
-    for mark in marks.get(name, ()):
-        dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
-    return tuple(dims)
+    return narrowed_shape(facts.shapes[name], marks.get(name, ()), dead)
 
 
 def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
@@ -215,9 +213,7 @@ def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:
 
 def slice_of(node: ir.Node, rank: int) -> tuple[int, int]:
     """First and last axis that a Shape node reports."""
-    bounds = [node.attributes.get(n) for n in ("start", "end")]
-    start, end = (b.as_int() if b is not None else d for b, d in zip(bounds, (0, rank), strict=True))
-    return slice(start, end).indices(rank)[:2]
+    return slice(integer(node, "start"), integer(node, "end", rank)).indices(rank)[:2]
 
 
 def _same(full: Values, slim: Values, name: str) -> bool:

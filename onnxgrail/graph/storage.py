@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import integer, integers
 from onnxgrail.graph.stored import Stored
 from onnxgrail.graph.stored_packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored_scaled import Scaled
@@ -46,9 +47,8 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
         if is_dequantised(node) and output in constants and names[0] in shapes:
             found[output] = _scaled(model, node, names, shapes)
         elif node.op_type == "Transpose" and names[0] in found:
-            axes = node.attributes.get("perm")
             backwards = range(len(found[names[0]].shape))[::-1]
-            found[output] = Turned(found[names[0]], tuple(axes.as_ints() if axes is not None else backwards))
+            found[output] = Turned(found[names[0]], integers(node, "perm", backwards))
         elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:4] if n):
             packed.setdefault(names[1], []).append(_packed(model, node, names, shapes))
     alike = {name: some[0] for name, some in packed.items() if some[0].bits in BITS and len(set(some)) == 1}
@@ -64,7 +64,7 @@ def below_a_byte(model: ir.Model) -> frozenset[str]:
     """Names of computed values whose numbers have less than eight bits: the runtime cannot hand them over."""
     found: set[str] = set()
     for node in model.graph:
-        kinds = {_int(node, name, 0) for name in ("to", "output_dtype")}
+        kinds = {integer(node, name, 0) for name in ("to", "output_dtype")}
         inputs = [v for v in node.inputs if v is not None]
         passed = {int(v.dtype) for v in [*inputs, *node.outputs] if v.dtype is not None}
         if "value" in node.attributes and node.op_type == "Constant":
@@ -77,16 +77,16 @@ def below_a_byte(model: ir.Model) -> frozenset[str]:
 def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Scaled:
     shape = shapes[names[0]]
     scale = shapes[names[1]]
-    size = _int(node, "block_size", 0)
+    size = integer(node, "block_size", 0)
     return Scaled(
         shape=shape,
         dtype=_dtype(model, node, names[1]),
         quantised=names[0],
         scale=names[1],
         zero=names[2] if len(names) > 2 else "",
-        axis=_int(node, "axis", 1) % max(len(shape), 1),
+        axis=integer(node, "axis", 1) % max(len(shape), 1),
         size=size,
-        per_axis=len(scale) == 1 and len(shape) > 0 and scale[0] == shape[_int(node, "axis", 1) % len(shape)],
+        per_axis=len(scale) == 1 and len(shape) > 0 and scale[0] == shape[integer(node, "axis", 1) % len(shape)],
         named=names[0] if names[0] in model.graph.initializers else node.outputs[0].name or "",
         bits=_bits(model, names[0]),
     )
@@ -94,20 +94,15 @@ def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
 
 def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Packed:
     return Packed(
-        shape=(_int(node, "N", 0), _int(node, "K", 0)),
+        shape=(integer(node, "N", 0), integer(node, "K", 0)),
         dtype=_dtype(model, node, names[2]),
         packed=names[1],
         scale=names[2],
         zero=names[3] if len(names) > 3 else "",
-        bits=_int(node, "bits", 4),
-        size=_int(node, "block_size", 32),
+        bits=integer(node, "bits", 4),
+        size=integer(node, "block_size", 32),
         flat=len(shapes[names[2]]) == 1,
     )
-
-
-def _int(node: ir.Node, name: str, default: int) -> int:
-    found = node.attributes.get(name)
-    return default if found is None else found.as_int()
 
 
 def _bits(model: ir.Model, name: str) -> int:
@@ -117,7 +112,7 @@ def _bits(model: ir.Model, name: str) -> int:
 
 def _dtype(model: ir.Model, node: ir.Node, scale: str) -> np.dtype[Any]:
     """The scale's type, which is the type of the numbers."""
-    asked = _int(node, "output_dtype", 0)
+    asked = integer(node, "output_dtype", 0)
     if asked:
         return ir.DataType(asked).numpy()
     value = model.graph.initializers.get(scale)

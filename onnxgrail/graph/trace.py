@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
 from onnxgrail.graph.blocks import group
+from onnxgrail.graph.consumers import unmarked
 from onnxgrail.graph.declared import freeze_undeclared
 from onnxgrail.graph.facts import Facts, captures, key
 from onnxgrail.graph.flow import Flow, Site
@@ -42,7 +43,8 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     freeze_undeclared(flow, model)
     _box(flow)
     survey = group(flow, model)
-    return dataclasses.replace(survey, sizes=sizes_of(model, facts, survey.marks, _narrowings(survey)))
+    sizes = sizes_of(model, facts, survey.marks, _narrowings(survey))
+    return dataclasses.replace(survey, sizes=sizes, operands={**survey.operands, **unmarked(model, survey)})
 
 
 def _narrowings(survey: Survey) -> list[Bools]:

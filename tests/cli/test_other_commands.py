@@ -7,22 +7,14 @@ import json
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.cli import main
 from onnxgrail.core import Refusal
 from onnxgrail.report import Inspection
+from tests.cli.standin import REFUSAL, run
 from tests.e2e import nets
 
-REFUSAL = {"value": "v", "node": "n[0]", "op": "Foo", "reason": "no rule for Foo-1"}
-
-
 WAYS = ("none", "grail", "best")
-
-
-def run(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def test_inspect(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from onnxgrail.calibration import rows
 from onnxgrail.core import Array
-from onnxgrail.graph.consumers import Consumer, consumers
+from onnxgrail.graph.consumers import Consumer, behind, consumers
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger
 from tests.oracle import run, survey_of
@@ -20,10 +20,9 @@ CONV = ("float[N,3,6,5] x => float[] y", {"w1": (8, 3, 1, 1)})
 ROWS = ("float[N,6] x => float[] y", {"w1": (6, 8)})
 
 
-def only(model: ir.Model) -> Consumer:
-    """The one consumer of a model's one block."""
-    (found,) = consumers(model, survey_of(model, feed(model)))
-    return found
+def last(model: ir.Model) -> Consumer:
+    """The consumer of a model's one block: of its layers the last."""
+    return consumers(model, survey_of(model, feed(model)))[-1]
 
 
 def tensors(model: ir.Model, *names: str) -> list[Array]:
@@ -54,7 +53,7 @@ def test_patches_times_weights_are_the_convolution(attributes: str, kernel: tupl
         else ("h = Conv(x, w1)\nr = Relu(h)\ny = Conv(r, w2, b2)")
     )
     model = tiny(signature, body, {**weights, "w2": (4, 8, *kernel), "b2": (4,)})
-    consumer = only(model)
+    consumer = last(model)
     r, y = tensors(model, "r", "y")
     where = rows.positions(y.shape, consumer.made, 50, np.random.default_rng(0))
     assert len(where) == min(50, y.size // 4)
@@ -78,7 +77,7 @@ def test_patches_times_weights_are_the_convolution(attributes: str, kernel: tupl
 def test_biases_and_residuals(tail: str, weights: dict[str, tuple[int, ...]], total: str, *, bias: bool) -> None:
     signature, first = ROWS
     model = tiny(signature, f"h = MatMul(x, w1)\nr = Relu(h)\n{tail}", {**first, **weights})
-    consumer = only(model)
+    consumer = last(model)
     assert (consumer.source, consumer.total) == ("r", total)
     assert consumer.residual == ("x" if total else "")
     assert bool(consumer.bias.any()) == bias
@@ -88,7 +87,23 @@ def test_a_weight_that_two_nodes_read_is_left_out() -> None:
     signature, first = ROWS
     body = "h = MatMul(x, w1)\nr = Relu(h)\ns = Tanh(h)\na = MatMul(r, w2)\nb = MatMul(s, w2)\ny = Add(a, b)"
     model = tiny(signature, body, {**first, "w2": (8, 6)})
-    assert not consumers(model, survey_of(model, feed(model)))
+    assert [c.value for c in consumers(model, survey_of(model, feed(model)))] == ["w1"]
+
+
+def test_layers_that_lose_nothing_are_there_too() -> None:
+    """Those with a weight that nothing else reads, in node order; `t` is read twice."""
+    signature, first = ROWS
+    body = "h = MatMul(x, w1)\nr = Relu(h)\no = MatMul(r, w2)\n"
+    body += "p = MatMul(o, t)\nq = MatMul(p, t)\ns = MatMul(q, v)\ny = Add(s, o)"
+    model = tiny(signature, body, {**first, "v": (6, 6), "w2": (8, 6), "t": (6, 6)})
+    survey = survey_of(model, feed(model))
+    assert [c.value for c in consumers(model, survey)] == ["w1", "w2", "v"]
+    assert not survey.operands["s", 1].units
+    assert behind(model, ["r"]) == {"r", "o", "p", "q", "s", "y"}
+    ledger = Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={"v": np.eye(6, dtype=np.float32)})
+    moved = model.clone()
+    apply(moved.graph, survey, ledger)
+    np.testing.assert_array_equal(moved.graph.initializers["v"].const_value.numpy(), np.eye(6))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +120,7 @@ def test_shifts_reach_the_output(tail: str, weights: dict[str, tuple[int, ...]],
     signature, first = ROWS
     model = tiny(signature, f"h = MatMul(x, w1)\nr = Relu(h)\n{tail}", {**first, **weights})
     survey = survey_of(model, feed(model))
-    (consumer,) = consumers(model, survey)
+    consumer = consumers(model, survey)[-1]
     ledger = Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={})
     shift = np.arange(6.0)
     moved = model.clone()

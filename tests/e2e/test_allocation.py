@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail import decision, models, proving
+from onnxgrail import decision, models
 from onnxgrail.calibration import latency, stream
 from onnxgrail.cli import main
 from onnxgrail.comparison import compare
@@ -85,9 +85,8 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
     for name in ("uniform", "global"):
         target = tmp_path / f"{name}.onnx"
         samples = None if source is DIGITS else 32
-        result = onnxgrail.compress(
-            source.model, target, data=source.calibration, ratio=0.5, allocate=name, samples=samples
-        )
+        choices = {"ratio": 0.5, "compensate": "grail", "allocate": name, "samples": samples}
+        result = onnxgrail.compress(source.model, target, data=source.calibration, **choices)
         reports[name] = result.report.data
         with np.load(source.heldout) as file:
             inputs = {
@@ -118,14 +117,14 @@ def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: 
 
 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prove = proving.prove
+    proved = decision.proved
 
-    def strict(model: Any, survey: Any, blocks: Any, widths: Any, *rest: Any, **options: Any) -> Any:
+    def strict(prepared: Any, recipe: Any, blocks: Any, widths: Any, **options: Any) -> Any:
         assert all(widths[b.name] == b.units // 2 for b in blocks)
-        good, _ = prove(model, survey, blocks[1:], widths, *rest, **options)
+        good, _ = proved(prepared, recipe, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
-    monkeypatch.setattr(proving, "prove", strict)
+    monkeypatch.setattr(decision, "proved", strict)
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="60%")
     held(data, "params", 0.6)
     assert data["blocks"][0]["kept"] == data["blocks"][0]["units"]

@@ -27,11 +27,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = {}
     for name, choices in {
         "none": {"compensate": "none"},
-        "grail": {},
+        "grail": {"compensate": "grail"},
         "fold, none": {"reducer": "fold", "compensate": "none"},
-        "fold, grail": {"reducer": "fold"},
+        "fold, grail": {"reducer": "fold", "compensate": "grail"},
         "fold-gram, none": {"reducer": "fold-gram", "compensate": "none"},
-        "obs, grail": {"selector": "obs"},
+        "obs, grail": {"selector": "obs", "compensate": "grail"},
     }.items():
         target = folder / f"{name}.onnx"
         result = onnxgrail.compress(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 from click.testing import CliRunner
@@ -231,3 +232,26 @@ def test_without_data_it_works_and_says_what_that_costs(name: str, tmp_path: Pat
     assert run(tmp_path / "m.compressed.onnx", feed).keys() == run(model, feed).keys()
     assert "asked 30.0 %" in result.stdout
     assert command(model, "--ratio", 0.3, "--force", "-q").stderr == ""
+
+
+@pytest.mark.parametrize("compensate", ["none", "grail"])
+def test_the_order_of_units_does_not_matter(compensate: str) -> None:
+    """Hidden units in another order are the same network, and stay that when half of them go."""
+    model = nets.mlp(dtype=np.float64)
+    moved = onnx.ModelProto()
+    moved.CopyFrom(model)
+    weights = nets.weights_of(model)
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        order = rng.permutation(weights[f"b{k}"].size)
+        for name, axis in ((f"w{k}", k % 2 == 1), (f"b{k}", 0), (f"w{k + 1}", (k + 1) % 2 == 0)):
+            weights[name] = np.take(weights[name], order, axis=int(axis))
+    for tensor in moved.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(weights[tensor.name], tensor.name))
+    feed = nets.vectors(dtype=np.float64)
+    first, second = (
+        onnxgrail.compress(m, data=feed, ratio=0.5, round_to=1, compensate=compensate, blocks=("mlp",), check=False)
+        for m in (model, moved)
+    )
+    ran = [run(onnx_ir.to_proto(r.model), feed) for r in (first, second)]
+    np.testing.assert_allclose(ran[0]["y"], ran[1]["y"], rtol=1e-6, atol=1e-8)

@@ -13,7 +13,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import onnxgrail
-from onnxgrail import models, proving
+from onnxgrail import decision, models
 from onnxgrail.core import Refusal
 
 DIGITS = models.load("digits_resnet")
@@ -123,14 +123,14 @@ def test_blocks_that_tip_a_rounding_over_are_taken_back(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without compensation the promise is exactness, and rounded activations can turn a last digit into a step."""
-    real, asked = proving.prove, []
+    real, asked = decision.proved, []
 
-    def proof(model: Any, survey: Any, blocks: Any, *rest: Any, dead: Any = None, **options: Any) -> Any:
+    def proof(prepared: Any, recipe: Any, blocks: Any, widths: Any, dead: Any = None, **options: Any) -> Any:
         asked.append(None if dead is None else int(dead.sum()))
-        good, refusals = real(model, survey, blocks, *rest, dead=dead, **options)
+        good, refusals = real(prepared, recipe, blocks, widths, dead, **options)
         return (good, refusals) if dead is None else (good[1:], (Refusal(value="w", node="n", op="", reason="a step"),))
 
-    monkeypatch.setattr(proving, "prove", proof)
+    monkeypatch.setattr(decision, "proved", proof)
     report = halved(wide, tmp_path / "slim.onnx", compensate="none", selector="l2", check=False)
     narrowed = [b for b in report["blocks"] if b["kept"] < b["units"]]
     assert asked[0] is None

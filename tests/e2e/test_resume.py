@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import onnxgrail
 from bench.kill_and_resume import Command, Moment, killed, unkilled
-from onnxgrail import decision
+from onnxgrail import settling
 from onnxgrail.cli import main
 
 from . import nets
@@ -65,7 +65,7 @@ def test_goes_on_behind_the_last_finished_block(
     for after in (0, 1):
         kept, output = tmp_path / f"kept{after}", tmp_path / f"out{after}.onnx"
         with monkeypatch.context() as patch:
-            patch.setattr(decision._Run, "settle", dying(after, decision._Run.settle))
+            patch.setattr(settling.Run, "settle", dying(after, settling.Run.settle))
             with pytest.raises(Killed):
                 onnxgrail.compress(model, output, resume=kept, **choices)
         assert not output.exists()
@@ -83,7 +83,7 @@ def test_a_finished_run_decides_nothing_again(
     words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz", "round_to": 1}
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     wanted = (tmp_path / "out.onnx").read_bytes()
-    monkeypatch.setattr(decision, "reduce_and_compensate", dying(0, decision.reduce_and_compensate))
+    monkeypatch.setattr(settling, "reduce_and_compensate", dying(0, settling.reduce_and_compensate))
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     assert (tmp_path / "out.onnx").read_bytes() == wanted
 

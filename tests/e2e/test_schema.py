@@ -25,7 +25,10 @@ from tests.tiny import tiny
 from . import nets
 
 FIELDS = {
-    "": "schema tool recipe environment model allocation blocks refusals verification interface timing peak_rss_bytes",
+    "": (
+        "schema tool recipe environment model allocation blocks refits norms refusals verification interface timing "
+        "peak_rss_bytes"
+    ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
@@ -38,6 +41,8 @@ FIELDS = {
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
     "outcome": "status reason",
+    "refit": "node weight alpha blend before after",
+    "norm": "node kind before after outcome",
     "refusal": "value node op reason",
     "output": "name cosine nmse max_abs",
 }
@@ -76,6 +81,7 @@ def test_every_field_of_schema_1(tmp_path: Path) -> None:
             has(member, "member")
         assert {m["role"] for m in block["members"]} >= {"producer", "consumer"}
         assert block["exact"] is True
+    assert data["norms"] == []  # nobody asked for them
     for refusal in data["refusals"]:
         has(refusal, "refusal")
     assert [has(o, "output") for o in data["verification"]["outputs"]] == [None]
@@ -83,6 +89,38 @@ def test_every_field_of_schema_1(tmp_path: Path) -> None:
     assert all(seconds >= 0 for seconds in data["timing"].values())
     assert data["peak_rss_bytes"] > 10**7
     assert data["verification"]["checker"] is data["verification"]["ort_load"] is True
+
+
+def test_entries_of_refits(tmp_path: Path) -> None:
+    data, _ = report_of(nets.convnet(), nets.images(), tmp_path, "--compensate", "best")
+    assert data["refits"]
+    for entry in data["refits"]:
+        has(entry, "refit")
+        assert 0 <= entry["after"] <= entry["before"]
+        assert 0 <= entry["blend"] <= 1
+    weights = {entry["weight"] for entry in data["refits"]}
+    for block in data["blocks"]:
+        fitted = weights & {m["initializer"] for m in block["members"] if m["role"] == "consumer"}
+        assert (block["error"]["validation"] is not None) == bool(fitted)
+
+
+def test_entries_of_norms(tmp_path: Path) -> None:
+    """One per activation that differs and that constants scale: error shares on held-out rows, and what was decided."""
+    data, output = report_of(nets.convnet(), nets.images(), tmp_path, "--norms", "all", "--compensate", "none")
+    nodes = {name for n in onnx.load(output).graph.node for name in n.output}
+    convolutions = sum(n.op_type == "Conv" for n in onnx.load(output).graph.node)
+    assert 0 < len(data["norms"]) <= convolutions
+    for entry in data["norms"]:
+        has(entry, "norm")
+        has(entry["outcome"], "outcome")
+        assert entry["kind"] == "repair"  # the net has no normalisations to refit
+        assert entry["node"] in nodes
+        assert 0 <= entry["after"] <= entry["before"]
+        assert (entry["outcome"]["status"] == "plain") == bool(entry["outcome"]["reason"])
+    assert {e["outcome"]["status"] for e in data["norms"]} <= {"ok", "plain"}
+    assert data["recipe"]["norms"] == "all"
+    assert data["calibration"]["samples"] == 40
+    assert data["timing"]["norms"] > 0
 
 
 def test_sizes_and_ratios_are_those_of_the_files(tmp_path: Path) -> None:
@@ -166,7 +204,7 @@ def test_exact_means_the_masked_original(
 
 
 def test_kept_lists_give_the_shapes_of_the_output(tmp_path: Path) -> None:
-    data, output = report_of(nets.transformer(), nets.tokens(), tmp_path, "--ratio", "0.5")
+    data, output = report_of(nets.transformer(), nets.tokens(), tmp_path, "--ratio", "0.5", "--compensate", "grail")
     before, after = nets.weights_of(onnx.load(tmp_path / "m.onnx")), nets.weights_of(onnx.load(output))
     for block in data["blocks"]:
         for member in block["members"]:
@@ -227,7 +265,8 @@ def counted(
         return session
 
     monkeypatch.setattr(stream, "open_session", counting)
-    result = onnxgrail.compress(model, data=data, ratio=0.5, check=False, batch_size=8, **choices)
+    choices = {"compensate": "grail", "ratio": 0.5, "check": False, "batch_size": 8} | choices
+    result = onnxgrail.compress(model, data=data, **choices)
     monkeypatch.undo()
     assert sum(b["kept"] < b["units"] for b in result.report.data["blocks"]) == blocks
     return math.ceil(count / 2), len(model.graph.node)

@@ -34,7 +34,14 @@ def test_each_block_gets_its_own_map(closed_loop: bool) -> None:
     before = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
     x = np.random.default_rng(1).standard_normal((80, 6)).astype(np.float32)
     result = onnxgrail.compress(
-        model, data={"x": x}, ratio=0.5, round_to=1, selector="l2", closed_loop=closed_loop, ridge=1e-3
+        model,
+        data={"x": x},
+        ratio=0.5,
+        round_to=1,
+        selector="l2",
+        compensate="grail",
+        closed_loop=closed_loop,
+        ridge=1e-3,
     )
     after = {n: v.const_value.numpy() for n, v in result.model.graph.initializers.items() if v.const_value is not None}
     start, rows = 0, []

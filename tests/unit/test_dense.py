@@ -11,8 +11,10 @@ import pytest
 from onnxgrail.calibration import dense
 from onnxgrail.calibration.data import Batches, read
 from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import silent
 from onnxgrail.errors import DataError
+from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Survey
 from tests.e2e import nets
 from tests.oracle import survey_of
@@ -21,10 +23,9 @@ PROVIDERS = ("CPUExecutionProvider",)
 
 
 def made(model: ir.Model, survey: Survey, batches: Batches, together: int = dense.TOGETHER) -> dense.Dense:
-    found = dense.dense_pass(
-        model, survey, batches, survey.blocks, providers=PROVIDERS, together=together, progress=silent
-    )
-    return {block.name: stats for block, stats in found}
+    with Stream(model, survey, batches, providers=PROVIDERS, folder=None) as stream:
+        found = dense.dense_pass(stream, weights.empty(survey), survey.blocks, together=together, progress=silent)
+        return {block.name: stats for block, stats in found}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def net() -> tuple[ir.Model, Survey, Batches]:
 
 def test_sums_are_those_of_the_activations(net: tuple[ir.Model, Survey, Batches]) -> None:
     model, survey, batches = net
-    weights = {n: v.const_value.numpy() for n, v in model.graph.initializers.items() if v.const_value is not None}
-    hidden = nets.run_mlp(weights, nets.vectors())
+    values = {n: v.const_value.numpy() for n, v in model.graph.initializers.items() if v.const_value is not None}
+    hidden = nets.run_mlp(values, nets.vectors())
     found = made(model, survey, batches)
     assert len(found) == 3
     for block in survey.blocks:

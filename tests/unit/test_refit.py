@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.algebra.refit import Moments, error, moments, refit, zero_moments
+from onnxgrail.algebra import refit as module
+from onnxgrail.algebra.refit import Fitted, Moments, error, moments, zero_moments
 from onnxgrail.core import Floats
 
 
@@ -25,6 +28,12 @@ def halves(z: Floats, t: Floats) -> tuple[Moments, Moments]:
     """Every fourth row held out."""
     held = np.arange(len(z)) % 4 == 3
     return moments(z[~held], t[~held]), moments(z[held], t[held])
+
+
+def refit(fit: Moments, held: Moments, starts: list[Floats], **options: Any) -> Fitted:
+    """The fit of one layer."""
+    (found,) = module.refit([fit, held], [starts], **options)
+    return found
 
 
 def direct(z: Floats, t: Floats, start: Floats, alpha: float, *, affine: bool) -> tuple[Floats, Floats]:
@@ -48,8 +57,34 @@ def test_equals_least_squares_on_all_rows(alpha: float, *, affine: bool) -> None
     found = refit(*halves(z, t), [start], affine=affine, alphas=(alpha,))
     weights, shift = direct(z, t, start, alpha, affine=affine)
     assert found.alpha == alpha
-    np.testing.assert_allclose(found.weights, weights, atol=1e-6)
-    np.testing.assert_allclose(found.shift, shift, atol=1e-6)
+    assert 0.0 < found.blend <= 1.0
+    np.testing.assert_allclose(found.weights, start + found.blend * (weights - start), atol=1e-6)
+    np.testing.assert_allclose(found.shift, found.blend * shift, atol=1e-6)
+
+
+def test_the_share_of_the_step_is_the_best_on_held_out_rows() -> None:
+    """Against all shares of a fine grid, each with its error written out."""
+    z, t = data(rows=28, features=12, noise=4.0)
+    start = np.zeros((12, 3))
+    fitted, kept = np.arange(28) % 4 != 3, np.arange(28) % 4 == 3
+    found = refit(*halves(z, t), [start], affine=False, alphas=(1e-3,))
+    step, _ = direct(z[fitted], t[fitted], start, 1e-3, affine=False)
+    gaps = [np.square(t[kept] - share * z[kept] @ step).sum() for share in np.linspace(0.0, 1.0, 1001)]
+    assert 0.05 < found.blend < 0.95
+    assert found.blend == pytest.approx(np.argmin(gaps) / 1000, abs=1e-3)
+    assert found.after == pytest.approx(min(gaps) / np.square(t[kept]).sum(), rel=1e-5)
+
+
+def test_layers_that_read_the_same_rows_are_fitted_as_if_alone() -> None:
+    z, t = data(outputs=5, noise=1.0)
+    start = np.random.default_rng(1).normal(size=(5, 5))
+    fit, held = halves(z, t)
+    together = module.refit([fit, held], [[start[:, :2]], [start[:, 2:], 0.5 * start[:, 2:]]], affine=True)
+    for one, part in zip(together, (slice(0, 2), slice(2, 5)), strict=True):
+        starts = [start[:, part]] if part.start == 0 else [start[:, part], 0.5 * start[:, part]]
+        alone = refit(*halves(z, t[:, part]), starts, affine=True)
+        assert (one.alpha, one.blend) == (alone.alpha, pytest.approx(alone.blend))
+        np.testing.assert_allclose(one.weights, alone.weights, atol=1e-9)
 
 
 def test_a_linear_dependence_is_found_exactly() -> None:
@@ -72,6 +107,7 @@ def test_a_fit_that_does_not_hold_up_is_not_taken() -> None:
     start = rng.normal(size=(40, 2))
     z = rng.normal(size=(24, 40))
     t = z @ start + 0.01 * rng.normal(size=(24, 2))
+    t[3::4] = z[3::4] @ start  # on held-out rows nothing is left to be won
     found = refit(*halves(z, t), [start], affine=True, alphas=(1e-6,))
     assert found.alpha is None
     np.testing.assert_array_equal(found.weights, start)
@@ -100,6 +136,31 @@ def test_never_worse_than_the_start_on_held_out_rows(seed: int, affine: bool) ->
     fit, held = halves(z, t)
     found = refit(fit, held, [start], affine=affine)
     assert found.after <= found.before
+
+
+def test_folds_held_out_in_turn() -> None:
+    """The share of the step that is best for all folds together, each judged by what the others give."""
+    z, t = data(rows=32, features=12, noise=1.5)
+    start, fold = np.zeros((12, 3)), np.arange(32) % 4
+    folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
+    (found,) = module.refit(folds, [[start]], affine=False, judges=4, alphas=(1e-3,))
+    steps = [direct(z[fold != f], t[fold != f], start, 1e-3, affine=False)[0] for f in range(4)]
+    shares = np.linspace(0.0, 1.0, 1001)
+    gaps = [sum(np.square(t[fold == f] - s * z[fold == f] @ steps[f]).sum() for f in range(4)) for s in shares]
+    assert found.blend == pytest.approx(shares[np.argmin(gaps)], abs=1e-3)
+    assert found.after == pytest.approx(min(gaps) / np.square(t).sum(), rel=1e-5)
+    whole, _ = direct(z, t, start, 1e-3, affine=False)
+    np.testing.assert_allclose(found.weights, found.blend * whole, atol=1e-6)
+
+
+def test_one_fold_that_loses_forbids_the_fit() -> None:
+    z, t = data(rows=32, noise=0.1)
+    fold = np.arange(32) % 4
+    t[fold == 2] = 0.0  # as the start has it
+    folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
+    for judges, taken in ((1, True), (4, False)):
+        (found,) = module.refit(folds, [[np.zeros((5, 3))]], affine=True, judges=judges)
+        assert (found.alpha is not None) == taken
 
 
 def test_errors_by_definition_and_sums_that_add_up() -> None:

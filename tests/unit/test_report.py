@@ -17,10 +17,8 @@ from onnxgrail.report import (
     calibration_entry,
     environment,
     make_report,
-    nothing_text,
-    refusal_counts,
-    summary_rows,
 )
+from onnxgrail.summary import nothing_text, refusal_counts, summary_rows
 
 REFUSALS = (
     Refusal(value="a", node="n1", op="Foo", reason="no rule for Foo-1"),

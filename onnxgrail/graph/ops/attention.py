@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import past, present
@@ -127,16 +128,8 @@ def attention(site: Site) -> None:
 def narrow_attention(cut: Cut) -> None:
     """The head counts of the three-dimensional form follow."""
     if "q_num_heads" in cut.node.attributes:
-        recount(cut, "q_num_heads", cut.input_name(0))
-        recount(cut, "kv_num_heads", cut.input_name(1))
-
-
-def recount(cut: Cut, attribute: str, name: str, axis: int | None = None) -> None:
-    """Set a head count from the heads that stay in a tensor's last, or another, axis."""
-    labels = cut.labels(name, len(cut.shape(name)) - 1 if axis is None else axis)
-    if labels is not None:
-        heads = cut.node.attributes[attribute].as_int()
-        cut.set_int(attribute, int((~cut.dead[labels.reshape(heads, -1)[:, 0]]).sum()))
+        cut.recount("q_num_heads", cut.input_name(0), 2)
+        cut.recount("kv_num_heads", cut.input_name(1), 2)
 
 
 @rule("RotaryEmbedding", since=23)
@@ -157,7 +150,6 @@ def rotary(site: Site) -> None:
 @narrow("RotaryEmbedding", domain=MICROSOFT)
 def narrow_rotary(cut: Cut) -> None:
     """The head count follows."""
-    attribute = cut.node.attributes.get("num_heads")
-    if attribute is not None and attribute.as_int():
+    if integer(cut.node, "num_heads"):
         name = cut.input_name(0)
-        recount(cut, "num_heads", name, 1 if len(cut.shape(name)) == 4 else 2)
+        cut.recount("num_heads", name, 1 if len(cut.shape(name)) == 4 else 2)

@@ -6,9 +6,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer, integers
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.attention import MICROSOFT, PARTIAL, bias, caches, heads_of, joined, key_value, recount
+from onnxgrail.graph.ops.attention import MICROSOFT, PARTIAL, bias, caches, heads_of, joined, key_value
 from onnxgrail.graph.ops.cache import past, present
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.linear import FIXED, SHARED
@@ -52,7 +53,7 @@ def _bias_of_projections(site: Site, heads: Ints) -> None:
 @narrow("MultiHeadAttention", domain=MICROSOFT)
 def narrow_multi_head(cut: Cut) -> None:
     """The head count follows."""
-    recount(cut, "num_heads", cut.input_name(0), 2)
+    cut.recount("num_heads", cut.input_name(0), 2)
 
 
 @rule("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
@@ -95,15 +96,11 @@ def packed_attention(site: Site) -> None:
 @narrow("Attention", domain=MICROSOFT)
 def narrow_packed_attention(cut: Cut) -> None:
     """The head count and the three widths follow."""
-    labels = cut.labels(cut.output_name(), 2)
-    if labels is None:
-        return
-    heads = cut.node.attributes["num_heads"].as_int()
-    left = int((~cut.dead[labels.reshape(heads, -1)[:, 0]]).sum())
-    cut.set_int("num_heads", left)
-    sizes = cut.node.attributes.get("qkv_hidden_sizes")
-    if sizes is not None:
-        scaled = [size // heads * left for size in sizes.as_ints()]
+    heads = integer(cut.node, "num_heads")
+    cut.recount("num_heads", cut.output_name(), 2)
+    if "qkv_hidden_sizes" in cut.node.attributes:
+        left = integer(cut.node, "num_heads")
+        scaled = [size // heads * left for size in integers(cut.node, "qkv_hidden_sizes")]
         cut.node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", scaled)
 
 
@@ -157,10 +154,10 @@ def _sink(site: Site, operand: int, heads: Ints) -> None:
 @narrow("GroupQueryAttention", domain=MICROSOFT)
 def narrow_group_query(cut: Cut) -> None:
     """Both head counts follow."""
-    count, groups = (cut.node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
-    recount(cut, "num_heads", cut.output_name())
+    count, groups = (integer(cut.node, name) for name in ("num_heads", "kv_num_heads"))
+    cut.recount("num_heads", cut.output_name(), 2)
     if cut.input_name(1):
-        recount(cut, "kv_num_heads", cut.input_name(1))
+        cut.recount("kv_num_heads", cut.input_name(1), 2)
         return
     labels = cut.labels(cut.input_name(0), 2)
     if labels is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cut import Cut
@@ -106,11 +107,8 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
 @narrow("Conv", "ConvTranspose", "DeformConv")
 def narrow_conv(cut: Cut) -> None:
     """`group` follows the input channels of a depthwise or grouped convolution."""
-    attribute = cut.node.attributes.get("group")
-    groups = 1 if attribute is None else attribute.as_int()
-    labels = cut.labels(cut.input_name(0), 1)
-    if groups > 1 and labels is not None:
-        cut.set_int("group", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))
+    if integer(cut.node, "group", 1) > 1:
+        cut.recount("group", cut.input_name(0), 1)
 
 
 @rule(

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.names import free_name
 from onnxgrail.graph.survey import Sizes
 
 
@@ -84,7 +85,7 @@ class Cut:
         """Give the node an input computed by one new node in front of it."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
-        name = f"{self.output_name()}/{hint}"
+        name = free_name(graph, f"{self.output_name()}/{hint}")
         values = [v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)]
         node = ir.Node("", op, values, list(attributes), num_outputs=1, name=name)
         node.outputs[0].name = name
@@ -98,7 +99,7 @@ class Cut:
         value, last = self.node.outputs[0], self.node
         readers = [(use.node, use.idx) for use in value.uses()]
         for op, inputs in steps:
-            name = f"{self.output_name()}/{op}"
+            name = free_name(graph, f"{self.output_name()}/{op}")
             values = [
                 v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs(value))
             ]
@@ -113,6 +114,13 @@ class Cut:
         """Set an integer attribute."""
         self.node.attributes[name] = ir.AttrInt64(name, value)
 
+    def recount(self, attribute: str, name: str, axis: int) -> None:
+        """Set a count of groups or heads from those that stay along an axis of a tensor; each goes as a whole."""
+        labels = self.labels(name, axis)
+        if labels is not None:
+            groups = labels.reshape(self.node.attributes[attribute].as_int(), -1)
+            self.set_int(attribute, int((~self.dead[groups[:, 0]]).sum()))
+
 
 def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
     """A new constant under a name that is free in the graph.
@@ -120,17 +128,13 @@ def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
     It becomes an initializer, or a Constant node where every initializer is a model input too (IR version 3), since
     inputs are the model's interface.
     """
-    free, count = name, 0
-    taken = graph.initializers
-    while free in taken:
-        count += 1
-        free = f"{name}_{count}"
-    tensor = ir.tensor(np.array(array, order="C"), name=free)
-    if taken and all(v.is_graph_input() for v in taken.values()):
-        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=free)
-        node.outputs[0].name = free
+    name = free_name(graph, name)
+    tensor = ir.tensor(np.array(array, order="C"), name=name)
+    if graph.initializers and all(v.is_graph_input() for v in graph.initializers.values()):
+        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=name)
+        node.outputs[0].name = name
         graph.insert_before(graph[0], node)
         return node.outputs[0]
-    value = ir.Value(name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value

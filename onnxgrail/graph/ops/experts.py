@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import integers
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
@@ -64,8 +65,7 @@ def _before(site: Site, node: ir.Node) -> Sequence[int | None] | None:
     before, after = shapes[(source.name or "") if source is not None else ""], shapes[key(node)]
     rank, shift = len(after), len(before) - len(after)
     if node.op_type == "Transpose":
-        perm = node.attributes.get("perm")
-        return list(range(rank))[::-1] if perm is None else list(perm.as_ints())
+        return integers(node, "perm", range(rank)[::-1])
     kept = rank if before == after else 2 if before[-2:] == after[-2:] else 0
     return [a + shift if a >= rank - kept else None for a in range(rank)]
 

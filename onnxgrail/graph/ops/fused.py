@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.broadcast import Operand, combine, operand
@@ -137,9 +138,5 @@ def group_norm(site: Site) -> None:
 @narrow("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
 def narrow_group_norm(cut: Cut) -> None:
     """The number of groups follows."""
-    layout = cut.node.attributes.get("channels_last")
-    axis = 1 if layout is not None and not layout.as_int() else len(cut.shape(cut.input_name(0))) - 1
-    labels = cut.labels(cut.input_name(0), axis)
-    if labels is not None:
-        groups = cut.node.attributes["groups"].as_int()
-        cut.set_int("groups", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))
+    axis = len(cut.shape(cut.input_name(0))) - 1 if integer(cut.node, "channels_last", 1) else 1
+    cut.recount("groups", cut.input_name(0), axis)

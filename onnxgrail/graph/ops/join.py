@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import adopt
@@ -101,7 +102,7 @@ def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
 @narrow("Concat")
 def narrow_concat(cut: Cut) -> None:
     """Of a piece filled with one number as many positions are taken as stay."""
-    axis = cut.node.attributes["axis"].as_int() % len(cut.shape(cut.output_name()))
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.output_name()))
     alive = cut.alive(cut.output_name())
     start = 0
     for operand in range(len(cut.node.inputs)):
@@ -134,8 +135,7 @@ def split(site: Site) -> None:
 @narrow("Split")
 def narrow_split(cut: Cut) -> None:
     """Sizes are counted anew; `num_outputs` goes when the pieces are no longer what it would deal."""
-    attribute = cut.node.attributes.get("axis")
-    axis = (0 if attribute is None else attribute.as_int()) % len(cut.shape(cut.input_name(0)))
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.input_name(0)))
     if axis not in cut.alive(cut.input_name(0)):
         return
     sizes = []
@@ -198,8 +198,7 @@ def _table(site: Site, axis: int) -> None:
 @narrow("Gather")
 def narrow_gather(cut: Cut) -> None:
     """Picked positions are renumbered."""
-    attribute = cut.node.attributes.get("axis")
-    axis = (0 if attribute is None else attribute.as_int()) % len(cut.shape(cut.input_name(0)))
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.input_name(0)))
     stays = cut.alive(cut.input_name(0)).get(axis)
     if stays is None or cut.input_name(1) not in cut.facts.values:
         return

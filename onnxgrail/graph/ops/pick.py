@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.layout import RUNTIME, taken
-from onnxgrail.graph.ops.reduce import mix
 from onnxgrail.graph.ops.rule import narrow, rule
 
 BATCH = "its index follows the batch along this axis"
@@ -123,10 +123,9 @@ def compress(site: Site) -> None:
 @narrow("Compress")
 def narrow_compress(cut: Cut) -> None:
     """The condition loses the positions that go."""
-    axis = cut.node.attributes.get("axis")
-    if axis is None:
+    if "axis" not in cut.node.attributes:
         return
-    stays = cut.alive(cut.input_name(0)).get(axis.as_int() % len(cut.shape(cut.input_name(0))))
+    stays = cut.alive(cut.input_name(0)).get(integer(cut.node, "axis") % len(cut.shape(cut.input_name(0))))
     if stays is not None:
         condition = cut.facts.values[cut.input_name(1)]
         cut.set_operand(1, condition[stays[: len(condition)]], "condition")
@@ -152,11 +151,3 @@ def _refuse(site: Site, operands: Sequence[int], reason: str) -> None:
 def body(site: Site) -> None:
     """Nothing passes: what a body does with a tensor is not traced."""
     _refuse(site, site.operands, f"the body of {site.node.op_type} handles it")
-
-
-@rule("CumProd", since=26)
-def cumulative_product(site: Site) -> None:
-    """The multiplied axis becomes one unit."""
-    axis = site.value(1)
-    rank = len(site.shape(0))
-    site.emit(mix(site, site.marks(0), set(range(rank)) if axis is None else {int(axis.ravel()[0]) % rank}))

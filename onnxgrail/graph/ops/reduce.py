@@ -57,8 +57,9 @@ def softmax(site: Site) -> None:
 
 
 @rule("CumSum")
-def cumsum(site: Site) -> None:
-    """The summed axis becomes one unit."""
+@rule("CumProd", since=26)
+def cumulative(site: Site) -> None:
+    """The axis that is summed or multiplied up becomes one unit."""
     axis = site.value(1)
     rank = len(site.shape(0))
     site.emit(mix(site, site.marks(0), set(range(rank)) if axis is None else {int(axis.ravel()[0]) % rank}))
@@ -133,10 +134,7 @@ def group_normalisation(site: Site) -> None:
 @narrow("GroupNormalization")
 def narrow_group_normalisation(cut: Cut) -> None:
     """The number of groups follows."""
-    labels = cut.labels(cut.input_name(0), 1)
-    if labels is not None:
-        groups = cut.node.attributes["num_groups"].as_int()
-        cut.set_int("num_groups", int((~cut.dead[labels.reshape(groups, -1)[:, 0]]).sum()))
+    cut.recount("num_groups", cut.input_name(0), 1)
 
 
 @rule("LRN")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.errors import RewriteError
+from onnxgrail.graph.attributes import integer, integers
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.layout import bounds_of
 from onnxgrail.graph.ops.rule import narrow
@@ -30,8 +31,7 @@ def narrow_reshape(cut: Cut) -> None:
     if known is None or not stays:
         return
     target = known.ravel().astype(np.int64)
-    attribute = cut.node.attributes.get("allowzero")
-    copies = attribute is None or attribute.as_int() == 0
+    copies = not integer(cut.node, "allowzero")
     inner = cut.alive(cut.input_name(0))
     before = cut.shape(cut.input_name(0))
     change = np.zeros(len(target), dtype=bool)
@@ -176,9 +176,8 @@ def _pick(cut: Cut, axis: int, stays: Bools, bounds: slice) -> int:
 
 def _narrow_attributes(cut: Cut, stays: Mapping[int, Bools]) -> None:
     """The same where bounds are attributes (opset below 10)."""
-    starts, ends = (list(cut.node.attributes[name].as_ints()) for name in ("starts", "ends"))
-    attribute = cut.node.attributes.get("axes")
-    axes = range(len(starts)) if attribute is None else attribute.as_ints()
+    starts, ends = (list(integers(cut.node, name)) for name in ("starts", "ends"))
+    axes = integers(cut.node, "axes", range(len(starts)))
     rank = len(cut.shape(cut.input_name(0)))
     for position, axis in enumerate(axes):
         if axis % rank in stays:

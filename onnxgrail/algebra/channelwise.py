@@ -1,0 +1,151 @@
+"""One scale and one shift per channel that bring a narrowed network's activations back to the dense network's.
+
+Letters: y (n, k) what the narrowed network has, t (n, c) what the dense one has there, `pool` (c,) which of the k
+channels stands for each of the c: its own where it stays, its cluster's where it was folded, -1 where it was pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.core import Array, Floats, Ints
+
+ALPHAS = (1e-4, 1e-2, 1e-1, 1.0)
+DEAD = 1e-3  # a deviation below this share of the one it should have is not blown up
+FLAT = 1e-6  # share of the layer's largest deviation below which a channel counts as constant
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Sums over rows, per channel.
+
+    Attributes:
+        count: rows.
+        y, yy: of the narrowed network's channels and of their squares (k,).
+        t, tt, yt: of the average of the dense channels each stands for, its squares, and its products with y (k,).
+        own, square: of the dense network's channels and of their squares (c,).
+    """
+
+    count: int
+    y: Floats
+    yy: Floats
+    t: Floats
+    tt: Floats
+    yt: Floats
+    own: Floats
+    square: Floats
+
+    def __add__(self, other: Sums) -> Sums:
+        """Both row sets together."""
+        names = ("y", "yy", "t", "tt", "yt", "own", "square")
+        return Sums(self.count + other.count, *(getattr(self, n) + getattr(other, n) for n in names))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """y becomes scale * y + shift, (k,) each."""
+
+    scale: Floats
+    shift: Floats
+
+
+def zero_sums(k: int, c: int) -> Sums:
+    """No rows at all."""
+    return Sums(0, *(np.zeros(k) for _ in range(5)), *(np.zeros(c) for _ in range(2)))
+
+
+def sums(y: Array, t: Array, pool: Ints) -> Sums:
+    """Sums over rows of y (n, k) and t (n, c), in float64."""
+    mean = pooled(t, pool, y.shape[1])
+
+    def dot(a: Array, b: Array) -> Floats:
+        return np.asarray(np.einsum("nk,nk->k", a, b, dtype=np.float64))
+
+    def total(a: Array) -> Floats:
+        return np.asarray(a.sum(axis=0, dtype=np.float64))
+
+    return Sums(len(y), total(y), dot(y, y), total(mean), dot(mean, mean), dot(y, mean), total(t), dot(t, t))
+
+
+def pooled(t: Array, pool: Ints, k: int) -> Array:
+    """(..., c) -> (..., k): the average of the channels that each one stands for."""
+    members = np.flatnonzero(pool >= 0)
+    if len(members) == k:
+        return t[..., members[np.argsort(pool[members], kind="stable")]]
+    average = np.zeros((t.shape[-1], k), dtype=t.dtype)
+    average[members, pool[members]] = 1.0
+    return np.asarray(t @ (average / average.sum(axis=0, dtype=np.float64)).astype(t.dtype))
+
+
+def repair(found: Sums, pool: Ints) -> Affine:
+    """Mean and standard deviation of every channel as in the dense network.
+
+    A channel that stands for several aims at the average of their means and the average of their deviations, which is
+    more than the deviation of their average: averaging is what makes activations collapse.  Channels that are constant
+    in either network keep their numbers.
+
+    References:
+        Jordan et al. 2023, REPAIR, arXiv:2211.08403, section 4.
+    """
+    mean, deviation = _spread(found.y, found.yy, found.count)
+    goals = [pooled(a, pool, len(mean)) for a in _spread(found.own, found.square, found.count)]
+    flat = FLAT * max(float(goals[1].max(initial=0.0)), float(deviation.max(initial=0.0)))
+    alive = (deviation > flat) & (goals[1] > flat) & (deviation > DEAD * goals[1])
+    scale = np.divide(goals[1], deviation, out=np.ones_like(mean), where=alive)
+    return Affine(scale, np.where(alive, goals[0] - scale * mean, 0.0))
+
+
+def refit(fit: Sums, held: Sums, *, shifts: bool, alphas: Sequence[float] = ALPHAS) -> Affine | None:
+    """The scale and shift per channel that predict the dense network best, with the ridge that held-out rows choose.
+
+    The ridge pulls a scale towards one, the present state; None where no ridge beats that.
+
+    Args:
+        fit: sums over the rows that are fitted.
+        held: sums over rows kept apart.
+        shifts: whether there is a bias that can move; otherwise shifts are zero.
+        alphas: ridges to try, as shares of the channels' mean second moment.
+    """
+    k = len(fit.y)
+    stay = Affine(np.ones(k), np.zeros(k))
+    tried = [_solved(fit, alpha, shifts=shifts) for alpha in alphas] if fit.count and held.count else []
+    best = min([stay, *tried], key=lambda a: error(held, a))
+    return None if best is stay else best
+
+
+def error(found: Sums, affine: Affine) -> float:
+    """Sum of squared errors of t ~ scale * y + shift over all rows and channels; never negative."""
+    s, c = affine.scale, affine.shift
+    squares = s * s * found.yy + 2 * s * c * found.y + c * c * found.count
+    return max(float((squares - 2 * (s * found.yt + c * found.t) + found.tt).sum()), 0.0)
+
+
+def distance(found: Sums) -> float:
+    """Sum of squared errors as things are."""
+    return error(found, Affine(np.ones_like(found.y), np.zeros_like(found.y)))
+
+
+def moved(found: Sums, affine: Affine) -> float:
+    """Sum of squares of what an affine changes."""
+    s, c = affine.scale - 1.0, affine.shift
+    return max(float((s * s * found.yy + 2 * s * c * found.y + c * c * found.count).sum()), 0.0)
+
+
+def _solved(fit: Sums, alpha: float, *, shifts: bool) -> Affine:
+    """Least squares per channel with a ridge around one; constant channels keep their scale."""
+    mean_y, mean_t = (a / fit.count if shifts else np.zeros_like(a) for a in (fit.y, fit.t))
+    moment = np.maximum(fit.yy / fit.count - mean_y**2, 0.0)
+    product = fit.yt / fit.count - mean_y * mean_t
+    ridge = alpha * float(moment.mean())
+    alive = moment > FLAT * float(moment.max(initial=0.0))
+    scale = np.divide(product + ridge, moment + ridge, out=np.ones_like(moment), where=alive)
+    return Affine(scale, mean_t - scale * mean_y)
+
+
+def _spread(total: Floats, square: Floats, count: int) -> tuple[Floats, Floats]:
+    """Mean and standard deviation."""
+    mean = total / max(count, 1)
+    return mean, np.sqrt(np.maximum(square / max(count, 1) - mean**2, 0.0))

@@ -1,0 +1,37 @@
+"""Names for new values and nodes that nothing in the graph has yet, also not from an earlier narrowing of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+
+_TAKEN = "onnxgrail.names"
+
+
+def free_name(graph: ir.Graph, name: str) -> str:
+    """The name itself, or with the first number that makes it free."""
+    known = graph.meta.get(_TAKEN)
+    taken = _taken(graph) if known is None else known
+    found, count = name, 0
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
+
+
+@contextmanager
+def names_kept(graph: ir.Graph) -> Iterator[None]:
+    """Collect the names once for all that are asked for inside; every new one there must come from `free_name`."""
+    graph.meta[_TAKEN] = _taken(graph)
+    try:
+        yield
+    finally:
+        del graph.meta[_TAKEN]
+
+
+def _taken(graph: ir.Graph) -> set[str]:
+    names = {v.name for v in graph.inputs} | {v.name for node in graph for v in node.outputs} | set(graph.initializers)
+    return {name for name in names | {node.name for node in graph} if name}

@@ -1,0 +1,51 @@
+"""A report in few words: the before/after table, and why channels stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxgrail.core import Refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SummaryRow:
+    """One line of the before/after table, with numbers as they are; `unit` (count or bytes) says how to print them."""
+
+    label: str
+    before: float | None
+    after: float | None
+    unit: str
+
+
+def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
+    """The before/after table of a report's data: sizes, then per kind the units there were and the units left."""
+    model = data["model"]
+    rows = [
+        SummaryRow(label="Parameters", before=model["params_before"], after=model["params_after"], unit="count"),
+        SummaryRow(label="MACs", before=model["macs_before"], after=model["macs_after"], unit="count"),
+        SummaryRow(label="File size", before=model["bytes_before"], after=model["bytes_after"], unit="bytes"),
+    ]
+    for kind in dict.fromkeys(block["kind"] for block in data["blocks"]):
+        blocks = [block for block in data["blocks"] if block["kind"] == kind]
+        cut = sum(block["kept"] < block["units"] for block in blocks)
+        label = f"Units of {kind} blocks ({cut} of {len(blocks)} narrowed)"
+        before, after = (sum(block[key] for block in blocks) for key in ("units", "kept"))
+        rows.append(SummaryRow(label=label, before=before, after=after, unit="count"))
+    return tuple(rows)
+
+
+def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
+    """Reasons with how often each occurs, the most frequent first."""
+    reasons = (refusal.reason if isinstance(refusal, Refusal) else str(refusal["reason"]) for refusal in refusals)
+    return tuple(sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0])))
+
+
+def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int = 3) -> str:
+    """The message for a model of which nothing can be narrowed, with the most frequent reasons."""
+    counts = refusal_counts(refusals)
+    if not counts:
+        return "nothing could be compressed: the model has no channels that one constant weight makes and another reads"
+    return "nothing could be compressed: " + "; ".join(f"{reason} ({number}x)" for reason, number in counts[:limit])

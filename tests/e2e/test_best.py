@@ -1,0 +1,109 @@
+"""`--compensate best` against its formula: every reader fitted, on all rows at once, behind the ones already fitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from onnxgrail.core import silent
+from onnxgrail.decision import Decision, decide
+from onnxgrail.preparation import Clock, prepare
+from onnxgrail.recipe import recipe_of
+from tests.tiny import tiny
+
+ROWS, WIDTH, HIDDEN = 200, 6, 16
+RIDGE = 0.1  # of the weights to begin with: strong enough to leave room for the fit
+
+
+def net() -> Any:
+    """Two layers beside a residual connection: hidden = relu(stream w), stream + hidden v."""
+    rng = np.random.default_rng(0)
+    shapes = {"w0": (WIDTH, HIDDEN), "v0": (HIDDEN, WIDTH), "w1": (WIDTH, HIDDEN), "v1": (HIDDEN, WIDTH)}
+    weights: dict[str, Any] = {name: rng.standard_normal(shape) / 2 for name, shape in shapes.items()}
+    text = """
+        a = MatMul(x, w0)
+        h0 = Relu(a)
+        b = MatMul(h0, v0)
+        s = Add(b, x)
+        c = MatMul(s, w1)
+        h1 = Relu(c)
+        d = MatMul(h1, v1)
+        y = Add(d, s)
+    """
+    return ir.to_proto(tiny("double[N,6] x => double[N,6] y", text, weights)), weights
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[dict[str, Any], Any, Decision]:
+    model, weights = net()
+    x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)) + 1.0  # so that a bias pays
+    choices = {"compensate": "best", "ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS, "ridge": RIDGE}
+    recipe = recipe_of(choices)
+    return weights, x, decide(prepare(model, {"x": x}, recipe, Clock()), recipe, Clock(), silent)
+
+
+def fitted(z: Any, target: Any, start: Any, alpha: float, *, affine: bool) -> tuple[Any, Any]:
+    """Ridge around a start; a free bias is centring both sides."""
+    lam = alpha * np.square(z).sum() / z.shape[1]
+    mean = (z.mean(axis=0), target.mean(axis=0)) if affine else (np.zeros(z.shape[1]), np.zeros(target.shape[1]))
+    centred = z - mean[0]
+    gram = centred.T @ centred + lam * np.eye(z.shape[1])
+    weights = np.linalg.solve(gram, centred.T @ (target - mean[1]) + lam * start)
+    return weights, mean[1] - mean[0] @ weights
+
+
+def grail(hidden: Any, weight: Any, kept: Any) -> Any:
+    """What the fit of a reader begins with."""
+    gram = hidden.T @ hidden
+    small = gram[np.ix_(kept, kept)]
+    return np.linalg.solve(small + RIDGE * np.trace(small) / len(kept) * np.eye(len(kept)), gram[kept] @ weight)
+
+
+def test_weights_are_those_of_the_formula(made: tuple[dict[str, Any], Any, Decision]) -> None:
+    weights, x, decision = made
+    assert [refit.weight for refit in decision.refits] == ["v0", "w1", "v1"]
+    refits = {refit.weight: refit for refit in decision.refits}
+    arrays, shifts = decision.ledger.arrays, decision.ledger.shifts
+
+    def check(name: str, z: Any, target: Any, starts: list[Any], got: Any) -> Any:
+        """The weights are some start and a share of the way to its ridge solution; returns what they add up to."""
+        one = refits[name]
+        shift, affine = shifts.get(one.node, np.zeros(1)), name != "w1"  # no inputs lost, no bias there: none is made
+        assert one.alpha is not None
+        gaps = []
+        for start in starts:
+            step, bias = fitted(z, target, start, one.alpha, affine=affine)
+            gaps.append(np.abs(got - start - one.blend * (step - start)).max() + np.abs(shift - one.blend * bias).max())
+        assert min(gaps) < 1e-4, gaps
+        return z @ got + shift
+
+    stream = dense = closed = x
+    for k, change in enumerate(decision.changes):
+        w, v, kept = weights[f"w{k}"], weights[f"v{k}"], change.reducer.kept
+        assert len(kept) == HIDDEN // 2
+        hidden, inner = np.maximum(dense @ w, 0), (stream @ w)[:, kept]
+        if k:  # its input is no longer what it was
+            inner = check("w1", stream, (dense @ w)[:, kept], [w[:, kept]], arrays["w1"][:, kept])
+        dense = dense + hidden @ v
+        behind = np.maximum(closed @ w, 0)  # the whole layer on what compensation alone leaves of its input
+        starts = [grail(behind, v, kept), v[kept]]
+        closed = closed + behind[:, kept] @ starts[0]
+        stream = stream + check(f"v{k}", np.maximum(inner, 0), dense - stream, starts, arrays[f"v{k}"][kept])
+
+
+def test_it_is_closer_than_what_is_fitted_block_by_block(made: tuple[dict[str, Any], Any, Decision]) -> None:
+    assert all(refit.after < refit.before for refit in made[2].refits)
+
+
+def test_nothing_that_can_be_fitted() -> None:
+    """The only reader is no plain product: it keeps GRAIL's weights."""
+    text = 'h = MatMul(x, w1)\nr = Relu(h)\ny = Einsum<equation="nh,ho->no">(r, w2)'
+    model = tiny("float[N,6] x => float[N,4] y", text, {"w1": (6, 8), "w2": (8, 4)})
+    x = np.random.default_rng(1).standard_normal((ROWS, 6)).astype(np.float32)
+    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, ratio=0.5, round_to=1, compensate="best")
+    assert result.report.data["refits"] == []
+    assert result.report.data["blocks"][0]["kept"] == 4

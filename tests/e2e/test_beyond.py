@@ -1,0 +1,68 @@
+"""What the fit to the dense network promises over plain GRAIL, on trained models and held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration.session import open_session
+
+INNER = ("mlp", "heads")
+Judge = Callable[..., tuple[float, float]]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Judge:
+    """Score on labelled held-out data, and squared error of the outputs as a share of the original ones."""
+
+    def judge(name: str, **choices: Any) -> tuple[float, float]:
+        found, target = models.load(name), tmp_path / "o.onnx"
+        choices = {"data": found.calibration, "check": False, "force": True} | choices
+        onnxgrail.compress(found.model, target, **choices)
+        feed = dict(np.load(found.heldout))
+        with open_session(found.model) as before, open_session(target) as after:
+            (old,), (new,) = (s.run({n: feed[n] for n in feed if n != "labels"}).values() for s in (before, after))
+            score = models.score(found, lambda one: list(after.run(one).values()))
+        return float(score), float(np.square(new - old).sum() / np.square(old).sum())
+
+    return judge
+
+
+def test_hidden_channels_of_the_digits(judged: Judge) -> None:
+    """A tenth of the error at half the channels, and hardly a digit lost where GRAIL loses most of them."""
+    common: dict[str, Any] = {"blocks": ("conv",), "selector": "l1"}
+    grail, best = (judged("digits_resnet", ratio=0.5, compensate=c, **common) for c in ("grail", "best"))
+    assert best[1] <= 0.1 * grail[1]
+    grail, best = (judged("digits_resnet", ratio=0.7, compensate=c, **common) for c in ("grail", "best"))
+    assert grail[0] < 0.6
+    assert best[0] >= 0.98
+    assert judged("digits_resnet", ratio=0.85, compensate="best", **common)[0] >= 0.95
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5])
+def test_perplexity_of_the_llama(ratio: float, judged: Judge) -> None:
+    common: dict[str, Any] = {"ratio": ratio, "blocks": INNER}
+    dense, grail, best = (
+        judged("char_llama", **choices)[0]
+        for choices in ({"ratio": 0.0}, {**common, "compensate": "grail"}, {**common, "compensate": "best"})
+    )
+    assert best - dense <= 0.65 * (grail - dense)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("digits_resnet", ("conv", "stream")), ("digits_vit", INNER), ("char_llama", INNER)]
+)
+@pytest.mark.parametrize("selector", ["l1", "obs"])
+def test_few_samples_do_no_harm(name: str, blocks: tuple[str, ...], selector: str, judged: Judge) -> None:
+    """Sixteen samples cannot tell much: what they do tell must not make it worse than plain GRAIL."""
+    found = models.load(name)
+    data = {key: array[:16] for key, array in np.load(found.calibration).items()}
+    common: dict[str, Any] = {"data": data, "ratio": 0.5, "blocks": blocks, "selector": selector}
+    grail, best = (judged(name, compensate=c, **common)[0] for c in ("grail", "best"))
+    assert best >= 0.98 * grail if found.metric == "accuracy" else best <= 1.02 * grail
