@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 import onnxgrail
 from bench.kill_and_resume import finished
-from onnxgrail import processes
+from onnxgrail import models, processes
 from onnxgrail.processes import join
 
 from . import nets
@@ -26,11 +27,12 @@ from . import nets
 torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is an extra")
 LIMIT = 120.0
 CHOICES = {
-    "grail": (),
+    "default": (),
+    "grail": ("--compensate", "grail"),
     "open loop": ("--open-loop",),
     "no compensation": ("--compensate", "none"),
     "fold": ("--reducer", "fold"),
-    "best": ("--compensate", "best"),
+    "norms": ("--norms", "all"),
     "global": ("--allocate", "global"),
     "statistics": ("--save-stats", "s.npz"),
 }
@@ -101,6 +103,49 @@ def test_two_processes_write_the_bytes_of_one(name: str, case: Path) -> None:
     if stats:
         with np.load(case / "s.npz") as file:
             assert file["gram0"].any()
+
+
+@torch
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits_resnet", ("--norms", "all")),
+        ("digits_vit", ("--samples", "41", "--batch-size", "3")),  # few samples; folds do not begin with batches
+        ("char_llama", ("--samples", "64")),
+    ],
+)
+def test_two_processes_fit_as_one_does(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    source = models.load(name)
+    shutil.copy(source.model, tmp_path / "m.onnx")
+    shutil.copy(source.calibration, tmp_path / "d.npz")
+    wanted = alone(tmp_path, "--no-check", *options)
+    found = ends(together(tmp_path, "--no-check", "--json", *options))
+    assert [code for code, *_ in found] == [0, 0], found
+    assert (tmp_path / "two.onnx").read_bytes() == wanted
+    assert any(row["blend"] for row in json.loads(found[0][1])["refits"])
+
+
+@torch
+def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> None:
+    """With bounds that small models reach: fewer rows than there are, sums as triangles."""
+    source, script = models.load("digits_resnet"), tmp_path / "small.py"
+    script.write_text(
+        "import sys, onnxgrail\n"
+        "from onnxgrail import sweep\n"
+        "from onnxgrail.calibration import totals\n"
+        "sweep.ROWS, totals.WIDE = int(sys.argv[4]), 64\n"
+        "with onnxgrail.join() as group:\n"
+        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], check=False, group=group)\n"
+    )
+    written = {}
+    for size, bound in ((1, 256), (2, 256), (1, 1 << 20)):
+        output = tmp_path / f"{size} {bound}.onnx"
+        words = [str(script), str(source.model), str(source.calibration), str(output), str(bound)]
+        found = ends(started(tmp_path, words, size))
+        assert {code for code, *_ in found} == {0}, found
+        written[size, bound] = output.read_bytes()
+    assert written[1, 256] == written[2, 256]
+    assert written[1, 256] != written[1, 1 << 20], "the bound was never reached"
 
 
 @torch

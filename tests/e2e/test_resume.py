@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 import onnxgrail
 from bench.kill_and_resume import Command, Moment, killed, unkilled
-from onnxgrail import settling
+from onnxgrail import models, norms, settling, sweep
+from onnxgrail.calibration import totals
 from onnxgrail.cli import main
 
 from . import nets
@@ -43,13 +44,14 @@ def dying(after: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CHOICES: dict[str, dict[str, Any]] = {
-    "grail": {},
+    "default": {},
+    "grail": {"compensate": "grail"},
     "open loop": {"closed_loop": False},
     "no compensation": {"compensate": "none"},
     "without data": {"compensate": "none", "selector": "l2"},
     "fold": {"reducer": "fold"},
     "random": {"selector": "random"},
-    "best": {"compensate": "best"},
+    "norms": {"norms": "all"},
     "budget": {"target_macs": "60%", "allocate": "flap"},
     "global": {"allocate": "global", "closed_loop": False},
 }
@@ -76,14 +78,64 @@ def test_goes_on_behind_the_last_finished_block(
         assert len(list((kept / "steps").iterdir())) > steps
 
 
+PLACES: dict[str, tuple[Any, str]] = {"fits": (sweep, "refit"), "norms": (norms, "_set")}
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "choices"),
+    [
+        ("digits_resnet", "fits", {}),
+        ("digits_resnet", "norms", {"norms": "all"}),
+        ("digits_vit", "fits", {"samples": 40}),  # few samples: every fold judges
+        ("char_llama", "fits", {"samples": 64}),
+    ],
+)
+def test_goes_on_behind_the_last_fitted_layer(
+    name: str, place: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, (module, function) = models.load(name), PLACES[place]
+    words = {"data": source.calibration, "check": False, **choices}
+    real, calls = getattr(module, function), list[int]()
+
+    def counted(*args: Any, **named: Any) -> Any:
+        calls.append(1)
+        return real(*args, **named)
+
+    monkeypatch.setattr(module, function, counted)
+    onnxgrail.compress(source.model, tmp_path / "whole.onnx", **words)
+    total = len(calls)
+    after = total // 2
+    assert after > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(module, function, dying(after, real))
+        with pytest.raises(Killed):
+            onnxgrail.compress(source.model, tmp_path / "out.onnx", resume=tmp_path / "kept", **words)
+    calls.clear()
+    onnxgrail.compress(source.model, tmp_path / "out.onnx", resume=tmp_path / "kept", **words)
+    assert len(calls) == total - after, "what is known is not fitted again"
+    assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+
+
+def test_triangles_of_wide_layers_change_nothing(
+    case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = case
+    onnxgrail.compress(model, tmp_path / "square.onnx", data=data)
+    monkeypatch.setattr(totals, "WIDE", 2)
+    onnxgrail.compress(model, tmp_path / "triangle.onnx", data=data)
+    assert (tmp_path / "square.onnx").read_bytes() == (tmp_path / "triangle.onnx").read_bytes()
+
+
 def test_a_finished_run_decides_nothing_again(
     case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = case
-    words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz", "round_to": 1}
+    words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz", "round_to": 1, "norms": "all"}
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     wanted = (tmp_path / "out.onnx").read_bytes()
     monkeypatch.setattr(settling, "reduce_and_compensate", dying(0, settling.reduce_and_compensate))
+    for module, function in PLACES.values():
+        monkeypatch.setattr(module, function, dying(0, getattr(module, function)))
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     assert (tmp_path / "out.onnx").read_bytes() == wanted
 
