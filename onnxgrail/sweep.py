@@ -135,22 +135,22 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tup
             else:
                 while known:
                     pair.walk_past(*known.pop(0))
-                arrays = pair.sums(stage, ledger, guard.parts)
-                found = once.make(stage.key, functools.partial(_fitted, prepared, stage, ledger, arrays, guard))
+                sums = [pair.sums(stage, ledger, guard.parts)]  # handed on, not held while the next ones add up
+                found = once.make(stage.key, functools.partial(_fitted, prepared, stage, ledger, sums, guard))
             ledger = with_addition(ledger, found)
             report += [Refit(**row) for row in found.notes["refits"]]
         return ledger, tuple(report), dense.forward + narrow.forward
 
 
-def _fitted(prepared: Prepared, stage: _Stage, ledger: Ledger, arrays: Sequence[Floats], guard: _Guard) -> Record:
-    """The layers of a stage, fitted to sums over rows."""
+def _fitted(prepared: Prepared, stage: _Stage, ledger: Ledger, sums: list[tuple[Floats, ...]], guard: _Guard) -> Record:
+    """The layers of a stage, fitted to packed sums over rows, which are taken out of their list."""
     originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
     now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(stage.tasks, originals, strict=True)]
     starts = [
         [_matrix(task, array) for array in ([new] if new is old else [new, old])]
         for task, new, old in zip(stage.tasks, now, originals, strict=True)
     ]
-    folds = _unpacked(arrays, stage.tasks[0].features + 1)
+    folds = _unpacked(sums.pop(), stage.tasks[0].features + 1)
     found = refit(folds, starts, affine=stage.tasks[0].affine, judges=guard.judges, margin=guard.margin)
     after, report = ledger, []
     for task, array, one in zip(stage.tasks, now, found, strict=True):
