@@ -176,6 +176,14 @@ stats_options = chain(
     ),
 )
 
+cache_option = click.option(
+    "--cache-budget",
+    metavar="SIZE",
+    default="1G",
+    show_default=True,
+    help="Memory for activations kept between blocks; what is beyond goes to temporary files.",
+)
+
 
 def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
     """Of the ratio and the targets at most one is asked for; a ratio that nobody gave gives way to a target.

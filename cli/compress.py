@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 
@@ -82,6 +83,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
 @options.stats_options
+@options.cache_option
 @options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
@@ -130,6 +132,7 @@ def compress(
 
     Prints a before/after table, or the report with --json.
     """
+    _machine.tune()
     import onnxgrail
 
     if target is not None and output is not None and target != output:

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxgrail.core import Array
+from onnxgrail.graph.mapped import shelved, weight_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.record import Record
 
@@ -19,11 +22,14 @@ def of_addition(before: Ledger, after: Ledger, notes: Mapping[str, Any]) -> Reco
     return Record(arrays=arrays, notes=notes)
 
 
-def with_addition(ledger: Ledger, record: Record) -> Ledger:
-    """A ledger with what `of_addition` recorded."""
+def with_addition(ledger: Ledger, record: Record, model: ir.Model) -> Ledger:
+    """A ledger with what `of_addition` recorded; in files where the model's own weights lie in files."""
+    arrays = _named(ARRAY, record.arrays)
+    if weight_files(model):
+        arrays = {name: shelved(array) for name, array in arrays.items()}
     return dataclasses.replace(
         ledger,
-        arrays={**ledger.arrays, **_named(ARRAY, record.arrays)},
+        arrays={**ledger.arrays, **arrays},
         shifts={**ledger.shifts, **_named(SHIFT, record.arrays)},
     )
 

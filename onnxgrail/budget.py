@@ -74,6 +74,24 @@ def parse(metric: Metric, text: str) -> Target:
     return Target(metric=metric, text=str(text), share=None, value=number * unit)
 
 
+def cache_bytes(recipe: Recipe) -> int:
+    """Bytes of activations that may stay in memory: `512M`, `2G`, `1.5GiB`; letters alone count in powers of 1024.
+
+    Raises:
+        UsageError: not an amount of bytes.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", recipe.cache_budget, re.IGNORECASE)
+    unit = match[2].upper() if match is not None else ""
+    scale = _BYTES.get(f"{unit}IB" if unit in ("K", "M", "G", "T") else unit)
+    try:
+        number = float(match[1]) if match is not None else math.nan
+    except ValueError:
+        number = math.nan
+    if scale is None or math.isnan(number):
+        raise UsageError(f"--cache-budget {recipe.cache_budget!r} is no amount of bytes", hint="Write 512M or 2G")
+    return int(number * scale)
+
+
 def target_of(recipe: Recipe) -> Target | None:
     """The recipe's one target, or None where a ratio rules.
 

@@ -23,7 +23,10 @@ from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
+from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.serial import Packed, to_bytes
 from onnxgrail.graph.trace import trace
+from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import check_input
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
@@ -33,6 +36,8 @@ UNCOUNTED = frozenset({
     "MatMulIntegerToFloat", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum", "LSTM",
     "GRU", "RNN", "If", "Loop", "Scan",
 })  # fmt: skip
+
+HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,38 +134,47 @@ def compare(
     else:
         batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed)
     ports = between(first, second)
-    outputs = finish(run_both(paths[0], paths[1], batches, ports=ports, providers=providers, progress=progress))
+    heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
+    common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
+    outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
     feed = probe_feed(next(iter(batches)), signature)
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )
     return Comparison(
-        a=weigh(first, paths[0], macs=_macs(first, paths[0], feed, providers)),
-        b=weigh(second, paths[1], macs=_macs(second, paths[1], fit(feed, ports), providers)),
+        a=weigh(first, paths[0], macs=_macs(first, feed, providers)),
+        b=weigh(second, paths[1], macs=_macs(second, fit(feed, ports), providers)),
         outputs=outputs,
         calibration=source,
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
     )
 
 
+def _runnable(model: ir.Model, path: Path) -> Path | bytes:
+    """The file, or what can be run in its place."""
+    return to_bytes(model) if has_bfloat16(model) else path
+
+
 def run_both(
-    a: bytes | str | Path,
-    b: bytes | str | Path,
+    a: Packed | bytes | str | Path,
+    b: Packed | bytes | str | Path,
     batches: Batches,
     *,
     ports: Sequence[Port] = (),
     providers: Sequence[str] = ("CPUExecutionProvider",),
-    folder: Path | None = None,
+    once: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Sums]:
     """Sums of differences per output over all batches; padded tokens are left out.
 
-    `ports` is what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.  `folder` is where
-    external data of models given as bytes lie.
+    `ports` is what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.
+    With `once` the models run as they are, so that weights in files stay there.
     """
     sums: dict[str, Sums] = {}
     with ExitStack() as stack:
-        one, two = (stack.enter_context(open_session(m, providers=providers, folder=folder)) for m in (a, b))
+        one, two = (
+            stack.enter_context(open_session(m, providers=providers, optimise=not once, once=once)) for m in (a, b)
+        )
         for number, feed in enumerate(batches):
             progress("compare", number, len(batches))
             sums = add_batch(sums, fit(one.run(feed), ports), two.run(fit(feed, ports)), mask=padding_mask(feed))
@@ -191,12 +205,12 @@ def weigh(model: ir.Model, path: Path, *, macs: int | None = None) -> Weight:
     return Weight(path=str(path), params=cost.parameters(model), macs=macs, bytes=bytes_on_disk(model, path))
 
 
-def _macs(model: ir.Model, path: Path, feed: Feed, providers: Sequence[str]) -> int | None:
+def _macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
     """Multiply-accumulates per sample of `feed`; None where they cannot be counted."""
     if any(node.op_type in UNCOUNTED for node in model.graph):
         return None
     try:
-        facts = observe(model, feed, providers=providers, folder=path.parent)
+        facts = observe(model, feed, providers=providers)
     except ModelError:
         return None
     sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
@@ -205,10 +219,7 @@ def _macs(model: ir.Model, path: Path, feed: Feed, providers: Sequence[str]) -> 
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:
     """Size of the model file and of the external data files it names."""
-    stored = (v.const_value for v in model.graph.initializers.values())
-    names = {str(t.location) for t in stored if isinstance(t, ir.ExternalTensor)}
-    extra = [path.parent / name for name in names]
-    return sum(file.stat().st_size for file in (path, *extra) if file.exists())
+    return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())
 
 
 def _same_inputs(wanted: Signature, got: Signature, path: Path) -> None:

@@ -180,11 +180,13 @@ class Outcome:
     """How the numbers went.
 
     ok: as asked; damped: a larger ridge was needed; plain: narrowed, but the compensation would not have helped and the
-    uncompensated weights stay; skipped: the block was left as it was.
+    uncompensated weights stay; skipped: the block was left as it was.  `clamped` numbers were beyond the range of the
+    weight's format.
     """
 
     status: Status = "ok"
     reason: str = ""
+    clamped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +242,7 @@ class Recipe:
     round_to: int = 8
     kv_io: bool = False
     seed: int = 0
+    cache_budget: str = "1G"
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     check: bool = True

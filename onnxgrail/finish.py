@@ -14,13 +14,15 @@ import onnx_ir as ir
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
 from onnxgrail.comparison import bytes_on_disk, run_both
-from onnxgrail.core import Progress, Recipe
+from onnxgrail.core import Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
-from onnxgrail.graph.model_io import LIMIT, inline, weight_bytes
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.model_io import weight_bytes
+from onnxgrail.graph.serial import pack, skeleton, to_bytes
+from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
 from onnxgrail.report import (
@@ -33,11 +35,12 @@ from onnxgrail.report import (
     make_report,
 )
 
-CHECKED_FEEDS = 4
+CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16  # the check costs little beside the calibration
 INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
 )
+BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
 
 
 def verify(
@@ -48,31 +51,29 @@ def verify(
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
-    few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:CHECKED_FEEDS])
-    before = prepared.source if prepared.folder is not None else to_bytes(prepared.model)
+    batches = prepared.batches
+    each = -(-batches.samples // max(len(batches), 1))
+    count = max(1, min(CHECKED_FEEDS, CHECKED_SAMPLES // max(each, 1)))
+    few = dataclasses.replace(batches, feeds=batches.feeds[:count])
+    narrow = has_bfloat16(prepared.model)
+    before = prepared.path if prepared.path is not None and not narrow else pack(prepared.model)
     sums = run_both(
         before,
-        to_bytes(slim),
+        pack(slim),
         few,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
-        folder=prepared.folder,
+        once=bool(weight_files(prepared.model)),
         progress=progress,
     )
     results = finish(sums)
     return Verification(checker=_checks(slim), ort_load=True, outputs=tuple(entries(results))), results
 
 
-def _checks(slim: ir.Model) -> bool | None:
-    """Whether the ONNX checker accepts the result; None where it is too large to be handed over in memory.
-
-    Files with ops outside the standard fail it before and after.
-    """
-    if weight_bytes(slim) > LIMIT:
-        return None
-    inline(slim)
+def _checks(slim: ir.Model) -> bool:
+    """Whether the ONNX checker accepts the result; files with ops outside the standard fail it before and after."""
     try:
-        onnx.checker.check_model(ir.to_proto(slim))
+        onnx.checker.check_model(skeleton(slim))
     except (onnx.checker.ValidationError, ValueError):
         return False
     return True
@@ -99,6 +100,13 @@ def report_of(
     sizes = _model(prepared, recipe, decision, slim, output)
     survey = prepared.survey
     ports = changed(prepared.model, survey, decision.ledger.dead)
+    said = (
+        INTERFACE if ports else "",
+        decision.allocation.note,
+        _missed(sizes.budget),
+        BFLOAT16 if has_bfloat16(prepared.model) else "",
+        _clamped(decision.changes),
+    )
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
@@ -109,11 +117,18 @@ def report_of(
         calibration=_calibration(prepared.batches, decision),
         timing=timing,
         interface=ports,
-        notes=[note for note in (INTERFACE if ports else "", decision.allocation.note, _missed(sizes.budget)) if note],
+        notes=[note for note in said if note],
         allocation=decision.allocation.entry(),
         refits=[dataclasses.asdict(refit) for refit in decision.refits],
         norms=[dataclasses.asdict(norm) for norm in decision.norms],
     )
+
+
+def _clamped(changes: Sequence[Change]) -> str:
+    """How many numbers did not fit into the format that their weight has."""
+    count = sum(change.outcome.clamped for change in changes)
+    blocks = sum(change.outcome.clamped > 0 for change in changes)
+    return f"{count} new weights in {blocks} blocks were clamped to the range of their number format" if count else ""
 
 
 def _missed(budget: Mapping[str, Any] | None) -> str:
@@ -138,14 +153,14 @@ def _model(
     params = cost.parameters(model)
     gone, gone_bytes = cost.removed(survey, ledger.dead)
     after = params - gone if slim is None else cost.parameters(slim)
-    path = Path(prepared.source) if prepared.folder is not None else None
-    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
+    path = prepared.path
+    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
     size = before - gone_bytes if output is None or slim is None else _written(slim, output)
     macs = cost.macs(model, survey, ledger.dead) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
-        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model)).hexdigest(),
+        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model, run=False)).hexdigest(),
         sha256_after=None if output is None else sha256(output),
         params_before=params,
         params_after=after,
@@ -155,15 +170,21 @@ def _model(
         bytes_after=size,
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
+        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
+        sha256_data_after={} if output is None or slim is None else {f.name: sha256(f) for f in _beside(slim, output)},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
 
 
 def _written(slim: ir.Model, output: Path) -> int:
     """Bytes of the written file, and of its weights where they lie beside it."""
-    size = output.stat().st_size
-    beside = output.with_name(f"{output.name}.data")
-    return size + beside.stat().st_size if size < weight_bytes(slim) and beside.exists() else size
+    return sum(file.stat().st_size for file in (output, *_beside(slim, output)))
+
+
+def _beside(slim: ir.Model, output: Path) -> list[Path]:
+    """The file with the weights of a written model that does not hold them itself."""
+    file = output.with_name(f"{output.name}.data")
+    return [file] if output.stat().st_size < weight_bytes(slim) and file.exists() else []
 
 
 def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:

@@ -74,7 +74,7 @@ def inspect(
 def _serialised(prepared: Prepared) -> bytes:
     from onnxgrail.graph.serial import to_bytes
 
-    return to_bytes(prepared.model)
+    return to_bytes(prepared.model, run=False)
 
 
 def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:

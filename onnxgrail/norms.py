@@ -65,7 +65,7 @@ def bring_back(
             walk.ledgers.append((ledger, place.position))
             key = f"norm {place.position} {place.node}"
             found = once.known(key) or once.make(key, functools.partial(_recorded, walk, place, ledger))
-            ledger = with_addition(ledger, found)
+            ledger = with_addition(ledger, found, model)
             report += [Norm(**{**row, "outcome": Outcome(**row["outcome"])}) for row in found.notes["norms"]]
             progress("norms", number + 1, len(todo))
         return ledger, tuple(report), walk.forward
@@ -88,7 +88,7 @@ class _Walk:
     def at(self, place: Place) -> _Pair:
         """Both networks at a place, brought there in the steps of a run that sets all places."""
         if self._streams is None:
-            opened = (stream_of(self._prepared, self._recipe) for _ in range(2))
+            opened = (stream_of(self._prepared, self._recipe, share=2) for _ in range(2))
             dense, narrow = (self._stack.enter_context(stream) for stream in opened)
             self._streams = dense, narrow
         dense, narrow = self._streams

@@ -79,6 +79,11 @@ class Shard:
     numbers: range
     spare: bool = False
 
+    @property
+    def each(self) -> int:
+        """Batches of one leaf of the sums; the last leaf may have fewer."""
+        return _each(self.total)
+
 
 def shard_of(group: Group, total: int) -> Shard:
     """The part of `total` batches that this process works on: neighbouring leaves, as equal as whole leaves allow."""
@@ -93,7 +98,7 @@ class Tally:
     """Sums arrays over the batches of all processes."""
 
     def __init__(self, shard: Shard) -> None:
-        self._shard, self._each = shard, _each(shard.total)
+        self._shard, self._each = shard, shard.each
         self._nodes: list[Node] = []
         self._leaf: Node | None = None
 

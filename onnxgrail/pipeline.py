@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.allocation.statistics import StatsFiles
+from onnxgrail.calibration.threads import pinned
 from onnxgrail.core import Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
@@ -48,6 +49,7 @@ class Result:
     gates_passed: bool
 
 
+@pinned()
 def compress(
     model: Any,
     output: str | Path | None = None,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.data import Batches, read
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
@@ -38,13 +39,13 @@ class Prepared:
     """A model that has been read, run once and traced.
 
     Attributes:
-        source: path or bytes or object as given; folder: where a path's external data lie.
+        source: path or bytes or object as given; path: of the file, where that is what was given.
         model: the graph, never changed; batches: calibration feeds; survey: its trace.
         feed: the small feed of the trace; samples: how many samples it holds.
     """
 
     source: Any
-    folder: Path | None
+    path: Path | None
     model: ir.Model
     batches: Batches
     survey: Survey
@@ -82,30 +83,28 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group =
     """
     with clock.stage("load"):
         model = load(from_any(source))
-        folder = Path(source).parent if isinstance(source, str | Path) else None
     with clock.stage("data"):
         batches = _batches(model, data, recipe, group)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
-        feed, facts = _observed(model, batches, folder, recipe)
+        feed, facts = _observed(model, batches, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(model, survey)
-    return Prepared(source=source, folder=folder, model=model, batches=batches, survey=survey, feed=feed)
+    path = Path(source) if isinstance(source, str | Path) else None
+    return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed)
 
 
-def _observed(
-    model: ir.Model, batches: Batches, folder: Path | None, recipe: Recipe
-) -> tuple[Mapping[str, Array], Facts]:
+def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
     """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
     first = next(iter(batches))
     small = probe_feed(first, signature_of(model))
     try:
-        return small, observe(model, small, providers=recipe.providers, folder=folder)
+        return small, observe(model, small, providers=recipe.providers)
     except ModelError as error:
         if all(np.array_equal(small[name], first[name]) for name in small):
             raise _explained(error, batches) from error
     try:
-        return first, observe(model, first, providers=recipe.providers, folder=folder)
+        return first, observe(model, first, providers=recipe.providers)
     except ModelError as error:
         raise _explained(error, batches) from error
 
@@ -126,14 +125,17 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batche
     return read(data, signature, group=group, **common)
 
 
-def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO) -> Stream:
-    """The calibration data on their way through the model, dealt out to the processes of a group."""
+def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:
+    """The calibration data on their way through the model, dealt out to the processes of a group.
+
+    It is one of `share` streams that keep to one cache budget.
+    """
     return Stream(
         prepared.model,
         prepared.survey,
         prepared.batches,
         providers=recipe.providers,
-        folder=prepared.folder,
+        budget=cache_bytes(recipe) // share,
         group=group,
     )
 
@@ -153,16 +155,8 @@ def proved(
     """
 
     def proof() -> Record:
-        good, refusals = prove(
-            prepared.model,
-            prepared.survey,
-            blocks,
-            widths,
-            prepared.feed,
-            providers=recipe.providers,
-            folder=prepared.folder,
-            dead=dead,
-        )
+        model, survey = prepared.model, prepared.survey
+        good, refusals = prove(model, survey, blocks, widths, prepared.feed, providers=recipe.providers, dead=dead)
         return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
 
     found = Once(group=group).shared(proof).notes

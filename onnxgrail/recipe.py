@@ -9,7 +9,7 @@ from typing import Any
 from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
-from onnxgrail.budget import METRICS, target_of
+from onnxgrail.budget import METRICS, cache_bytes, target_of
 from onnxgrail.core import KINDS, NORMS, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
@@ -31,6 +31,8 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         given["blocks"] = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
+    if "cache_budget" in given:
+        given["cache_budget"] = str(given["cache_budget"])
     _ruled(given)
     recipe = Recipe(**given)
     _check(recipe)
@@ -59,6 +61,7 @@ def _option(name: str) -> str:
 
 def _check(recipe: Recipe) -> None:
     target_of(recipe)
+    cache_bytes(recipe)
     _among("allocate", recipe.allocate, ALLOCATIONS)
     if recipe.ratio is not None and not 0 <= recipe.ratio < 1:
         raise UsageError(

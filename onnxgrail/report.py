@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, BlockError, Change, Ints, Recipe, Refusal, Slot
+from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
@@ -29,8 +29,9 @@ class ModelChange:
     """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
 
     `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
-    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `budget` holds metric
-    (params, macs, size in bytes, latency in milliseconds), asked (as written), before, limit and achieved.
+    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `sha256_data_*` are of
+    files with weights, by name.  `budget` holds metric (params, macs, size in bytes, latency in milliseconds), asked
+    (as written), before, limit and achieved.
     """
 
     input: str
@@ -45,6 +46,8 @@ class ModelChange:
     bytes_after: int | None
     asked_ratio: float | None
     achieved_ratio: float
+    sha256_data_before: Mapping[str, str] = field(default_factory=dict)
+    sha256_data_after: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] | None = None
 
 
@@ -218,7 +221,7 @@ def block_entry(
         `kept` counts units; `kept_units` lists them.  A member's `kept` lists the positions of the whole original axis
         that this block does not drop, those that belong to other blocks or to none included.
     """
-    outcome = {"status": "skipped", "reason": "not selected"} if change is None else asdict(change.outcome)
+    outcome = asdict(Outcome(status="skipped", reason="not selected") if change is None else change.outcome)
     narrowed = change is not None and change.outcome.status != "skipped"
     kept = change.reducer.kept if change is not None and narrowed else np.arange(block.units)
     cluster = change.reducer.cluster if change is not None and narrowed else None
@@ -299,7 +302,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        simple = set(map(type, value)) <= {int, str}  # the long lists: unit numbers and names
+        return list(value) if simple else [plain(item) for item in value]
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-from threadpoolctl import threadpool_info
 
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.dense import data_key, model_key
+from onnxgrail.calibration.threads import count
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.journal import Folder
@@ -38,7 +35,7 @@ def begin(folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles)
             "stats": None if files.read is None or not files.read.is_file() else sha256(files.read),
             "recipe": dataclasses.asdict(recipe),
             "versions": versions(),
-            "threads": threads(),
+            "threads": count(),
         }
     )
 
@@ -52,12 +49,6 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def threads() -> int:
-    """Threads of the linear algebra: solves with another number of them differ in their last bits."""
-    pools: list[dict[str, Any]] = threadpool_info()
-    return max((int(p["num_threads"]) for p in pools if p["user_api"] == "blas"), default=os.cpu_count() or 1)
 
 
 def replaceable(folder: Folder | None, path: Path) -> bool:

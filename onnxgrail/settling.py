@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxgrail import norms
+from onnxgrail import norms, slots
 from onnxgrail.algebra.compensate import BEST, COMPENSATORS, Compensator
+from onnxgrail.algebra.formats import in_range
 from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.calibration.dense import Dense, by_block
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Progress, Recipe, Selector, Stats, View
+from onnxgrail.core import Block, Change, Floats, Probe, Progress, Recipe, Selector, Stats, View
 from onnxgrail.graph import weights
+from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.memory import give_back
 from onnxgrail.methods.grail import reduce_and_compensate
 from onnxgrail.norms import Norm
 from onnxgrail.once import Once
-from onnxgrail.order import steps
+from onnxgrail.order import Step, steps
 from onnxgrail.parallel import shard_of
 from onnxgrail.preparation import Prepared, stream_of
-from onnxgrail.record import change_of, of_change
+from onnxgrail.record import Record, change_of, of_change
 from onnxgrail.sweep import Refit, sweep
 
 Fold = Callable[[Change], tuple[Stats, ...]]
 """What a fold makes of a block's activations."""
+
+PILE = 2**28  # bytes of arrays that may have come and gone before memory is given back; that takes a while
 
 
 class Run:
@@ -57,18 +63,31 @@ class Run:
         """Decide one block; with `fold`, an average over clusters is judged on the activations it really gives."""
         once, scores = self.once, SELECTORS[self.recipe.selector]
         view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats))
-        found = once.shared(lambda: of_change(decided(view(), self.kept[block.name], self.recipe, scores)))
+
+        def first() -> Record:
+            change = decided(view(), self.kept[block.name], self.recipe, scores)
+            judged = fold is not None and change.reducer.cluster is not None
+            return of_change(change if judged else self.fitting(view(), change))
+
+        found = once.shared(first)
         change = change_of(found, block)
         if fold is not None and change.reducer.cluster is not None:  # averaged statistics promise too much
             joint = fold(change)
-            found = once.shared(lambda: of_change(judge(view(), change, joint)))
+            found = once.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
         once.keep(key(block), found)
         return change_of(found, block)
 
+    def fitting(self, view: View, change: Change) -> Change:
+        """A decision that the formats of the weights can hold."""
+        facts = self.prepared.survey.facts
+        names = [slot.initializer for slot in view.block.slots]
+        limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
+        return in_range(view, change, limits)
+
     def settle(self, change: Change) -> None:
-        """Write a decision into the ledger."""
-        self.changes.append(change)
+        """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
         self.ledger = self.after(change, self.ledger)
+        self.changes.append(dataclasses.replace(change, weights=()))
 
     def after(self, change: Change, ledger: Ledger) -> Ledger:
         """A ledger with one more decision."""
@@ -117,30 +136,64 @@ def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
     def tick() -> None:
         progress("calibrating", next(ticks), feeds * len(todo))
 
+    heavy, used = bool(weight_files(prepared.model)), 0
     with stream_of(prepared, recipe, once.group) as stream:
-        behind: list[tuple[Ledger, int]] = []
+        walk = _Walk(stream, feeds, tick, moving=len(todo) > 1)
         for step in todo:
-            before = run.ledger
-            known = [run.known(b) for b in step.blocks]
-            at_hand = run.dense is not None and not before.dead.any()  # nothing is narrowed yet
-            if not at_hand:
-                behind.append((before, step.limit))
-            measured: Sequence[tuple[Stats, ...]] = [()] * len(step.blocks)
-            if all(known):
-                for _ in range(feeds):
-                    tick()
-            elif run.dense is not None and at_hand:
-                measured = [run.dense[b.name] for b in step.blocks]
-            else:
-                while behind:
-                    stream.advance(*behind.pop(0))
-                measured = by_block(
-                    step.blocks, stream.measure([p for b in step.blocks for p in b.probes], before, tick)
-                )
-            for block, change, stats in zip(step.blocks, known, measured, strict=True):
-                fold = functools.partial(_joint, run, stream, before)
-                run.settle(change or run.choose(block, stats, fold))
+            _step(run, walk, step)
+            used += sum(_room(block, prepared) for block in step.blocks) if heavy else 0
+            if used > PILE:
+                give_back()
+                used = 0
         return stream.forward
+
+
+class _Walk:
+    """The stream, brought to a step when that has to be measured: in the very runs that measured the ones before."""
+
+    def __init__(self, stream: Stream, feeds: int, tick: Callable[[], None], *, moving: bool) -> None:
+        self.stream, self.feeds, self.tick, self._moving = stream, feeds, tick, moving
+        self._behind: list[tuple[Step, Ledger]] = []
+
+    def skip(self, step: Step, ledger: Ledger) -> None:
+        """Leave out a step whose decisions are known."""
+        self._behind.append((step, ledger))
+        for _ in range(self.feeds):
+            self.tick()
+
+    def measure(self, step: Step, ledger: Ledger) -> list[tuple[Stats, ...]]:
+        """Statistics of the blocks of a step."""
+        while self._behind:
+            known, before = self._behind.pop(0)
+            self.stream.walk_past(_probes(known), before, known.limit)
+        found = self.stream.measure(_probes(step), ledger, self.tick, step.limit if self._moving else None)
+        return by_block(step.blocks, found)
+
+
+def _probes(step: Step) -> list[Probe]:
+    return [p for b in step.blocks for p in b.probes]
+
+
+def _room(block: Block, prepared: Prepared) -> int:
+    """Bytes of a block's weights and second moments."""
+    shapes = prepared.survey.facts.shapes
+    return 8 * (sum(math.prod(shapes[s.initializer]) for s in block.slots) + sum(p.width**2 for p in block.probes))
+
+
+def _step(run: Run, walk: _Walk, step: Step) -> None:
+    """Measure and settle some blocks; a function of its own, so that nothing of one step is held in the next."""
+    before = run.ledger
+    known = [run.known(b) for b in step.blocks]
+    measured: Sequence[tuple[Stats, ...]] = [()] * len(step.blocks)
+    if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not be there
+        measured = measured if all(known) else [run.dense[b.name] for b in step.blocks]
+    elif all(known):
+        walk.skip(step, before)
+    else:
+        measured = walk.measure(step, before)
+    for block, change, stats in zip(step.blocks, known, measured, strict=True):
+        fold = functools.partial(_joint, run, walk.stream, before)
+        run.settle(change or run.choose(block, stats, fold))
 
 
 def _joint(run: Run, stream: Stream, before: Ledger, change: Change) -> tuple[Stats, ...]:

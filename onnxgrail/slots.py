@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 
 from onnxgrail.core import Array, Floats, Ints, Slot
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a float, those of `ml_dtypes` (which numpy does not know as such) included."""
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def largest(dtype: np.dtype[Any]) -> float:
+    """The largest finite number of a float type; infinity for others."""
+    if not is_float(dtype):
+        return float("inf")
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def read(array: Array, slot: Slot) -> Floats:
@@ -21,8 +36,8 @@ def write(array: Array, slot: Slot, units: Ints, values: Floats) -> Array:
     out = array.copy()
     front = np.moveaxis(out, slot.axis, 0)
     positions = slot.index[units]
-    if np.issubdtype(array.dtype, np.floating):
-        limit = float(np.finfo(array.dtype).max)
+    limit = largest(array.dtype)
+    if np.isfinite(limit):
         values = np.clip(values, -limit, limit)
     front[positions] = values.reshape(*positions.shape, *front.shape[1:]).astype(array.dtype)
     return out

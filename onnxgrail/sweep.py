@@ -11,12 +11,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from onnxgrail import slots
 from onnxgrail.additions import of_addition, with_addition
+from onnxgrail.algebra.formats import MATERIAL
 from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.stream import Stream
@@ -125,7 +128,9 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tup
     guard = EVERY if prepared.batches.samples < FEW else LAST
     report: list[Refit] = []
     known: list[tuple[_Stage, Ledger]] = []
-    with stream_of(prepared, recipe, once.group) as dense, stream_of(prepared, recipe, once.group) as narrow:
+    with ExitStack() as stack:
+        opened = (stream_of(prepared, recipe, once.group, share=2) for _ in range(2))
+        dense, narrow = (stack.enter_context(stream) for stream in opened)
         untouched = weights.empty(prepared.survey)
         pair = _Pair(dense, narrow, untouched, _starts(prepared, dense, untouched, once), recipe.seed)
         for stage in stages:
@@ -137,7 +142,7 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tup
                     pair.walk_past(*known.pop(0))
                 sums = [pair.sums(stage, ledger, guard.parts)]  # handed on, not held while the next ones add up
                 found = once.make(stage.key, functools.partial(_fitted, prepared, stage, ledger, sums, guard))
-            ledger = with_addition(ledger, found)
+            ledger = with_addition(ledger, found, prepared.model)
             report += [Refit(**row) for row in found.notes["refits"]]
         return ledger, tuple(report), dense.forward + narrow.forward
 
@@ -295,13 +300,13 @@ def _matrix(task: _Task, array: Array) -> Floats:
 
 def _written(task: _Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
     """The ledger with the fitted numbers at the kept positions."""
-    if found.alpha is None:
-        return ledger
+    if found.alpha is None or np.abs(found.weights).max(initial=0.0) > MATERIAL * slots.largest(now.dtype):
+        return ledger  # nothing to win, or nothing that the format can hold
     consumer = task.consumer
     array = np.array(now)
     front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
     shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
-    limit = float(np.finfo(array.dtype).max) if array.dtype.kind == "f" else np.inf
+    limit = slots.largest(array.dtype)
     values = np.moveaxis(np.clip(found.weights, -limit, limit).reshape(shape), -1, 1)
     front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
     shift = np.zeros(len(task.made))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import blas
 
-from onnxgrail.core import Array, Bools, Probe, Stats
+from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.errors import DataError
 
-SMALLEST = 1e-25  # largest float32 second moment below which its squares have begun to vanish
+# A float32 batch is summed in float32 where its largest magnitude lies in between: squares neither vanish nor overflow.
+SMALLEST, LARGEST = 3e-13, 1e14
 
 
 def zero_stats(probe: Probe) -> Stats:
@@ -19,41 +20,114 @@ def zero_stats(probe: Probe) -> Stats:
 def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
     """Sums over the rows of one batch: G = sum x xᵀ (h, h), s = sum x (h,), n = number of rows.
 
-    A row is the vector of the probe's channels at one position of the other axes, uncentred, in unit-major order
-    (`probe.index.ravel()`); for a pooled probe each of the m positions of a unit gives a row of its own, so h = u.
-
-    Args:
-        x: the activation as recorded, channels on `probe.axis`, any float type.
-        probe: which channels, and whether its positions are samples.
-        rows: which rows count (a padding mask), in row-major order over all axes but the channel axis; None for all.
-            Rows that are left out may hold anything, NaN included.
-
-    Returns:
-        Float64 sums.  A float32 or float16 batch is summed in float32, which costs about 1e-6 relative, a thousand
-        times less than the default ridge, and falls back to float64 where the sums leave float32's range.
-
-    Raises:
-        DataError: if `rows` has another length than the activation has rows, or a sum is not finite.
+    See `Sums.add` for what a row is and what is raised.
 
     References:
         Tang et al. 2026 (GRAIL), arXiv:2602.23795, section 3.2.
     """
-    stack = _stack(x, probe)
-    if rows is not None:
-        stack = _masked(stack, probe, rows, positions=x.size // x.shape[probe.axis])
-    count = stack.shape[0] * stack.shape[2]
-    if count == 0:
-        return zero_stats(probe)
-    gram = _syrk(stack)
-    # Squares of finite float32 values can leave its range on either side; float64 then has room.
-    if stack.dtype == np.float32 and not _in_range(gram, stack):
-        gram = _syrk(stack.astype(np.float64))
-    total = stack.sum(axis=(0, 2), dtype=np.float64)
-    if not (np.isfinite(gram).all() and np.isfinite(total).all()):
-        raise _not_finite(stack, probe)
-    full = np.add(gram, gram.T, dtype=np.float64)  # BLAS filled the upper triangle, the lower one is zero
-    np.fill_diagonal(full, gram.diagonal())
-    return Stats(gram=full, total=total, count=count)
+    sums = Sums(probe)
+    sums.add(x, probe, rows)
+    return sums.stats()
+
+
+class Sums:
+    """Second moments of one probe, added up in the order of the calls; owns two triangles that BLAS adds to in place.
+
+    Float32 batches go into a float32 triangle, which costs about 1e-6 relative, a thousand times less than the default
+    ridge; `take` moves the triangle of a few batches into the float64 one of all.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._single: Array | None = None
+        self._double: Array | None = None
+        self._total: Floats = np.zeros(probe.width)
+        self._count = 0
+
+    def add(self, x: Array, placed: Probe, rows: Bools | None = None) -> None:
+        """Add the rows of one batch.
+
+        A row is the vector of the probe's channels at one position of the other axes, uncentred, in unit-major order
+        (`placed.index.ravel()`); for a pooled probe each of the m positions of a unit gives a row of its own, so h = u.
+
+        Args:
+            x: the activation as recorded, channels on `placed.axis`, any float type.
+            placed: the probe, with positions as this tensor has them.
+            rows: which rows count (a padding mask), in row-major order over all axes but the channel axis; None for
+                all.  Rows that are left out may hold anything, NaN included.
+
+        Raises:
+            DataError: if `rows` has another length than the activation has rows, or a value is not finite.
+        """
+        stack = _stack(x, placed)
+        if rows is not None:
+            stack = _masked(stack, placed, rows, positions=x.size // x.shape[placed.axis])
+        count = stack.shape[0] * stack.shape[2]
+        if count == 0:
+            return
+        peak = max(float(stack.max()), -float(stack.min()))  # NaN where there is one
+        if not np.isfinite(peak):
+            raise _not_finite(stack, placed)
+        if stack.dtype == np.float32 and (peak == 0.0 or SMALLEST < peak < LARGEST):
+            self._single = _syrk(stack, self._single)
+        else:
+            stack = stack.astype(np.float64, copy=False)
+            self._double = _syrk(stack, self._double)
+        self._total = self._total + stack.sum(axis=2).sum(axis=0, dtype=np.float64)
+        self._count += count
+
+    def take(self, part: Sums) -> None:
+        """Add the sums of `part` in float64 and leave it empty, ready for the next few batches."""
+        for triangle in (part._single, part._double):
+            if triangle is not None:
+                if self._double is None:
+                    self._double = triangle.astype(np.float64)
+                else:
+                    np.add(self._double, triangle, out=self._double)
+                triangle.fill(0)
+        self._total = self._total + part._total
+        self._count += part._count
+        part._total, part._count = np.zeros_like(part._total), 0
+
+    def drain(self) -> tuple[Floats, Floats, int]:
+        """What was taken: the lower triangle, row by row, beside `total` and `count`; then all begins anew."""
+        width = self._probe.width
+        half = np.zeros((width, width)) if self._double is None else self._double.T
+        found = half, self._total, self._count
+        self._double, self._total, self._count = None, np.zeros(width), 0
+        return found
+
+    def stats(self) -> Stats:
+        """The sums so far, in float64.
+
+        Raises:
+            DataError: a sum is not finite.
+        """
+        if self._count == 0:
+            return zero_stats(self._probe)
+        upper = [t.astype(np.float64, copy=False) for t in (self._single, self._double) if t is not None]
+        half = upper[0] if len(upper) == 1 else upper[0] + upper[1]
+        return stats_of(self._probe, mirrored(half), self._total, self._count)
+
+
+def mirrored(half: Floats) -> Floats:
+    """The symmetric matrix of a triangle; the other one is zero."""
+    full: Floats = half + half.T
+    np.fill_diagonal(full, half.diagonal())
+    return full
+
+
+def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
+    """Finished sums.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    # By Cauchy and Schwarz nothing is larger than the diagonal.
+    if not (np.isfinite(gram.diagonal()).all() and np.isfinite(total).all()):
+        fault = f"second moments of activation {probe.value!r} overflow"
+        raise DataError(fault, hint="Check the scale of the calibration data.")
+    return Stats(gram=gram, total=total, count=count)
 
 
 def _stack(x: Array, probe: Probe) -> Array:
@@ -86,32 +160,24 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
     return split.transpose(0, 3, 1, 2).reshape(positions, width, members)[flat]
 
 
-def _syrk(stack: Array) -> Array:
-    """Upper triangle of sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in the dtype of `stack`."""
+def _syrk(stack: Array, gram: Array | None) -> Array:
+    """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype."""
     locations, width, samples = stack.shape
     syrk = blas.ssyrk if stack.dtype == np.float32 else blas.dsyrk
-    gram = np.zeros((width, width), stack.dtype, order="F")  # Fortran order lets BLAS add in place
+    if gram is None:
+        gram = np.zeros((width, width), stack.dtype, order="F")  # Fortran order lets BLAS add in place
     if samples < width:
         # Many small products waste BLAS (measured: C = 2048 at 7 x 7 is 2.4 times slower); one copy and one product.
         flat = np.ascontiguousarray(stack.transpose(0, 2, 1)).reshape(locations * samples, width)
-        return np.asarray(syrk(1.0, flat.T, c=gram, overwrite_c=1))
+        return np.asarray(syrk(1.0, flat.T, beta=1.0, c=gram, overwrite_c=1))
     for matrix in stack:
         # (h, p) in C order is a (p, h) matrix to Fortran: no copy for the wide early stages of a convolutional net.
         gram = syrk(1.0, matrix.T, beta=1.0, c=gram, trans=1, overwrite_c=1)
     return np.asarray(gram)
 
 
-def _in_range(gram: Array, stack: Array) -> bool:
-    """Whether float32 sums neither overflowed nor underflowed (their squares would then have lost digits)."""
-    largest = float(np.diagonal(gram).max(initial=0.0))
-    return bool(np.isfinite(gram).all()) and (largest > SMALLEST or not stack.any())
-
-
 def _not_finite(stack: Array, probe: Probe) -> DataError:
     """What to tell somebody whose activations cannot be summed."""
     bad = int(stack.size - np.isfinite(stack).sum())
-    if bad:
-        fault = f"{bad} of {stack.size} values of activation {probe.value!r} are NaN or infinite"
-        return DataError(fault, hint="Check the calibration data, or use a float32 copy of a half precision model.")
-    fault = f"second moments of activation {probe.value!r} overflow"
-    return DataError(fault, hint="Check the scale of the calibration data.")
+    fault = f"{bad} of {stack.size} values of activation {probe.value!r} are NaN or infinite"
+    return DataError(fault, hint="Check the calibration data, or use a float32 copy of a half precision model.")

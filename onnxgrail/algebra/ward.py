@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.cluster.hierarchy import linkage
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial.distance import squareform
 
 from onnxgrail.algebra.kmeans import PAIRWISE, kmeans
 from onnxgrail.algebra.partitions import by_first_member
@@ -36,6 +32,11 @@ def ward(rows: Floats, clusters: int) -> Ints:
 
 def joined(squares: Floats, clusters: int) -> Ints:
     """Ward's clusters from squared distances (n, n), symmetric; see `ward`."""
+    from scipy.cluster.hierarchy import linkage  # slow to import, and pruning needs none of it
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial.distance import squareform
+
     units = len(squares)
     if clusters == units:
         return np.arange(units)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from onnxgrail.budget import Metric
 from onnxgrail.calibration.latency import in_turn, single
@@ -45,8 +44,8 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     if metric == "params":
         return Measure(cost.parameters(model), Meter(model, survey, "params"))
     if metric == "size":
-        path = Path(prepared.source) if prepared.folder is not None else None
-        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model))
+        path = prepared.path
+        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
         return Measure(before, Meter(model, survey, "bytes"))
     total = cost.macs(model, survey) / prepared.samples
     return Measure(total, Meter(model, survey, "macs"), prepared.samples)
@@ -75,7 +74,7 @@ def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]
         ports = changed(prepared.model, prepared.survey, ledger.dead)
         after = to_bytes(narrowed(prepared, ledger))
         feeds = feed, fit(feed, ports)
-        return in_turn(before, after, feeds, providers=recipe.providers, folder=prepared.folder)
+        return in_turn(before, after, feeds, providers=recipe.providers)
 
     return timed
 

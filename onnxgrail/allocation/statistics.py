@@ -124,7 +124,6 @@ def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batch
         batches,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
-        folder=prepared.folder,
     )
     errors = [f.nmse for f in finish(sums) if f.nmse is not None]
     return float(np.mean(errors)) if errors and np.isfinite(errors).all() else float("inf")

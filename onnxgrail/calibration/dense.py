@@ -20,7 +20,7 @@ from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Progress, Stats
 from onnxgrail.errors import DataError
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import skeleton
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.paths import write_whole
 
@@ -81,7 +81,7 @@ def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
 
 def model_key(model: ir.Model) -> str:
     """Checksum of a model with all its weights."""
-    digest = hashlib.sha256(to_bytes(model))
+    digest = hashlib.sha256(skeleton(model).SerializeToString(deterministic=True))
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             digest.update(value.const_value.tobytes())

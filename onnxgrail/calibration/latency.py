@@ -31,7 +31,6 @@ def in_turn(
     feeds: tuple[Feed, Feed],
     *,
     providers: Sequence[str],
-    folder: Path | None = None,
 ) -> tuple[float, float]:
     """Median milliseconds per run of two models, measured alternately.
 
@@ -39,8 +38,8 @@ def in_turn(
         ModelError: ONNX Runtime does not load or run one of them.
     """
     with (
-        open_session(first, providers=providers, folder=folder) as a,
-        open_session(second, providers=providers, folder=folder) as b,
+        open_session(first, providers=providers) as a,
+        open_session(second, providers=providers) as b,
     ):
         sessions = (a, b)
         times: tuple[list[float], list[float]] = ([], [])

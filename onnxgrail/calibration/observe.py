@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.computed import Values, compute, heavy
 from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
+from onnxgrail.graph.widen import has_bfloat16, true_types
 
 SMALL = 4096
 
 
-def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, folder: Path | None = None) -> Facts:
+def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> Facts:
     """Run the model once on `feed` and once on a smaller one.
 
     Raises:
@@ -32,15 +33,25 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     hidden = below_a_byte(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
-    with open_session(to_bytes(model, outputs=names), optimise=False, providers=providers, folder=folder) as session:
+    later = heavy(model, known & set(names))
+    names = [name for name in names if name not in set(later)]
+    with open_session(pack(model, outputs=names), optimise=False, once=True, providers=providers) as session:
         for name, array in {**feed, **session.run(feed)}.items():
             if isinstance(array, np.ndarray):
                 shapes[name], dtypes[name] = array.shape, array.dtype
                 if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                     values[name] = array
         other, found = _elsewhere(session, other_sizes(feed, signature_of(model)))
+    for name in later:
+        array = compute(model, name)
+        shapes[name], dtypes[name] = array.shape, array.dtype
+    for name, kind in (true_types(model) if has_bfloat16(model) else {}).items():
+        if name in known and name in dtypes:  # what is rewritten must be what the file has
+            dtypes[name] = kind
+            if name in values:
+                values[name] = values[name].astype(kind)
     for name, tensor in _tensors(model):
-        shapes[name], dtypes[name] = tensor.numpy().shape, tensor.dtype.numpy()
+        shapes[name], dtypes[name] = tuple(tensor.shape.numpy()), tensor.dtype.numpy()
         if tensor.size <= SMALL or name in hidden:
             values[name] = tensor.numpy()
     weights = stored(model, known, shapes)
@@ -49,7 +60,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, fold
     return Facts(
         shapes=shapes,
         dtypes=dtypes,
-        values=values,
+        values=Values(values, model, {name: dtypes[name] for name in later}) if later else values,
         constants=known,
         varying=_varying(found, shapes),
         other=other,

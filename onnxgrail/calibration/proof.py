@@ -8,7 +8,6 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -18,8 +17,9 @@ from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph import weights
 from onnxgrail.graph.interface import Port, changed, fit
+from onnxgrail.graph.mapped import discard
 from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
@@ -34,7 +34,6 @@ def prove(
     feed: Feed,
     *,
     providers: Sequence[str],
-    folder: Path | None = None,
     dead: Bools | None = None,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     """Blocks that narrow exactly, and refusals for the others.
@@ -46,12 +45,12 @@ def prove(
         widths: units each keeps, by name.
         feed: one small feed.
         providers: execution providers.
-        folder: where external data lie.
         dead: the units that are to go; drawn at random where that is not known yet.
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
-        with open_session(to_bytes(candidate), optimise=False, providers=providers, folder=folder) as session:
+        with open_session(pack(candidate), optimise=False, once=True, providers=providers) as session:
+            discard(candidate)
             return [session.run(fit(f, ports)) for f in feeds]
 
     other = survey.facts.other  # a size that was written down as a number shows there
@@ -157,7 +156,7 @@ def _masked(model: ir.Model, survey: Survey, blocks: Sequence[Block], dead: Bool
             array = arrays.get(slot.param)
             array = np.array(weights.original(slot.initializer, model, survey) if array is None else array)
             np.moveaxis(array, slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0
-            arrays[slot.param] = array
+            arrays[slot.param] = weights.put(array, model.graph.initializers.get(slot.initializer))
     return arrays
 
 

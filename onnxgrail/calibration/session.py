@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
+from onnxgrail.graph.mapped import ROOT
+from onnxgrail.graph.serial import Packed
+from onnxgrail.graph.widen import wide
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
@@ -44,7 +48,7 @@ class Session:
         if self._handle is None:
             raise ModelError("the session is closed")
         try:
-            values = self._handle.run(list(self.output_names), {n: feed[n] for n in self.inputs})
+            values = self._handle.run(list(self.output_names), {n: wide(feed[n]) for n in self.inputs})
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:
@@ -66,25 +70,24 @@ class Session:
 
 
 def open_session(
-    source: bytes | str | Path,
+    source: Packed | bytes | str | Path,
     *,
     providers: Sequence[str] = CPU,
     outputs: Sequence[str] | None = None,
     optimise: bool = True,
     threads: int | None = None,
-    folder: Path | None = None,
+    once: bool = False,
     extended: bool = True,
 ) -> Session:
     """A session for a model file or a serialised model.
 
     Args:
-        source: path, or bytes of a ModelProto.
+        source: path, bytes of a ModelProto, or such bytes with weights beside them.
         providers: execution providers, the preferred one first; it must really be got.
         outputs: graph outputs to compute; None computes all.
         optimise: let ONNX Runtime optimise the graph.
-        threads: threads inside one operator; None takes OMP_NUM_THREADS, as all linear algebra does, and without that
-            leaves it to ONNX Runtime.
-        folder: where external data of a serialised model lie.
+        threads: threads inside one operator; None is what BLAS gets, too.
+        once: few runs: weights stay where they are and are not packed for faster products.
         extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
             layouts would be converted back for each.
 
@@ -100,11 +103,23 @@ def open_session(
     level = ort.GraphOptimizationLevel
     wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads if threads is not None else _asked_threads()
+    options.intra_op_num_threads = threads or count()
+    if not once and tuple(providers) == CPU and _one_arena(ort):
+        options.add_session_config_entry("session.use_env_allocators", "1")
     # Spinning workers would take the cores from the linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    if isinstance(source, bytes | Packed):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", ROOT)
+    if once:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # The default order runs whatever needs no input first: all casts of a half precision model, on a CPU that has
+        # no kernels for it, would be in memory at once (measured: 3.2 GB where 0.3 GB do).
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    if isinstance(source, Packed):
+        values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in source.weights.values()]
+        options.add_external_initializers(list(source.weights), values)
+        source = source.data
     try:
         handle = ort.InferenceSession(
             source if isinstance(source, bytes) else str(source), sess_options=options, providers=list(providers)
@@ -125,12 +140,6 @@ def open_session(
     return Session(handle, tuple(outputs if outputs is not None else names))
 
 
-def _asked_threads() -> int:
-    """What the environment asks for (`torchrun` sets it, so that processes do not fight for cores); 0 where nothing."""
-    text = os.environ.get("OMP_NUM_THREADS", "")
-    return int(text) if text.isdigit() else 0
-
-
 def runtime() -> ModuleType:
     """The onnxruntime module.
 
@@ -149,6 +158,19 @@ def runtime() -> ModuleType:
     if not hasattr(onnxruntime, "InferenceSession"):
         raise MissingExtraError("the installation of ONNX Runtime is broken", hint=REPAIR)
     return onnxruntime
+
+
+@functools.cache
+def _one_arena(ort: ModuleType) -> bool:
+    """Let sessions that follow each other use the same memory: fresh pages cost more than they hold."""
+    kind, place = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, ort.OrtMemType.DEFAULT
+    grown_as_asked = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1}
+    try:
+        arena = ort.OrtArenaCfg({**grown_as_asked, "max_dead_bytes_per_chunk": -1})
+        ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, place), arena)
+    except Exception:  # noqa: BLE001  an older runtime, or the program has registered one of its own
+        return False
+    return True
 
 
 def _version(name: str) -> str | None:

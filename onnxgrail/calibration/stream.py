@@ -1,38 +1,42 @@
 """Calibration activations on their way through the network, one block at a time.
 
 The stream keeps the live tensors at one cut of the graph, for every batch.  `measure` runs from there to a block's
-probes; `advance` moves the cut forward through nodes that are final.  Each node is run about twice however deep the
-network is (GRAIL section 3.2 asks for statistics from the already compressed prefix).
+probes, and moves the cut forward through nodes that are final in the same run.  What it measured is kept, too: behind a
+block that only lost units it is the narrowed network's activation with some channels too many, so that each node is run
+little more than once (GRAIL section 3.2 asks for statistics from the already compressed prefix).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.gram import gram_of
+from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
-from onnxgrail.calibration.totals import Totals
+from onnxgrail.calibration.totals import Part, Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
+from onnxgrail.graph.mapped import discard
+from onnxgrail.graph.reach import Cone, cone, holds
 from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.segment import cut
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.segment import cut, index_of
+from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.parallel import SOLO, Group, shard_of
 
 Tick = Callable[[], None]
+KEPT = 2**28  # bytes of measured activations, of all processes, that are kept until the next step
 
 
 class Stream:
@@ -48,18 +52,20 @@ class Stream:
         batches: Batches,
         *,
         providers: Sequence[str],
-        folder: Path | None,
+        budget: int = BUDGET,
         group: Group = SOLO,
     ) -> None:
         self._model, self._survey = model, survey
-        self._providers, self._folder = tuple(providers), folder
+        self._providers = tuple(providers)
         self._lives = lives(model, survey.facts, effort(model, survey))
+        self._index = index_of(model.graph)
         self.position = 0  # of the first node that is still to come
         self.shard = shard_of(group, len(batches))
-        feeds = [batches.feeds[number]() for number in self.shard.numbers]
-        self._masks = [padding_mask(feed) for feed in feeds]
-        self._cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget)
+        self._masks = [padding_mask(feed) for feed in self._cache]
+        self._budget, self._scale = budget, _scale(batches, survey)
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
+        self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut: what made them, and when
         self.forward = 0.0  # seconds inside ONNX Runtime
 
     def __enter__(self) -> Self:
@@ -73,19 +79,67 @@ class Stream:
 
         Every node before `limit` must be final: no block that is still to be decided touches it.
         """
-        if limit <= self.position:
-            return
-        target = self._lives.best(self.position, limit)
-        keep = self._lives.at(target)
-        fresh = [name for name in keep if name not in self._cache[0]]
-        if fresh:
-            with self._open(fresh, ledger) as session:
-                for cache in self._cache:
-                    cache.update(self._run(session, self._fitted(cache, ledger)))
-            self._dead.update(dict.fromkeys(fresh, ledger.dead))
-        alive = set(keep)
-        self._cache = [{n: a for n, a in cache.items() if n in alive} for cache in self._cache]
+        if limit > self.position:
+            for _ in self._walk((), ledger, limit):
+                pass
+
+    def _walk(
+        self, names: Sequence[str], ledger: Ledger, limit: int = 0, *, keeping: bool = False
+    ) -> Iterator[dict[str, Array]]:
+        """Tensors of the network as the ledger has it, batch by batch, while the cut moves as `advance` says.
+
+        With `keeping`, named tensors beyond the cut stay in the cache as far as there is room.
+        """
+        self._forget(ledger)
+        here = self._cache.names
+        moving = limit > self.position
+        target = self._lives.best(self.position, limit) if moving else self.position
+        keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
+        missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
+        beyond = [n for n in names if n in missing and n not in keep] if keeping else []
+        beyond = self._affordable(beyond, {*here, *missing}, ledger)
+        made = {n: (cone(self._index.values[n], here), ledger) for n in beyond}
+        session = self._open(missing, ledger, here) if missing else None
+        narrow = self._fitting(ledger, here)
+        for number, whole in enumerate(self._cache):
+            cache = narrow(whole)
+            found = self._run(session, cache) if session else {}
+            if moving:
+                self._cache.trim(number, keep)
+            self._cache.add(number, {n: a for n, a in found.items() if n in keep or n in beyond})
+            yield cache | found
+        self._dead.update((n, ledger.dead) for n in missing if n in keep or n in beyond)
+        self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in keep}
+        self._cache.keep({*keep, *self._spare})
         self.position = target
+
+    def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
+        """Those that are kept: the first ones that would fit into memory beside all that is held meanwhile.
+
+        What is kept decides from where later tensors are computed, and so their last bits.  So it must not depend on
+        how many processes share the batches: the sizes are those of all batches together.
+        """
+        rest = sum(self._bytes(n, ledger) for n in held if n not in names)
+        room = min(KEPT, self._budget - rest)
+        sizes = itertools.accumulate(self._bytes(n, ledger) for n in names)
+        return [n for n, size in zip(names, sizes, strict=True) if size <= room]
+
+    def _bytes(self, name: str, ledger: Ledger) -> int:
+        """About how many a tensor takes over all batches of all processes."""
+        size = _bytes(self._survey, name) * self._scale
+        for mark in self._survey.marks.get(name, ()):
+            size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
+        return int(size)
+
+    def _fresh(self, ledger: Ledger) -> dict[str, tuple[Cone, Ledger]]:
+        """Measured tensors that still hold."""
+        return {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
+
+    def _forget(self, ledger: Ledger) -> None:
+        """Drop measured tensors that are stale."""
+        fresh = self._fresh(ledger)
+        self._cache.keep({n for n in self._cache.names if n not in self._spare or n in fresh})
+        self._spare = fresh
 
     @property
     def masks(self) -> Sequence[Bools | None]:
@@ -94,69 +148,59 @@ class Stream:
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
-        beyond = [n for n in names if n not in self._cache[0]]
-        session = self._open(beyond, ledger) if beyond else None
-        for whole in self._cache:
-            cache = self._fitted(whole, ledger)
-            yield {n: cache[n] for n in names if n in cache} | (self._run(session, cache) if session else {})
+        for found in self._walk(names, ledger):
+            yield {n: found[n] for n in names}
 
     def follow(self, names: Sequence[str], ledger: Ledger, limit: int) -> Iterator[dict[str, Array]]:
         """Both in one run: `record` these names, and `advance` to the limit on the way."""
-        target = self._lives.best(self.position, limit) if limit > self.position else self.position
-        alive = set(self._lives.at(target)) if target > self.position else set(self._cache[0])
-        beyond = [n for n in dict.fromkeys([*names, *sorted(alive)]) if n not in self._cache[0]]
-        session = self._open(beyond, ledger) if beyond else None
-        for number, whole in enumerate(self._cache):
-            cache = self._fitted(whole, ledger)
-            found = self._run(session, cache) if session else {}
-            yield {n: found[n] if n in found else cache[n] for n in names}
-            self._cache[number] = {n: whole[n] if n in whole else found[n] for n in alive}
-        self._dead.update(dict.fromkeys(alive & set(beyond), ledger.dead))
-        self.position = target
+        for found in self._walk(names, ledger, limit):
+            yield {n: found[n] for n in names}
 
-    def measure(self, probes: Sequence[Probe], ledger: Ledger, tick: Tick) -> tuple[Stats, ...]:
-        """Sums over all calibration rows of each probe, in the network as the ledger has it."""
-        names = sorted({n for p in probes for n in (p.value, *p.also)})
-        totals = Totals(self.shard, probes)
-        here = [n for n in names if n in self._cache[0]]
-        beyond = [n for n in names if n not in self._cache[0]]
-        session = self._open(beyond, ledger) if beyond else None
-        for batch, whole, mask in zip(self.shard.numbers, self._cache, self._masks, strict=True):
-            cache = self._fitted(whole, ledger)
-            found = {n: cache[n] for n in here} | (self._run(session, cache) if session else {})
-            totals.add(batch, (self._sums(found, probe, mask, ledger) for probe in probes))
+    def measure(
+        self, probes: Sequence[Probe], ledger: Ledger, tick: Tick, limit: int | None = None
+    ) -> tuple[Stats, ...]:
+        """Sums over all calibration rows of each probe, in the network as the ledger has it.
+
+        With a `limit` the cut moves as `advance` says in the same run, and what was measured is kept for the next.
+        """
+        distinct = {_same(p): p for p in probes}
+        placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
+        names = _names(probes)
+        totals = Totals(self.shard, tuple(distinct.values()))
+        walked = self._walk(names, ledger, limit or 0, keeping=limit is not None)
+        for batch, found, mask in zip(self.shard.numbers, walked, self._masks, strict=True):
+            totals.add(batch, (_parts(found, some, mask) for some in placed.values()))
             tick()
-        return totals.stats()
+        known = dict(zip(distinct, totals.stats(), strict=False))
+        return tuple(known[_same(p)] for p in probes) if known else ()
+
+    def walk_past(self, probes: Sequence[Probe], ledger: Ledger, limit: int) -> None:
+        """What `measure` does with the same arguments, but for the sums."""
+        for _ in self._walk(_names(probes), ledger, limit, keeping=True):
+            pass
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
-        names = sorted({n for p in probes for n in (p.value, *p.also)})
+        names = _names(probes)
         pairs = [_paired(p, kept) for p in probes]
         totals = Totals(self.shard, pairs)
-        with self._open(names, before) as wide, self._open(names, after) as narrow:
+        fresh = self._fresh(after)
+        inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
+        fit_before, fit_after = self._fitting(before, inputs), self._fitting(after, inputs)
+        with self._open(names, before, inputs) as wide, self._open(names, after, inputs) as narrow:
             for batch, cache, mask in zip(self.shard.numbers, self._cache, self._masks, strict=True):
-                sums: list[Stats] = []
-                old = self._run(wide, self._fitted(cache, before))
-                new = self._run(narrow, self._fitted(cache, after))
+                old, new = self._run(wide, fit_before(cache)), self._run(narrow, fit_after(cache))
+                found: list[list[Part]] = []
                 for probe, pair in zip(probes, pairs, strict=True):
-                    parts = []
+                    found.append([])
                     for name in (probe.value, *probe.also):
                         index = self._placed(probe, name, before).index
                         folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
                         both = np.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
-                        parts.append(gram_of(both, placed, _rows(both, probe, mask)))
-                    sums.append(reduce(Stats.merge, parts))
-                totals.add(batch, sums)
+                        found[-1].append((both, placed, _rows(both, probe, mask)))
+                totals.add(batch, found)
         return totals.stats()
-
-    def _sums(self, found: Feed, probe: Probe, mask: Bools | None, ledger: Ledger) -> Stats:
-        """Sums of one probe over one batch."""
-        parts = [
-            gram_of(found[name], self._placed(probe, name, ledger), _rows(found[name], probe, mask))
-            for name in (probe.value, *probe.also)
-        ]
-        return reduce(Stats.merge, parts)
 
     def _placed(self, probe: Probe, name: str, ledger: Ledger) -> Probe:
         """The probe with positions counted in the tensor as it is now: other blocks may have left its axis already."""
@@ -166,16 +210,23 @@ class Stream:
                 return replace(probe, index=place[probe.index])
         return probe
 
-    def _fitted(self, cache: Feed, ledger: Ledger) -> dict[str, Array]:
-        """Cached tensors as the ledger has them: inputs, and what follows from them alone, are older than decisions."""
-        found = dict(cache)
-        for name in cache:
+    def _fitting(self, ledger: Ledger, names: Sequence[str]) -> Callable[[Feed], dict[str, Array]]:
+        """What makes cached tensors as the ledger has them: they may be older than some decisions."""
+        cuts: list[tuple[str, int, Bools]] = []
+        for name in names:
             for mark in self._survey.marks.get(name, ()):
                 gone = ledger.dead[mark.labels]
                 there = ~self._dead[name][mark.labels] if name in self._dead else np.ones_like(gone)
                 if gone[there].any():
-                    found[name] = np.compress(~gone[there], found[name], axis=mark.axes[0])
-        return found
+                    cuts.append((name, mark.axes[0], ~gone[there]))
+
+        def fit(cache: Feed) -> dict[str, Array]:
+            found = dict(cache)
+            for name, axis, stays in cuts:
+                found[name] = np.compress(stays, found[name], axis=axis)
+            return found
+
+        return fit
 
     def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
         started = time.perf_counter()
@@ -183,17 +234,45 @@ class Stream:
         self.forward += time.perf_counter() - started
         return found
 
-    def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
-        """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, list(self._cache[0]), list(outputs), self._survey.facts)
+    def _open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str]) -> Session:
+        """A session from cached tensors to `outputs`, with all decisions written in."""
+        piece = cut(self._model, inputs, list(outputs), self._survey.facts, self._index)
         apply(piece.graph, self._survey, ledger)
-        spatial = any(node.op_type.endswith("Conv") for node in piece.graph)
-        data = to_bytes(piece)
-        common = {"providers": self._providers, "outputs": outputs, "folder": self._folder}
+        spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
+        data = pack(piece)
+        common = {"providers": self._providers, "outputs": outputs}
         try:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
         except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are
             return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
+        finally:
+            discard(piece)
+
+
+def _scale(batches: Batches, survey: Survey) -> float:
+    """How many times more than in the traced run goes through the network over all batches."""
+    first = batches.feeds[0]()
+    return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(_bytes(survey, name) for name in first))
+
+
+def _bytes(survey: Survey, name: str) -> int:
+    """What a tensor took in the traced run."""
+    facts = survey.facts
+    return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0
+
+
+def _parts(found: Feed, placed: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
+    for name, probe in placed:
+        yield found[name], probe, _rows(found[name], probe, mask)
+
+
+def _names(probes: Sequence[Probe]) -> list[str]:
+    return sorted({n for p in probes for n in (p.value, *p.also)})
+
+
+def _same(probe: Probe) -> tuple[object, ...]:
+    """What two probes with equal sums have in common."""
+    return (probe.value, probe.also, probe.axis, probe.pooled, probe.index.shape, probe.index.tobytes())
 
 
 def _paired(probe: Probe, kept: Ints) -> Probe:

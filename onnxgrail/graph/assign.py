@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
+from onnxgrail.graph.mapped import like
 from onnxgrail.graph.ops.cut import constant
 
 Place = tuple[ir.Node, int]
@@ -27,9 +28,10 @@ def assign(value: ir.Value, array: Array) -> None:
     """New numbers for an initializer, which keeps its name, notes and metadata."""
     old = value.const_value
     assert old is not None
-    value.const_value = ir.Tensor(
+    new = ir.Tensor(
         array, old.dtype, name=value.name, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
     )
+    value.const_value = like(old, new)
     value.shape = ir.Shape(array.shape)
 
 
@@ -42,7 +44,7 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
     if is_sole(graph, value, places, captured):
         assign(value, array)
         return set()
-    fresh = constant(graph, array, f"{value.name}/narrowed")
+    fresh = constant(graph, array, f"{value.name}/narrowed", old=value)
     for node, position in places:
         node.replace_input_with(position, fresh)
     return {value}

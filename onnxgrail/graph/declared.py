@@ -35,7 +35,7 @@ def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
 def _inferred(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
     """Shapes that ONNX shape inference finds for computed values."""
     try:
-        proto = onnx.shape_inference.infer_shapes(_without_weights(model))
+        proto = onnx.shape_inference.infer_shapes(without_weights(model))
     except Exception:  # noqa: BLE001  ops that inference chokes on: nothing is known
         return {}
     return {
@@ -45,7 +45,7 @@ def _inferred(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _without_weights(model: ir.Model) -> onnx.ModelProto:
+def without_weights(model: ir.Model) -> onnx.ModelProto:
     """The graph with its weights declared and not held: only small tensors can say something about shapes."""
     graph = onnx.GraphProto(name="shapes")
     graph.node.extend(ir.to_proto(node) for node in model.graph)
@@ -57,7 +57,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
         if tensor is None or tensor.size <= SMALL:
             graph.initializer.extend([] if tensor is None else [ir.to_proto(tensor)])
         else:
-            shape = list(tensor.numpy().shape)
+            shape = list(tensor.shape.numpy())
             graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.dtype.value, shape))
     recorded = (
         v for node in model.graph for v in node.outputs if v.name and v.type is not None and v.shape is not None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail import slots
 from onnxgrail.core import Array, Ints, Kind, Refusal, Role
 from onnxgrail.graph.facts import Facts, key
 from onnxgrail.graph.labels import Labels, Mark
@@ -102,6 +103,11 @@ class Site:
     def dtype(self, operand: int) -> np.dtype:
         """Element type of an input."""
         return self.flow.facts.dtypes[self.name(operand)]
+
+    def letter(self, operand: int) -> str:
+        """Kind of an input's elements as numpy has it, where bfloat16 is a float like the others."""
+        dtype = self.dtype(operand)
+        return "f" if slots.is_float(dtype) else dtype.kind
 
     def value(self, operand: int) -> Array | None:
         """An input's known value, if any: constants, and small integer tensors under the probe feed."""

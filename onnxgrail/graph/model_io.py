@@ -11,11 +11,13 @@ import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.graph.functions import inlined
+from onnxgrail.graph.mapped import Mapped, map_weights
 from onnxgrail.graph.sequences import unpack
-from onnxgrail.graph.serial import INFORMED, to_file
+from onnxgrail.graph.serial import INFORMED
+from onnxgrail.graph.writing import unload, write_inline
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
-SMALL = 256  # bytes up to which a weight stays in the model file beside external data
+PROTOBUF = 2**31 - 1  # bytes of the largest message
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
 
 
@@ -28,13 +30,18 @@ def load(source: Source) -> ir.Model:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
     model = inlined(_read(source))
+    held = sum(t.nbytes for t in _weights(model) if not isinstance(t, Mapped))
+    if held > PROTOBUF:
+        raise _too_large("the given model", held)
     unpack(model)
     return model
 
 
 def _read(source: Source) -> ir.Model:
     if isinstance(source, ir.Model):
-        return copy(source)
+        model = copy(source)
+        map_weights(model, None, "the given model")
+        return model
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, bytes):
@@ -50,10 +57,18 @@ def _from_path(path: Path) -> ir.Model:
     if path.is_dir():
         raise ModelError(f"{path} is a folder, expected an ONNX file")
     try:
+        size = path.stat().st_size
+        if size > PROTOBUF:
+            raise _too_large(str(path), size)
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     return _from_proto(_parse(data, str(path)), str(path), path.parent)
+
+
+def _too_large(label: str, size: int) -> ModelError:
+    hint = "Save it with external data (onnx.save(..., save_as_external_data=True)) and give the path of the file"
+    return ModelError(f"{label} holds {size / 2**30:.1f} GiB, and a message of ONNX ends at 2 GiB", hint=hint)
 
 
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
@@ -72,39 +87,15 @@ def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.M
         raise ModelError(f"{label} has sparse weights, which are not supported", hint="Store them dense first")
     if not proto.graph.node:
         raise ModelError(f"{label} has a graph without nodes")
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _check_external(tensor, folder, label)
     try:
         model = ir.from_proto(proto)
     except Exception as error:
         raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
     model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
-    if folder is not None:
-        ir.external_data.set_base_dir(model.graph, folder)
+    map_weights(model, folder, label)
     if not _sorted(model.graph):
         model.graph.sort()
     return model
-
-
-def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -> None:
-    entries = {e.key: e.value for e in tensor.external_data}
-    location = entries.get("location", "")
-    if folder is None:
-        raise ModelError(
-            f"{label} keeps {tensor.name} in external data {location}", hint="Give the path of the model file"
-        )
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
-        raise ModelError(f"{label}: {tensor.name} points outside the model's folder ({location!r})")
-    path = folder / location
-    if not path.is_file():
-        raise ModelError(
-            f"{label}: external data file {location} is missing from {folder}",
-            hint="Copy it beside the model; exporters write the weights there",
-        )
-    need = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-    if path.stat().st_size < need:
-        raise ModelError(f"{label}: external data file {location} is truncated ({path.stat().st_size} of {need} bytes)")
 
 
 def _sorted(graph: ir.Graph) -> bool:
@@ -121,7 +112,11 @@ def _sorted(graph: ir.Graph) -> bool:
 
 def weight_bytes(model: ir.Model) -> int:
     """Bytes of all initializers."""
-    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    return sum(tensor.nbytes for tensor in _weights(model))
+
+
+def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
 
 
 def copy(model: ir.Model) -> ir.Model:
@@ -131,30 +126,11 @@ def copy(model: ir.Model) -> ir.Model:
     return clone
 
 
-def inline(model: ir.Model, below: int | None = None) -> None:
-    """Take weights from files into memory (only those of at most `below` bytes, if given).
-
-    They are copied: the mapped originals may be in use elsewhere.
-    """
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor) and (below is None or tensor.nbytes <= below):
-                value.const_value = ir.Tensor(
-                    tensor.numpy().copy(),
-                    dtype=tensor.dtype,
-                    shape=tensor.shape,
-                    name=tensor.name,
-                    doc_string=tensor.doc_string,
-                    metadata_props=tensor.metadata_props,
-                )
-
-
 def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path | None = None) -> None:
     """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
 
     Files are written in a hidden folder beside the target (or in `scratch`, which must be on the same file system) and
-    renamed into place, so a failure leaves nothing behind.
+    renamed into place, so a failure leaves nothing behind.  Weights are copied one by one.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -165,10 +141,9 @@ def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path |
         with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
             draft = Path(drafts) / path.name
             whole = copy(model)
-            inline(whole, below=SMALL if external else None)
             if external:
-                ir.external_data.unload_from_model(whole, drafts, data, size_threshold_bytes=SMALL)
-            draft.write_bytes(to_file(whole).SerializeToString())
+                unload(whole, Path(drafts) / data)
+            write_inline(whole, draft)
             for name in [data, path.name]:
                 if (Path(drafts) / name).exists():
                     (Path(drafts) / name).replace(path.parent / name)

@@ -39,8 +39,10 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
 
 
 def _narrow(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> None:
-    narrowed = {name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)}
     replaced: set[ir.Value] = set()
+    here = {v.name or "" for node in nodes for v in (*node.inputs, *node.outputs) if v is not None}
+    marks = {name: survey.marks[name] for name in here.union(v.name or "" for v in graph.inputs) & survey.marks.keys()}
+    narrowed = {name for name, some in marks.items() if any(ledger.dead[m.labels].any() for m in some)}
     for node in sorted(nodes, key=lambda n: n.op_type in SOURCES):  # readers are corrected before what they read
         touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
         function = find_narrow(node.domain, node.op_type) if touched else None
@@ -91,7 +93,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
         if producer is not None and producer.op_type == "ConstantOfShape" and param not in ledger.arrays:
             fresh = _filled(graph, producer, array.shape, f"{param}/narrowed")
         else:
-            fresh = constant(graph, array, f"{param}/narrowed")
+            fresh = constant(graph, array, f"{param}/narrowed", old=value)
         for node, position, _ in users:
             old = node.inputs[position]
             assert old is not None

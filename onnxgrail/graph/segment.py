@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.facts import Facts, captures
 
 
-def cut(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], facts: Facts) -> ir.Model:
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """Values and nodes of a graph by name and by order, made once for many cuts."""
+
+    values: Mapping[str, ir.Value]
+    order: Mapping[ir.Node, int]
+
+
+def index_of(graph: ir.Graph) -> Index:
+    """The index of a graph that no longer changes."""
+    values = {**graph.initializers, **{v.name: v for v in graph.inputs if v.name}}
+    values |= {v.name: v for node in graph for v in node.outputs if v.name}
+    return Index(values, {node: number for number, node in enumerate(graph)})
+
+
+def cut(
+    model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], facts: Facts, index: Index | None = None
+) -> ir.Model:
     """A new model that computes `outputs` from `inputs`; weights are shared with the old one, nodes are copies.
+
+    Takes time in proportion to the piece, where an `index` of the graph is given.
 
     Raises:
         ValueError: the inputs do not determine the outputs.
     """
-    graph = ir.convenience.extract(model.graph, list(inputs), list(outputs))
+    index = index or index_of(model.graph)
+    nodes, weights = _between(inputs, outputs, index)
+    starts, ends = ([index.values[name] for name in names] for names in (inputs, outputs))
+    view = ir.GraphView(
+        starts,
+        ends,
+        nodes=sorted(nodes, key=index.order.__getitem__),
+        initializers=weights,
+        opset_imports=model.graph.opset_imports,
+        name=model.graph.name,
+    )
+    graph = view.clone()
     for value in [*graph.inputs, *graph.outputs]:
         name = value.name or ""
         if name in facts.shapes:  # the runtime wants an element type; sizes stay open
@@ -32,3 +63,28 @@ def _declared(name: str, facts: Facts) -> list[int | None]:
     if len(shape) == 1 and facts.dtypes[name].kind in "iu" and name in facts.values and name not in facts.varying:
         return list(shape)
     return [None] * len(shape)
+
+
+def _between(inputs: Sequence[str], outputs: Sequence[str], index: Index) -> tuple[dict[ir.Node, None], list[ir.Value]]:
+    """Nodes that lead from the inputs to the outputs, and the weights that they read."""
+    nodes: dict[ir.Node, None] = {}
+    weights: dict[str, ir.Value] = {}
+    given = set(inputs)
+    queue = [name for name in outputs if name not in given]
+    seen = set(queue)
+    while queue:
+        name = queue.pop()
+        value = index.values[name]
+        node = value.producer()
+        if node is None:
+            if not value.is_initializer():
+                raise ValueError(f"{', '.join(outputs)} also need {name}")
+            weights[name] = value
+            continue
+        nodes[node] = None
+        read = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
+        fresh = sorted(read & index.values.keys() - given - seen)
+        seen.update(fresh)
+        queue += fresh
+    known = [index.values[name] for name in inputs if index.values[name].is_initializer()]
+    return nodes, [*known, *weights.values()]

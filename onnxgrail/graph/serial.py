@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.core import Array
+from onnxgrail.graph.widen import has_bfloat16, widen
 
-def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
-    """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale)."""
+LARGE = 2**16  # bytes from which on a weight in memory is handed over as it is
+PLAIN = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A model for the runtime: the graph as bytes, and the large weights that lie in memory beside it.
+
+    Copying weights into a message, the message into bytes and the bytes into the runtime takes three times as long as
+    handing them over.
+    """
+
+    data: bytes
+    weights: Mapping[str, Array]
+
+
+def pack(model: ir.Model, outputs: Sequence[str] = ()) -> Packed:
+    """As `to_bytes`, with large weights beside the bytes."""
+    if has_bfloat16(model):
+        return Packed(to_bytes(model, outputs), {})
+    weights: dict[str, Array] = {}
+    inside = dict(model.graph.initializers)
+    tensors = {name: value.const_value for name, value in inside.items()}
+    try:
+        for name, value in inside.items():
+            tensor = tensors[name]
+            if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input():
+                continue
+            if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
+                weights[name] = tensor.numpy()
+                shape = ir.Shape(weights[name].shape)
+                value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+        return Packed(to_bytes(model, outputs), weights)
+    finally:
+        for name, value in inside.items():
+            value.const_value = tensors[name]
+
+
+def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) -> bytes:
+    """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale).
+
+    To be run, bfloat16 becomes float32.
+    """
     proto = ir.to_proto(model)
+    if run and has_bfloat16(model):
+        widen(proto)
     del proto.graph.value_info[:]
     have = {o.name for o in proto.graph.output}
     for name in outputs:
@@ -18,6 +64,21 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = ()) -> bytes:
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
     data: bytes = proto.SerializeToString()
     return data
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model with weights that lie in files turned into inputs: their type is all there is to say."""
+    proto: onnx.ModelProto = ir.to_proto(model)
+    inputs = {value.name for value in proto.graph.input}
+    inside = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            inside.append(tensor)
+        elif tensor.name not in inputs:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    return proto
 
 
 INFORMED = "onnxgrail.value_info"  # key of a model's transient `meta`: names that came with a value_info

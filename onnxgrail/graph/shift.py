@@ -26,7 +26,9 @@ def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: 
         for mark in survey.marks.get(name, ()):
             if mark.axes == (axis,):
                 shift = shift[~ledger.dead[mark.labels]]
-        shift = shift.astype(survey.facts.dtypes[name])
+        weight = node.inputs[1]  # has the type of the output, which is measured in float32 where it is bfloat16
+        narrow = weight is not None and weight.dtype == ir.DataType.BFLOAT16
+        shift = shift.astype(ir.DataType.BFLOAT16.numpy() if narrow else survey.facts.dtypes[name])
         if node.op_type == "MatMul":
             _behind(graph, node, shift, captured)
         else:

@@ -11,6 +11,7 @@ from onnxgrail import slots
 from onnxgrail.core import Array, Block, Bools, Change, Floats, Ints, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import constant_of
+from onnxgrail.graph.mapped import Mapped, shelved
 from onnxgrail.graph.survey import Ledger, Survey
 
 
@@ -47,8 +48,16 @@ def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> L
     now = Ledger(dead=ledger.dead, arrays=arrays)
     for number, values in change.weights:
         slot = block.slots[number]
-        arrays[slot.param] = slots.write(_array(slot, model, survey, now), slot, change.reducer.kept, values)
+        array = slots.write(_array(slot, model, survey, now), slot, change.reducer.kept, values)
+        arrays[slot.param] = put(array, model.graph.initializers.get(slot.initializer))
     return Ledger(dead=dead, arrays=arrays, shifts=ledger.shifts)
+
+
+def put(array: Array, old: ir.Value | None) -> Array:
+    """New values, in a file where the old ones lie in one: a ledger of a deep model would fill the memory."""
+    if old is None or not isinstance(old.const_value, Mapped):
+        return array
+    return shelved(array)
 
 
 def original(name: str, model: ir.Model, survey: Survey) -> Array:

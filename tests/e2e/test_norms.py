@@ -83,7 +83,7 @@ def test_what_was_only_scaled_and_shifted_comes_back(*, norm: bool, bias: bool) 
     np.testing.assert_allclose(run(repaired.model, data)[0], wanted, atol=2e-5)
     (entry,) = repaired.report.data["norms"]
     assert (entry["node"], entry["kind"]) == ("n" if norm else "o", "repair")
-    assert entry["outcome"] == {"status": "ok", "reason": ""}
+    assert entry["outcome"] == {"status": "ok", "reason": "", "clamped": 0}
     assert entry["before"] > 1e-2
     assert entry["after"] < 1e-9
 

@@ -23,7 +23,7 @@ PROVIDERS = ("CPUExecutionProvider",)
 
 
 def made(model: ir.Model, survey: Survey, batches: Batches, together: int = dense.TOGETHER) -> dense.Dense:
-    with Stream(model, survey, batches, providers=PROVIDERS, folder=None) as stream:
+    with Stream(model, survey, batches, providers=PROVIDERS) as stream:
         found = dense.dense_pass(stream, weights.empty(survey), survey.blocks, together=together, progress=silent)
         return {block.name: stats for block, stats in found}
 

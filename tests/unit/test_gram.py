@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.algebra.gram import Sums, gram_of, zero_stats
 from onnxgrail.core import Array, Probe, Stats
 from onnxgrail.errors import DataError
 from tests.unit.algebra_builders import probe_of
@@ -146,3 +146,29 @@ def test_input_is_left_alone(rng: np.random.Generator) -> None:
 def test_views_that_are_not_contiguous(rng: np.random.Generator) -> None:
     x = rng.standard_normal((6, 5, 4)).transpose(2, 0, 1)[:, ::2]
     check(gram_of(x, probe_of(3)), naive(x, probe_of(3)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_sums_of_groups_equal_the_naive_product(layout: str, dtype: Any, rng: np.random.Generator) -> None:
+    shape, probe = LAYOUTS[layout]
+    batches = [(rng.standard_normal(shape) + 0.5).astype(dtype) for _ in range(5)]
+    whole, part = Sums(probe), Sums(probe)
+    for number, x in enumerate(batches):
+        part.add(x, probe)
+        if number % 2:
+            whole.take(part)
+    whole.take(part)
+    parts = [naive(x, probe) for x in batches]
+    want = Stats(gram=sum(p.gram for p in parts), total=sum(p.total for p in parts), count=sum(p.count for p in parts))
+    check(whole.stats(), want, TOLERANCE[dtype])
+    assert part.stats().count == 0
+    assert not part.stats().gram.any()
+
+
+def test_a_batch_out_of_range_joins_the_others(rng: np.random.Generator) -> None:
+    probe, sums = probe_of(3), Sums(probe_of(3))
+    batches = [(rng.standard_normal((5, 3)) * scale).astype(np.float32) for scale in (1e20, 1.0, 1e21)]
+    for x in batches:
+        sums.add(x, probe)
+    check(sums.stats(), naive(np.concatenate(batches), probe))

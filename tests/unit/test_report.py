@@ -64,7 +64,7 @@ def test_members_keep_every_position_the_block_does_not_drop():
     assert entry["members"][1]["initializer"] == "b1"
     assert all(m["cluster"] is None for m in entry["members"])
     assert entry["error"] == {"plain": 0.5, "compensated": 0.1, "validation": None}
-    assert entry["outcome"] == {"status": "ok", "reason": ""}
+    assert entry["outcome"] == {"status": "ok", "reason": "", "clamped": 0}
 
 
 def test_two_slots_on_one_axis_drop_together():
@@ -133,6 +133,7 @@ def test_schema_1_is_complete_and_survives_json():
     assert set(data["model"]) == {
         *("input", "output", "sha256_before", "sha256_after", "params_before", "params_after", "macs_before"),
         *("macs_after", "bytes_before", "bytes_after", "asked_ratio", "achieved_ratio", "budget"),
+        *("sha256_data_before", "sha256_data_after"),
     }
     assert data["verification"]["outputs"][0] == {"name": "y", "cosine": 0.9, "nmse": None, "max_abs": 1.0}
     assert data["recipe"]["input_shapes"] == {"x": [1, 3]}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from onnxgrail.algebra.narrow import plain_weights
-from onnxgrail.algebra.normal import Normal, block_error, normals, squared_errors
+from onnxgrail.algebra.normal import Normal, normals, squared_errors
 from onnxgrail.algebra.solve import ridge_solve
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
 from onnxgrail.errors import UsageError
@@ -66,7 +66,7 @@ class Grail:
                     shape = (len(reducer.kept), *view.weights[number].shape[1:])
                     weights[number] = one.weights[:, part].reshape(shape)
         outcome = _outcome(fits, sum(len(system.parts) for system in systems))
-        return _change(view, reducer, weights, outcome, block_error(systems, [one.weights for one in fits]))
+        return _change(view, reducer, weights, outcome, _error(systems, fits))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -77,11 +77,14 @@ class Fit:
         weights: C' (h', c), plain columns where compensation does not help.
         better: slot numbers of the consumers that got compensated columns.
         damped: whether a larger ridge than asked for was needed.
+        plain, error: squared errors of all columns without compensation and as they are, in squared output units.
     """
 
     weights: Floats
     better: frozenset[int]
     damped: bool
+    plain: float
+    error: float
 
 
 def fit(normal: Normal, alpha: float) -> Fit:
@@ -94,19 +97,39 @@ def fit(normal: Normal, alpha: float) -> Fit:
     diagonal = np.diagonal(normal.gram)
     alive = diagonal > DEAD * diagonal.mean()
     weights = normal.plain.copy()
+    before = squared_errors(normal, normal.plain)
+    plain = float(before.sum())
     if not alive.any():
-        return Fit(weights=weights, better=frozenset(), damped=False)
+        return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
     lam = alpha * float(diagonal.mean())
-    weights[alive], used = ridge_solve(normal.gram[np.ix_(alive, alive)], normal.target[alive], lam)
-    before, after = squared_errors(normal, normal.plain), squared_errors(normal, weights)
+    gram, target = normal.gram, normal.target
+    if not alive.all():
+        gram, target = gram[np.ix_(alive, alive)], target[alive]
+    weights[alive], used = ridge_solve(gram, target, lam)
+    after = squared_errors(normal, weights)
     better = set()
     for number, part in normal.parts:
         # Written so that NaN counts as worse.
         if after[part].sum() <= before[part].sum() + SLACK * normal.energy[part].sum():
             better.add(number)
         else:
-            weights[:, part] = normal.plain[:, part]
-    return Fit(weights=weights, better=frozenset(better), damped=bool(better) and used > lam)
+            weights[:, part], after[part] = normal.plain[:, part], before[part]
+    return Fit(
+        weights=weights,
+        better=frozenset(better),
+        damped=bool(better) and used > lam,
+        plain=plain,
+        error=float(after.sum()),
+    )
+
+
+def _error(systems: list[Normal], fits: list[Fit]) -> BlockError:
+    """Squared errors of all consumers over their squared outputs; None where they put out nothing."""
+    energy = sum(float(system.energy.sum()) for system in systems)
+    if energy <= 0.0:
+        return BlockError()
+    plain, error = sum(one.plain for one in fits), sum(one.error for one in fits)
+    return BlockError(plain=max(plain / energy, 0.0), compensated=max(error / energy, 0.0))
 
 
 def _fault(view: View) -> str:

@@ -115,7 +115,7 @@ def _respect(site: Site, mark: Mark, dynamic: Sequence[Operand], shape: tuple[in
             return []
         covered = {a for m in other.marks for a in m.axes}
         stuck = [a for a in other.full(current.axes, shape) if a not in covered and shape[a] > 1]
-        if stuck and site.dtype(other.operand).kind in "fbiu":
+        if stuck and site.letter(other.operand) in "fbiu":
             current = site.tie(current, stuck, UNLABELLED)
     return [] if current is None else [current]
 
@@ -140,7 +140,7 @@ def _alone(
     site: Site, other: Operand, operands: Sequence[Operand], found: Sequence[Mark], shape: tuple[int, ...]
 ) -> list[Mark]:
     """A float constant that alone carries an outer axis (per-head slopes or biases) brings channels of its own."""
-    if site.dtype(other.operand).kind != "f":
+    if site.letter(other.operand) != "f":
         return []
     taken = {a for m in found for a in m.axes}
     rest = [o for o in operands if o is not other]

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.mapped import like
 from onnxgrail.graph.names import free_name
 from onnxgrail.graph.survey import Sizes
 
@@ -122,11 +123,11 @@ class Cut:
             self.set_int(attribute, int((~self.dead[groups[:, 0]]).sum()))
 
 
-def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
+def constant(graph: ir.Graph, array: Array, name: str, *, old: ir.Value | None = None) -> ir.Value:
     """A new constant under a name that is free in the graph.
 
     It becomes an initializer, or a Constant node where every initializer is a model input too (IR version 3), since
-    inputs are the model's interface.
+    inputs are the model's interface.  What replaces an `old` one that lay in a file lies in a file.
     """
     name = free_name(graph, name)
     tensor = ir.tensor(np.array(array, order="C"), name=name)
@@ -135,6 +136,7 @@ def constant(graph: ir.Graph, array: Array, name: str) -> ir.Value:
         node.outputs[0].name = name
         graph.insert_before(graph[0], node)
         return node.outputs[0]
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    stored = tensor if old is None else like(old.const_value, tensor)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=stored)
     graph.register_initializer(value)
     return value

@@ -43,11 +43,12 @@ def chosen(site: Site, operand: int) -> Chosen | None:
     value = site.node.inputs[operand]
     order: list[int | None] = list(range(len(site.shape(operand))))
     while value is not None and (node := value.producer()) is not None:
-        if any((use.node, use.operand, use.mark.axes) == (key(node), 0, (2,)) for use in site.flow.uses):
+        name = key(node)
+        if any((use.node, use.operand, use.mark.axes) == (name, 0, (2,)) for use in site.flow.uses):
             first = len(site.flow.facts.shapes[value.name or ""]) - 3
             gathered = node.op_type in ("Gather", "GatherND")
             axes = tuple(a - first if a is not None and a > first else None for a in order)
-            return Chosen(key(node), axes) if gathered else None
+            return Chosen(name, axes) if gathered else None
         before = _before(site, node)
         if before is None:
             return None

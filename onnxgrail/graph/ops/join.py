@@ -185,7 +185,7 @@ def _picked(mark: Mark, axis: int, index: np.ndarray) -> Mark:
 def _table(site: Site, axis: int) -> None:
     """An embedding: rows are looked up, the remaining axis is produced; of experts whole matrices are."""
     shape = site.shape(0)
-    if site.is_constant(1) or site.dtype(0).kind != "f" or axis != 0:
+    if site.is_constant(1) or site.letter(0) != "f" or axis != 0:
         return
     if len(shape) == 3:
         stack(site)

@@ -87,7 +87,7 @@ def expand(site: Site) -> None:
     offset = len(after) - len(before)
     sizes = [1] * offset + list(before)
     marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
-    if all(m.axes == (len(after) - 1,) for m in marks) and site.dtype(0).kind in "fb":
+    if all(m.axes == (len(after) - 1,) for m in marks) and site.letter(0) in "fb":
         # copies made along an axis (a mask or a shared key for every head) can go one by one; the last holds features
         varying = site.flow.facts.varying.get(site.out_name(), frozenset())
         grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1 and a not in varying]

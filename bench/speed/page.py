@@ -1,0 +1,92 @@
+"""`docs/performance.md`: tables from the JSON, no number typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+INTRO = """\
+# Performance
+
+`python -m bench.speed` measures and writes this page from `bench/results/speed.json`.
+
+- `forward` is one plain ONNX Runtime pass over the calibration data in the same batches and with the same threads.
+- `ratio` is the whole command, from the interpreter's start to the written file, less one second for that start, in
+  forward passes.  `cpu ratio` is the same in processor seconds, which other work on the machine disturbs less.
+- Memory is the peak of the process, in MB: anonymous (what it asked for) and total (with mapped files).
+- Medians of {rounds} rounds in which everything takes its turn; closed-loop GRAIL at ratio 0.3 unless said otherwise.
+
+{date}, {machine}, {threads} threads.
+"""
+
+TITLES = {
+    "models": "Models",
+    "depth": "Depth at equal width (256)",
+    "width": "Width (2 layers, 32 x 128 tokens)",
+    "samples": "Samples (6 layers of width 384, 128 tokens each)",
+}
+
+LATENCY = """\
+## Latency of what is written
+
+Ratio 0.5, `--round-to 8`.  `gain` is dense over narrowed milliseconds, `ideal` the same of multiply-accumulates;
+`share` is the part of the ideal gain above 1 that is reached.
+"""
+
+NOTES = """\
+## Where the time goes, and how to spend less
+
+- Behind a block that was only narrowed, the measured activation is kept and loses its channels in memory, so that a
+  closed loop runs each node once, most of them on the narrowed network.
+- Second moments of a hidden width of four times the model's cost about as much as the forward pass itself: fewer
+  samples (`--samples`) make both cheaper in proportion.
+- `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS together; unset, it is the number of physical cores.
+- OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
+  (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
+"""
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The whole page."""
+    about = {"rounds": "?", "date": "?", "machine": "?", "threads": "?", **data["environment"]}
+    rows: list[Row] = list(data["rows"].values())
+    parts = [INTRO.format(**about)]
+    for group, title in TITLES.items():
+        some = [row for row in rows if row["group"] == group]
+        if some:
+            parts.append(f"## {title}\n\n" + _table(some, COSTS))
+    timed = [row for row in rows if row["group"] == "latency"]
+    if timed:
+        parts.append(LATENCY + "\n" + _table(timed, GAINS))
+    return "\n".join([*parts, NOTES])
+
+
+def _number(key: str, form: str) -> Callable[[Row], str]:
+    return lambda row: format(row[key], form)
+
+
+COSTS: dict[str, Callable[[Row], str]] = {
+    "row": lambda row: str(row["name"]),
+    "forward s": _number("forward", ".2f"),
+    "command s": _number("seconds", ".2f"),
+    "ratio": _number("ratio", ".2f"),
+    "cpu ratio": _number("cpu_ratio", ".2f"),
+    "anonymous MB": _number("anonymous", ".0f"),
+    "total MB": _number("rss", ".0f"),
+}
+GAINS: dict[str, Callable[[Row], str]] = {
+    "row": lambda row: str(row["name"]),
+    "dense ms": _number("dense_ms", ".1f"),
+    "narrowed ms": _number("slim_ms", ".1f"),
+    "gain": _number("gain", ".2f"),
+    "ideal": _number("ideal", ".2f"),
+    "share": _number("share", ".2f"),
+}
+
+
+def _table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"

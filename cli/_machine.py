@@ -1,0 +1,53 @@
+"""What a process that only compresses may set for itself, before numpy is imported; a library may not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+TRIM, MAP = -1, -3  # numbers of glibc's mallopt
+KEPT, MAPPED = 2**28, 2**26  # bytes of freed memory that stay with the process; size from which a block is mapped
+WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what OpenBLAS's kernels for SkylakeX use
+NEWER = 26  # AMD family from which OpenBLAS up to 0.3.31 takes a processor for one without AVX-512
+
+
+def tune() -> None:
+    """Keep freed activations for the next batch, and help OpenBLAS where it does not know the processor.
+
+    Measured on MiniLM: half of the page faults, and second moments in half the time.  Whatever the environment says
+    stays as it is.
+    """
+    if sys.platform != "linux":
+        return
+    if not any(name.startswith("MALLOC_") for name in os.environ):
+        try:
+            mallopt = ctypes.CDLL(None).mallopt
+        except (AttributeError, OSError):  # another C library
+            pass
+        else:
+            mallopt(MAP, MAPPED)
+            mallopt(TRIM, KEPT)
+    if "numpy" not in sys.modules and is_newer(_cpu()):
+        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+
+
+def _cpu() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def is_newer(cpuinfo: str) -> bool:
+    """Whether this is an AMD processor with AVX-512 that OpenBLAS does not know to have it.
+
+    Args:
+        cpuinfo: text of /proc/cpuinfo.
+    """
+    first = cpuinfo.split("\n\n", 1)[0]
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    family = facts.get("cpu family", "")
+    amd = facts.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= NEWER
+    return amd and set(facts.get("flags", "").split()) >= WIDE

@@ -1,0 +1,68 @@
+"""Constants that a graph computes from large weights, such as their transposes: run when they are looked at.
+
+Kept, they would be a second copy of all weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.session import open_session
+from onnxgrail.core import Array
+from onnxgrail.graph.mapped import Mapped
+from onnxgrail.graph.serial import to_bytes
+
+HEAVY = 2**20  # bytes of a weight in a file from which on its descendants are not kept
+
+
+class Values(Mapping[str, Array]):
+    """Known values by name: those that are kept, and those that are computed anew each time."""
+
+    def __init__(self, kept: Mapping[str, Array], model: ir.Model, types: Mapping[str, np.dtype]) -> None:
+        self._kept, self._model, self._types = kept, model, types
+
+    def __getitem__(self, name: str) -> Array:
+        """The numbers."""
+        found = self._kept.get(name)
+        return compute(self._model, name).astype(self._types[name], copy=False) if found is None else found
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the numbers are known; computes nothing."""
+        return name in self._kept or name in self._types
+
+    def __iter__(self) -> Iterator[str]:
+        """All names."""
+        yield from self._kept
+        yield from self._types
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._kept) + len(self._types)
+
+
+def heavy(model: ir.Model, constants: Collection[str]) -> list[str]:
+    """Those of the computed constants that rest on a large weight in a file, in the order of the graph."""
+    found = {
+        name
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, Mapped) and value.const_value.nbytes >= HEAVY
+    }
+    names: list[str] = []
+    for node in model.graph if found else ():
+        if any(v is not None and v.name in found for v in node.inputs):
+            made = [v.name for v in node.outputs if v.name]
+            names += [name for name in made if name in constants]
+            found.update(made)
+    return names
+
+
+def compute(model: ir.Model, name: str, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Array:
+    """One of them."""
+    graph = ir.convenience.extract(model.graph, [], [name])
+    graph.opset_imports.update(model.opset_imports)
+    piece = ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
+    with open_session(to_bytes(piece), optimise=False, once=True, providers=providers) as session:
+        return session.run({})[name]

@@ -1,0 +1,225 @@
+"""Weights that lie in files: mapped while somebody looks at them, and named to the runtime by where they really are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.errors import ModelError
+
+ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are written from here: one folder that holds every file
+LARGE = 2**16  # bytes from which on a changed weight goes to a file where the old one lay in one
+
+SHELF = 2**20  # bytes from which on changed numbers wait in a file
+SHELVED = 400  # arrays without a name that may be open at once: each takes a file descriptor
+_shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()
+
+
+class Mapped(ir.ExternalTensor):
+    """A weight at a place in a file.
+
+    Nothing is kept open: an array that is handed out maps its own pages, and lets go of them when it is dropped.  The
+    location is the real file's, seen from `ROOT`, so a model with weights in several folders can be run from memory.
+
+    Attributes:
+        stated: the location as the model file has it.
+    """
+
+    def __init__(self, path: Path, offset: int, tensor: ir.TensorProtocol, stated: str = "") -> None:
+        super().__init__(
+            os.path.relpath(path, ROOT),
+            offset,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape([int(size) for size in tensor.shape.numpy()]),
+            name=tensor.name or "",
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=ROOT,
+        )
+        self.stated = stated
+
+    def numpy(self) -> Array:
+        """The numbers, read-only."""
+        shape = self.shape.numpy()
+        if self.size == 0:
+            return np.empty(shape, dtype=self.dtype.numpy())
+        if self.dtype.bitwidth < 8:  # several numbers in a byte
+            packed = onnx.TensorProto(dims=shape, data_type=self.dtype.value, raw_data=self.tobytes())
+            return np.asarray(ir.TensorProtoTensor(packed).numpy())
+        return np.asarray(self._bytes().view(np.dtype(self.dtype.numpy()).newbyteorder("<")).reshape(shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """As numpy asks for it."""
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def tobytes(self) -> bytes:
+        """A copy of the bytes in the file."""
+        return self._bytes().tobytes() if self.size else b""
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes to an open file; they are never all in memory."""
+        if self.size:
+            file.write(self._bytes().data)
+
+    def _bytes(self) -> Array:
+        return np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset or 0, shape=(self.nbytes,))
+
+
+def map_weights(model: ir.Model, folder: Path | None, label: str) -> None:
+    """Replace every reference to external data by a `Mapped`.
+
+    Args:
+        model: as it was parsed.
+        folder: of the path that the user gave; None where there is no path.
+        label: what to call the model.
+
+    Raises:
+        ModelError: data are missing, truncated, or outside the folder.
+    """
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _mapped(value.const_value, folder, label)
+        for node in graph:
+            for name, attribute in node.attributes.items():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes[name] = ir.AttrTensor(name, in_memory(_mapped(attribute.value, folder, label)))
+
+
+def _mapped(tensor: ir.ExternalTensor, folder: Path | None, label: str) -> ir.TensorProtocol:
+    """Where the data of a tensor are.
+
+    A model must not reach out of its folder by what it says, so absolute locations and `..` are refused.  Links
+    that lie in the folder are the user's own, as in the cache of a model hub, and are followed.
+    """
+    if isinstance(tensor, Mapped):
+        return tensor
+    location = os.fspath(tensor.location)
+    base = folder if folder is not None else (Path(tensor.base_dir) if tensor.base_dir else None)
+    if base is None:
+        raise ModelError(
+            f"{label} keeps {tensor.name} in external data {location}", hint="Give the path of the model file"
+        )
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise ModelError(f"{label}: {tensor.name} points outside the model's folder ({location!r})")
+    path = (base / location).resolve()
+    if not path.is_file():
+        raise ModelError(
+            f"{label}: external data file {location} is missing from {base}",
+            hint="Copy it beside the model; exporters write the weights there",
+        )
+    offset, size = tensor.offset or 0, path.stat().st_size
+    if tensor.length is not None and tensor.length != tensor.nbytes:
+        need = f"{tensor.length} bytes in {location}, its shape needs {tensor.nbytes}"
+        raise ModelError(f"{label}: {tensor.name} has {need}")
+    if offset < 0 or size < offset + tensor.nbytes:
+        raise ModelError(
+            f"{label}: external data file {location} is truncated ({size} of {offset + tensor.nbytes} bytes)"
+        )
+    try:
+        return Mapped(path, offset, tensor, location)
+    except ValueError:  # on another drive than everything else: there is no way to name it from here
+        raw = np.fromfile(path, np.uint8, tensor.nbytes, offset=offset).tobytes()
+        whole = onnx.TensorProto(
+            name=tensor.name, dims=tensor.shape.numpy(), data_type=tensor.dtype.value, raw_data=raw
+        )
+        return ir.TensorProtoTensor(whole)
+
+
+def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProtocol:
+    """New numbers, in a temporary file where those that they replace lay in a file.
+
+    The file is removed with the tensor.  Where none can be made the numbers stay in memory.
+    """
+    if not isinstance(old, Mapped) or new.nbytes < LARGE:
+        return new
+    path: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(prefix="onnxgrail-", suffix=".weight")
+        path = Path(name).resolve()
+        with os.fdopen(handle, "wb") as file:
+            write(new, file)
+        found = Mapped(path, 0, new)
+    except (OSError, ValueError):
+        _remove(path)
+        return new
+    weakref.finalize(found, _remove, path)
+    return found
+
+
+def discard(model: ir.Model) -> None:
+    """Remove the temporary files of a model that is not written: a session that has opened them keeps them.
+
+    Otherwise they would stay until the model's cycles are collected.
+    """
+    for tensor in _tensors(model):
+        if os.name == "posix" and isinstance(tensor, Mapped) and not tensor.stated:
+            _remove(Path(tensor.path))
+
+
+def shelved(array: Array) -> Array:
+    """An array in a file without a name, which goes with it; small ones, and all where there is no room, stay."""
+    if array.nbytes < SHELF or len(_shelves) >= SHELVED:
+        return array
+    try:
+        with tempfile.TemporaryFile(prefix="onnxgrail-") as file:
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+            raw: np.memmap[Any, Any] = np.memmap(file, dtype=np.uint8, mode="r")
+            _shelves[id(raw)] = raw
+    except OSError:
+        return array
+    return np.asarray(raw.view(array.dtype).reshape(array.shape))
+
+
+def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A weight that depends on no file."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(
+        tensor.numpy().copy(),
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=tensor.metadata_props,
+    )
+
+
+def write(tensor: ir.TensorProtocol, file: Any) -> None:
+    """Write the bytes of a tensor to an open file."""
+    if isinstance(tensor, Mapped):
+        tensor.tofile(file)
+    elif tensor.dtype.bitwidth < 8 or isinstance(tensor, ir.StringTensor):
+        file.write(tensor.tobytes())
+    elif tensor.size:
+        array = np.ascontiguousarray(tensor.numpy())
+        kind = array.dtype.newbyteorder("<")
+        file.write(array.astype(kind, copy=False).reshape(-1).view(np.uint8).data)
+
+
+def weight_files(model: ir.Model) -> dict[str, Path]:
+    """The files that hold a model's weights, by the location that the model states."""
+    return {t.stated: Path(t.path) for t in _tensors(model) if isinstance(t, Mapped) and t.stated}
+
+
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:
+    for graph in model.graphs():
+        yield from (value.const_value for value in graph.initializers.values())
+
+
+def _remove(path: Path | None) -> None:
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,97 @@
+"""Write a model weight by weight: no more than one of them is ever in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.graph import mapped
+from onnxgrail.graph.mapped import Mapped, in_memory
+from onnxgrail.graph.serial import to_file
+
+SMALL = 256  # bytes up to which a weight stays in the model file beside external data
+ALIGN = 64  # bytes: what memory maps and wide loads like
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
+
+
+def unload(model: ir.Model, path: Path) -> None:
+    """Write all weights but the small ones to a file, and let the model refer to it by name, beside itself."""
+    with path.open("wb") as file:
+        for value, tensor in _weights(model):
+            if tensor.nbytes <= SMALL or isinstance(tensor, ir.StringTensor):
+                value.const_value = in_memory(tensor)
+                continue
+            file.write(b"\0" * (-file.tell() % ALIGN))
+            start = file.tell()
+            mapped.write(tensor, file)
+            value.const_value = ir.ExternalTensor(
+                path.name,
+                start,
+                file.tell() - start,
+                tensor.dtype,
+                shape=ir.Shape([int(size) for size in tensor.shape.numpy()]),
+                name=tensor.name or "",
+                doc_string=tensor.doc_string,
+                metadata_props=dict(tensor.metadata_props),
+            )
+
+
+def write_inline(model: ir.Model, path: Path) -> None:
+    """Write a model with its weights inside.
+
+    Weights that lie in files are copied from there.  The fields that hold them are written by hand: a message that is
+    put together in memory would need several times the room of the model.
+    """
+    for value, held in _weights(model):
+        if isinstance(held, Mapped) and value.name not in model.graph.initializers:
+            value.const_value = in_memory(held)  # of a body: rare and small
+    proto = to_file(model)
+    stored = {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, Mapped)
+    }
+    if not stored:
+        path.write_bytes(proto.SerializeToString())
+        return
+    weights = [_split(tensor, stored.get(tensor.name)) for tensor in proto.graph.initializer]
+    del proto.graph.initializer[:]
+    graph = proto.graph.SerializeToString()
+    proto.ClearField("graph")
+    total = len(graph) + sum(len(_head(_INITIALIZER, size)) + size for _, _, size in weights)
+    with path.open("wb") as file:
+        file.write(proto.SerializeToString() + _head(_GRAPH, total) + graph)
+        for start, tensor, size in weights:
+            file.write(_head(_INITIALIZER, size) + start)
+            if tensor is not None:
+                tensor.tofile(file)
+
+
+def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value
+
+
+def _split(proto: onnx.TensorProto, tensor: Mapped | None) -> tuple[bytes, Mapped | None, int]:
+    """A tensor's message up to its numbers, where these are, and the length of both."""
+    if tensor is None:
+        whole = proto.SerializeToString()
+        return whole, None, len(whole)
+    del proto.external_data[:]
+    proto.ClearField("data_location")
+    start = proto.SerializeToString() + _head(_RAW, tensor.nbytes)
+    return start, tensor, len(start) + tensor.nbytes
+
+
+def _head(field: int, length: int) -> bytes:
+    """What stands in front of a field of bytes: its number and its length, seven bits at a time."""
+    found = [field << 3 | 2]
+    while length > 0x7F:
+        found.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*found, length])

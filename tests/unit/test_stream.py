@@ -1,0 +1,159 @@
+"""The stream: what is measured once is not computed again, and everything is as a run of the whole network has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.algebra.gram import Sums
+from onnxgrail.calibration import stream as module
+from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.session import CPU
+from onnxgrail.calibration.stream import Stream
+from onnxgrail.core import Stats
+from onnxgrail.graph import weights
+from onnxgrail.graph.live import Lives
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.survey import Ledger, Survey
+from onnxgrail.graph.trace import trace
+from onnxgrail.order import steps
+from tests.oracle import run
+from tests.tiny import cnn, feed, mlp
+
+MODELS = {"mlp": lambda: mlp(4), "cnn": lambda: cnn((8, 6, 6))}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each tensor was computed by a session of the stream."""
+    found: Counter[str] = Counter()
+    original = module.open_session
+
+    def counted(source: Any, **options: Any) -> Any:
+        proto = ir.from_proto(onnx.ModelProto.FromString(source.data))
+        found.update(v.name or "" for node in proto.graph for v in node.outputs)
+        return original(source, **options)
+
+    monkeypatch.setattr(module, "open_session", counted)
+    return found
+
+
+def surveyed(name: str) -> tuple[ir.Model, Survey, list[dict[str, Any]]]:
+    model = MODELS[name]()
+    survey = trace(model, observe(model, feed(model)))
+    inner = tuple(block for block in survey.blocks if block.kind != "stream")
+    assert len(inner) >= 2
+    survey = dataclasses.replace(survey, blocks=inner)
+    return model, survey, [feed(model, seed=seed) for seed in range(1, 7)]
+
+
+def opened(model: ir.Model, survey: Survey, feeds: list[dict[str, Any]]) -> Stream:
+    makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]
+    batches = Batches(feeds=makers, samples=len(feeds), source="test")
+    return Stream(model, survey, batches, providers=CPU)
+
+
+def half(survey: Survey, number: int, ledger: Ledger) -> Ledger:
+    """The ledger without every second unit of a block."""
+    dead = ledger.dead.copy()
+    dead[survey.blocks[number].ids[::2]] = True
+    return dataclasses.replace(ledger, dead=dead)
+
+
+def naive(model: ir.Model, survey: Survey, ledger: Ledger, feeds: list[dict[str, Any]], number: int) -> Stats:
+    """Second moments from runs of the whole narrowed network."""
+    slim = model.clone()
+    apply(slim.graph, survey, ledger)
+    (probe,) = survey.blocks[number].probes
+    rows = []
+    for one in feeds:
+        array = run(to_bytes(slim, [probe.value]), one)[probe.value]
+        rows.append(np.moveaxis(array, probe.axis, -1).reshape(-1, array.shape[probe.axis]).astype(np.float64))
+    flat = np.concatenate(rows)
+    if probe.pooled:
+        flat = np.moveaxis(flat[:, probe.index], 1, -1).reshape(-1, probe.width)
+    return Stats(gram=flat.T @ flat, total=flat.sum(axis=0), count=len(flat))
+
+
+@every_model
+@pytest.mark.parametrize("kept", [0, 2**28], ids=["nothing kept", "kept"])
+def test_every_step_sees_the_network_as_decided_so_far(name: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", kept)
+    model, survey, feeds = surveyed(name)
+    ledger = weights.empty(survey)
+    with opened(model, survey, feeds) as stream:
+        for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+            (block,) = step.blocks
+            (got,) = stream.measure(block.probes, ledger, lambda: None, step.limit)
+            want = naive(model, survey, ledger, feeds, number)
+            assert got.count == want.count
+            np.testing.assert_allclose(got.gram, want.gram, rtol=0, atol=1e-4 * np.abs(want.gram).max())
+            ledger = half(survey, number, ledger)
+
+
+@every_model
+def test_a_measured_tensor_is_not_computed_again(name: str, ran: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lives, "best", lambda self, low, high: high)  # as far as it goes, however much that keeps
+    model, survey, feeds = surveyed(name)
+    ledger = weights.empty(survey)
+    with opened(model, survey, feeds) as stream:
+        for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+            stream.measure(step.blocks[0].probes, ledger, lambda: None, step.limit)
+            ledger = half(survey, number, ledger)
+    measured = {probe.value for block in survey.blocks for probe in block.probes}
+    assert len(measured) == len(survey.blocks)
+    assert {ran[value] for value in measured} == {1}
+
+
+def test_a_measured_tensor_is_computed_again_behind_new_weights(ran: Counter[str]) -> None:
+    model, survey, feeds = surveyed("mlp")
+    block = survey.blocks[1]
+    (probe,) = block.probes
+    empty = weights.empty(survey)
+    producer = block.producers[0]
+    twice = 2 * weights.original(producer.initializer, model, survey)
+    doubled = dataclasses.replace(empty, arrays={producer.param: twice})
+    with opened(model, survey, feeds) as stream:
+        (before,) = stream.measure([probe], empty, lambda: None, 0)
+        (after,) = stream.measure([probe], doubled, lambda: None, 0)
+        (again,) = stream.measure([probe], doubled, lambda: None, 0)
+    assert ran[probe.value] == 2
+    assert np.array_equal(after.gram, again.gram)
+    want = naive(model, survey, doubled, feeds, 1)
+    np.testing.assert_allclose(after.gram, want.gram, rtol=0, atol=1e-4 * np.abs(want.gram).max())
+    assert np.abs(after.gram - before.gram).max() > 0.1 * np.abs(before.gram).max()
+
+
+def test_equal_probes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, survey, feeds = surveyed("mlp")
+    (probe,) = survey.blocks[0].probes
+    added = []
+    original = Sums.add
+    monkeypatch.setattr(Sums, "add", lambda self, x, *rest: (added.append(1), original(self, x, *rest)))
+    with opened(model, survey, feeds) as stream:
+        first, second = stream.measure([probe, dataclasses.replace(probe)], weights.empty(survey), lambda: None)
+    assert len(added) == len(feeds)
+    assert first is second
+
+
+def test_recording_leaves_the_stream_as_it_was() -> None:
+    model, survey, feeds = surveyed("mlp")
+    ledger = weights.empty(survey)
+    (probe,) = survey.blocks[0].probes
+    with opened(model, survey, feeds) as stream:
+        (want,) = stream.measure([probe], ledger, lambda: None, 0)
+        next(iter(stream.record(["y"], half(survey, 0, ledger))))  # looked at and left, as zip does
+        got = [found["y"] for found in stream.record(["y"], ledger)]
+        (still,) = stream.measure([probe], ledger, lambda: None, 0)
+    for array, one in zip(got, feeds, strict=True):
+        np.testing.assert_allclose(array, run(model, one)["y"], atol=1e-5)
+    assert np.array_equal(want.gram, still.gram)

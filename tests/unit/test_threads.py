@@ -1,0 +1,91 @@
+"""One number of threads for the runtime and for BLAS, and what a command sets for itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from onnxgrail.calibration import threads
+from onnxgrail.calibration.session import open_session
+from onnxgrail.cli import _machine
+from onnxgrail.graph.serial import LARGE, pack, to_bytes
+from tests.tiny import feed, mlp
+
+ZEN5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
+WIDE = " ".join(sorted(_machine.WIDE))
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    threads.count.cache_clear()
+    yield
+    threads.count.cache_clear()
+
+
+@pytest.mark.parametrize(("value", "wanted"), [("3", 3), ("3,2", 3)])
+def test_the_environment_says_how_many(value: str, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert threads.count() == wanted
+
+
+@pytest.mark.parametrize("value", ["", "0", "many"])
+def test_else_the_cores_of_this_process(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(threads, "_core", lambda number: str(number // 2))
+    assert threads.count() == 2
+
+
+def test_blas_is_held_to_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    def widths() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = widths()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with threads.pinned():
+        assert widths() == {1}
+    assert widths() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (ZEN5.format(WIDE), True),
+        (ZEN5.format(WIDE).replace("26", "25"), False),
+        (ZEN5.format(WIDE).replace("AuthenticAMD", "GenuineIntel"), False),
+        (ZEN5.format("avx2"), False),
+        ("", False),
+    ],
+    ids=["zen 5", "older", "another maker", "without", "unknown"],
+)
+def test_which_processor_openblas_does_not_know(text: str, wanted: bool) -> None:
+    assert _machine.is_newer(text) is wanted
+
+
+@pytest.mark.parametrize(("first", "wanted"), [("", "SkylakeX"), ("import numpy;", "None")])
+def test_kernels_are_named_before_numpy_is_there_only(first: str, wanted: str) -> None:
+    code = f"{first}from onnxgrail.cli import _machine; import os; _machine._cpu = lambda: {ZEN5.format(WIDE)!r};"
+    code += "_machine.tune(); print(os.environ.get('OPENBLAS_CORETYPE'))"
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (wanted if sys.platform == "linux" else "None")
+
+
+def test_large_weights_travel_beside_the_bytes() -> None:
+    model = mlp(2, 192, features=192)
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    packed = pack(model)
+    assert set(packed.weights) == {n for n, t in tensors.items() if t is not None and t.nbytes >= LARGE}
+    assert packed.weights
+    assert len(packed.data) < sum(array.nbytes for array in packed.weights.values())
+    assert all(model.graph.initializers[name].const_value is tensor for name, tensor in tensors.items())
+    arrays = feed(model)
+    with open_session(packed) as one, open_session(to_bytes(model)) as two:
+        got, wanted = one.run(arrays), two.run(arrays)
+    assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
