@@ -102,6 +102,12 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     help="Write the report; repeatable.",
 )
 @click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep finished blocks in this folder; a killed run goes on from there when its command is repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.json_option
 @options.quiet_option
@@ -141,13 +147,17 @@ def compress(
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"] = dict(input_shapes)
-    try:
-        with render.progress(quiet=quiet, no_progress=no_progress) as show:
-            result = onnxgrail.compress(model, target or output, progress=show, **recipe)
-    except onnxgrail.NothingToCompressError as error:
-        if error.report is not None:
-            _hand_over(error.report, reports, as_json=as_json)
-        raise
+    with onnxgrail.join() as group:
+        follows = group.rank > 0
+        try:
+            with render.progress(quiet=quiet or follows, no_progress=no_progress) as show:
+                result = onnxgrail.compress(model, target or output, group=group, progress=show, **recipe)
+        except onnxgrail.NothingToCompressError as error:
+            if error.report is not None and not follows:
+                _hand_over(error.report, reports, as_json=as_json)
+            raise
+    if follows:
+        return
     _hand_over(result.report, reports, as_json=as_json)
     data = result.report.data
     render.notes(_notes(data), quiet=quiet)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnxgrail.demonstration import demo
     from onnxgrail.errors import (
         DataError,
+        LostProcessError,
         MissingExtraError,
         ModelError,
         NothingToCompressError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
     from onnxgrail.inspection import inspect
     from onnxgrail.pipeline import Result, compress
+    from onnxgrail.processes import join
     from onnxgrail.report import Inspection, Report
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ __all__ = [
     "Comparison",
     "DataError",
     "Inspection",
+    "LostProcessError",
     "MissingExtraError",
     "ModelError",
     "NothingToCompressError",
@@ -52,6 +55,7 @@ __all__ = [
     "compress",
     "demo",
     "inspect",
+    "join",
 ]
 
 _ERRORS = [name for name in __all__ if name.endswith("Error")]
@@ -66,6 +70,7 @@ _WHERE = {
     "compress": "pipeline",
     "demo": "demonstration",
     "inspect": "inspection",
+    "join": "processes",
 }
 
 

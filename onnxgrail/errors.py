@@ -40,6 +40,10 @@ class MissingExtraError(OnnxGrailError, ImportError):
     """An optional dependency is not installed; the hint names the pip extra."""
 
 
+class LostProcessError(OnnxGrailError):
+    """Another process of the same job failed or cannot be reached."""
+
+
 class NothingToCompressError(OnnxGrailError):
     """No block of the model can be narrowed as asked (exit code 4); `report` says what stood in the way."""
 

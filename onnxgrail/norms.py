@@ -7,18 +7,23 @@ shift the channels of an activation they are set anew, in the order of the netwo
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
+from onnxgrail.additions import of_addition, with_addition
 from onnxgrail.algebra.channelwise import Affine, distance, moved, pooled, refit, repair, sums, zero_sums
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Progress, Recipe
 from onnxgrail.graph import weights
 from onnxgrail.graph.norms import Part, Place, places
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.once import Once
 from onnxgrail.preparation import Prepared, stream_of
+from onnxgrail.record import Record
 
 FOLDS = 4  # every fourth sample is held out
 SAME = 1e-9  # squared error, as a share, below which an activation is what it was
@@ -43,27 +48,61 @@ class Norm:
 
 
 def bring_back(
-    prepared: Prepared, recipe: Recipe, ledger: Ledger, changes: Sequence[Change], progress: Progress
+    prepared: Prepared, recipe: Recipe, ledger: Ledger, changes: Sequence[Change], once: Once, progress: Progress
 ) -> tuple[Ledger, tuple[Norm, ...], float]:
-    """Set scales and biases anew, place by place.
+    """Set scales and biases anew, place by place; of several processes the first one measures and sets them all.
 
     Returns:
         The ledger with new constants, one entry per place behind something narrowed, seconds in ONNX Runtime.
     """
-    model, survey = prepared.model, prepared.survey
-    untouched, twins = weights.empty(survey), _twins(survey.ids, changes)
     first = min(c.block.span[0] for c in changes)
+    model, survey = prepared.model, prepared.survey
     todo = [p for p in places(model, survey) if p.position >= first and recipe.norms in (p.kind, "all")]
     report: list[Norm] = []
-    with stream_of(prepared, recipe, share=2) as dense, stream_of(prepared, recipe, share=2) as narrow:
+    with ExitStack() as stack:
+        walk = _Walk(prepared, recipe, _twins(survey.ids, changes), stack)
         for number, place in enumerate(todo):
-            dense.advance(untouched, place.position)
-            narrow.advance(ledger, place.position)
-            pair = _Pair(prepared, place, dense, narrow, untouched, twins)
-            ledger, entry = _set(pair, ledger)
-            report += [] if entry is None else [entry]
+            walk.ledgers.append((ledger, place.position))
+            key = f"norm {place.position} {place.node}"
+            found = once.known(key) or once.make(key, functools.partial(_recorded, walk, place, ledger))
+            ledger = with_addition(ledger, found, model)
+            report += [Norm(**{**row, "outcome": Outcome(**row["outcome"])}) for row in found.notes["norms"]]
             progress("norms", number + 1, len(todo))
-        return ledger, tuple(report), dense.forward + narrow.forward
+        return ledger, tuple(report), walk.forward
+
+
+class _Walk:
+    """Both networks, opened when they are first needed: not where everything is known, nor in other processes."""
+
+    def __init__(self, prepared: Prepared, recipe: Recipe, twins: Ints, stack: ExitStack) -> None:
+        self._prepared, self._recipe, self._twins, self._stack = prepared, recipe, twins, stack
+        self._streams: tuple[Stream, Stream] | None = None
+        self._untouched = weights.empty(prepared.survey)
+        self.ledgers: list[tuple[Ledger, int]] = []  # at places that the streams have not passed yet
+
+    @property
+    def forward(self) -> float:
+        """Seconds inside ONNX Runtime."""
+        return sum(stream.forward for stream in self._streams or ())
+
+    def at(self, place: Place) -> _Pair:
+        """Both networks at a place, brought there in the steps of a run that sets all places."""
+        if self._streams is None:
+            opened = (stream_of(self._prepared, self._recipe, share=2) for _ in range(2))
+            dense, narrow = (self._stack.enter_context(stream) for stream in opened)
+            self._streams = dense, narrow
+        dense, narrow = self._streams
+        while self.ledgers:
+            ledger, position = self.ledgers.pop(0)
+            dense.advance(self._untouched, position)
+            narrow.advance(ledger, position)
+        return _Pair(self._prepared, place, dense, narrow, self._untouched, self._twins)
+
+
+def _recorded(walk: _Walk, place: Place, ledger: Ledger) -> Record:
+    """What is set at one place."""
+    after, entry = _set(walk.at(place), ledger)
+    return of_addition(ledger, after, {"norms": [] if entry is None else [dataclasses.asdict(entry)]})
 
 
 def _twins(count: int, changes: Sequence[Change]) -> Ints:

@@ -97,14 +97,35 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
     check_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with _nameless(target.parent) or temporary.open("wb") as file:
             write(file)
+            file.flush()
+            if not temporary.exists():
+                _name(file, temporary)
         temporary.replace(target)
     except OSError as error:
         raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _nameless(folder: Path) -> BinaryIO | None:
+    """A file without a name, of which a killed process leaves nothing; None where the system has none."""
+    if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").exists():
+        return None
+    try:
+        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+    except OSError:  # not every file system knows them
+        return None
+
+
+def _name(file: BinaryIO, path: Path) -> None:
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # with a folder's handle `link` follows the link in /proc
+    try:
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def sha256(path: Path) -> str:

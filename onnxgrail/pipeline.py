@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,17 @@ from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.fidelity import Fidelity
 from onnxgrail.finish import passes, report_of, verify
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
+from onnxgrail.journal import NO_JOURNAL, Folder
+from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
 from onnxgrail.report import Report, Verification
+from onnxgrail.resume import agree, begin, replaceable
 from onnxgrail.summary import nothing_text
+
+Owned = Callable[[Path], bool]
+"""Whether a file is this very run's and may be replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,6 +60,8 @@ def compress(
     save_as_external_data: bool = False,
     stats: str | Path | None = None,
     save_stats: str | Path | None = None,
+    resume: str | Path | None = None,
+    group: Group = SOLO,
     progress: Progress = silent,
     **choices: Any,
 ) -> Result:
@@ -66,6 +77,9 @@ def compress(
         stats: a file that `save_stats` wrote for the same model and data; what it holds is not measured again.
         save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
             selector nor budget.
+        resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
+        group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
+            narrowed model, but only the first one writes and checks.
         progress: called with stage, done, total.
         **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
@@ -73,33 +87,52 @@ def compress(
         UsageError: a choice is unknown or out of range.
         ModelError, DataError, OutputError: the input cannot be used or the output not written.
         NothingToCompressError: no block can lose a unit; its report says why.
+        LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock()
-    target = _target(model, output, force=force, dry_run=dry_run)
-    prepared = prepare(model, data, recipe, clock)
-    if target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT):
-        _check_weights_file(prepared.model, target, force=force)
-    files = _files(model, target, stats, save_stats, force=force)
-    decision = decide(prepared, recipe, clock, progress, files)
-    if not decision.changes and recipe.ratio != 0:
-        raise _nothing(prepared, recipe, decision, clock)
-    with clock.stage("narrow"):
-        slim = narrowed(prepared, decision.ledger)
-    verification: Verification | None = None
-    results: tuple[Fidelity, ...] = ()
-    if recipe.check:
-        with clock.stage("verify"):
-            verification, results = verify(prepared, slim, recipe, progress)
-    with clock.stage("write"):
-        if target is not None:
-            save(slim, target, external=save_as_external_data)
+    first = group.rank == 0
+    with nullcontext() if resume is None or not first else closing(Folder(Path(resume))) as folder:
+        owned = functools.partial(replaceable, folder)
+        target = _target(model, output, force=force, owned=owned) if first and not dry_run else None
+        files = _files(model, target, stats, save_stats, force=force or not first, owned=owned)
+        prepared = prepare(model, data, recipe, clock, group)
+        agree(group, prepared)
+        external = target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT)
+        if target is not None and external:
+            _check_weights_file(prepared.model, target, force=force, owned=owned)
+        if folder is not None:
+            begin(folder, prepared, recipe, files)
+            folder.about_to_write(*(path for path in (files.write,) if path is not None))
+        decision = decide(prepared, recipe, clock, progress, files, journal=folder or NO_JOURNAL, group=group)
+        if not decision.changes and recipe.ratio != 0:
+            raise _nothing(prepared, recipe, decision, clock)
+        with clock.stage("narrow"):
+            slim = narrowed(prepared, decision.ledger)
+        verification: Verification | None = None
+        results: tuple[Fidelity, ...] = ()
+        if recipe.check and first:
+            with clock.stage("verify"):
+                verification, results = verify(prepared, slim, recipe, progress)
+        with clock.stage("write"):
+            if target is not None:
+                _write(slim, target, external=external, folder=folder)
     report = report_of(
         prepared, recipe, decision, slim=slim, output=target, verification=verification, timing=clock.seconds
     )
-    return Result(report=report, output=target, model=slim, gates_passed=passes(results, recipe))
+    return Result(report=report, output=target, model=slim, gates_passed=not first or passes(results, recipe))
 
 
-def _target(model: Any, output: str | Path | None, *, force: bool, dry_run: bool) -> Path | None:
+def _write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
+    """Write the model; a run that may be killed keeps its draft in its folder."""
+    if folder is None:
+        save(slim, target, external=external)
+        return
+    folder.about_to_write(target, *([_weights_file(target)] if external else []))
+    save(slim, target, external=external, scratch=folder.scratch(target))
+    folder.finish()
+
+
+def _target(model: Any, output: str | Path | None, *, force: bool, owned: Owned) -> Path | None:
     """Where to write, checked before the work starts."""
     source = Path(model) if isinstance(model, str | Path) else None
     if source is not None:
@@ -107,21 +140,25 @@ def _target(model: Any, output: str | Path | None, *, force: bool, dry_run: bool
     if output is None and source is None:
         return None
     target = Path(output) if output is not None else default_output(source or Path())
-    if dry_run:
-        return None
-    check_output(source or Path(), target, force=force)
+    check_output(source or Path(), target, force=force or owned(target))
     return target
 
 
 def _files(
-    model: Any, target: Path | None, stats: str | Path | None, save_stats: str | Path | None, *, force: bool
+    model: Any,
+    target: Path | None,
+    stats: str | Path | None,
+    save_stats: str | Path | None,
+    *,
+    force: bool,
+    owned: Owned,
 ) -> StatsFiles:
     """Where statistics come from and go to, checked before the work starts."""
     if stats is not None and save_stats is not None:
         raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
     if save_stats is not None:
         source = Path(model) if isinstance(model, str | Path) else Path()
-        check_output(source, Path(save_stats), force=force)
+        check_output(source, Path(save_stats), force=force or owned(Path(save_stats)))
         if target is not None and target.resolve() == Path(save_stats).resolve():
             raise UsageError(f"--save-stats {str(save_stats)!r} is the output", hint="Choose another name")
     return StatsFiles(
@@ -129,12 +166,16 @@ def _files(
     )
 
 
-def _check_weights_file(model: ir.Model, target: Path, *, force: bool) -> None:
+def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Owned) -> None:
     """The file beside the output that takes the weights must not be one of somebody else, least of all the input's."""
     stored = (value.const_value for value in model.graph.initializers.values())
     sources = {Path(tensor.path) for tensor in stored if isinstance(tensor, ir.ExternalTensor)}
     for source in sources or {Path()}:
-        check_output(source, target.with_name(f"{target.name}.data"), force=force)
+        check_output(source, _weights_file(target), force=force or owned(_weights_file(target)))
+
+
+def _weights_file(target: Path) -> Path:
+    return target.with_name(f"{target.name}.data")
 
 
 def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock) -> NothingToCompressError:

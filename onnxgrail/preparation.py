@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
+from onnxgrail.once import Once
+from onnxgrail.parallel import SOLO, Group
+from onnxgrail.record import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +74,7 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
+def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group = SOLO) -> Prepared:
     """Load a model, find its calibration data, run it once and trace it.
 
     Raises:
@@ -81,7 +84,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock) -> Prepared:
     with clock.stage("load"):
         model = load(from_any(source))
     with clock.stage("data"):
-        batches = _batches(model, data, recipe)
+        batches = _batches(model, data, recipe, group)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
         feed, facts = _observed(model, batches, recipe)
     with clock.stage("trace"):
@@ -114,26 +117,59 @@ def _explained(error: ModelError, batches: Batches) -> ModelError:
     return ModelError(str(error), hint="The inputs were drawn: give --data or --input-shapes if the model needs others")
 
 
-def _batches(model: ir.Model, data: Any, recipe: Recipe) -> Batches:
+def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batches:
     signature = signature_of(model)
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
     if data is None:
         return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
-    return read(data, signature, **common)
+    return read(data, signature, group=group, **common)
 
 
-def stream_of(prepared: Prepared, recipe: Recipe, *, share: int = 1) -> Stream:
-    """The calibration data on their way through the model; one of `share` streams that keep to one cache budget."""
-    budget = cache_bytes(recipe) // share
-    return Stream(prepared.model, prepared.survey, prepared.batches, providers=recipe.providers, budget=budget)
+def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:
+    """The calibration data on their way through the model, dealt out to the processes of a group.
+
+    It is one of `share` streams that keep to one cache budget.
+    """
+    return Stream(
+        prepared.model,
+        prepared.survey,
+        prepared.batches,
+        providers=recipe.providers,
+        budget=cache_bytes(recipe) // share,
+        group=group,
+    )
 
 
 def proved(
-    prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int], dead: Bools | None = None
+    prepared: Prepared,
+    recipe: Recipe,
+    blocks: Sequence[Block],
+    widths: Mapping[str, int],
+    dead: Bools | None = None,
+    *,
+    group: Group = SOLO,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
-    """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`."""
-    model, survey = prepared.model, prepared.survey
-    return prove(model, survey, blocks, widths, prepared.feed, providers=recipe.providers, dead=dead)
+    """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`.
+
+    The first of several processes does it for all.
+    """
+
+    def proof() -> Record:
+        model, survey = prepared.model, prepared.survey
+        good, refusals = prove(model, survey, blocks, widths, prepared.feed, providers=recipe.providers, dead=dead)
+        return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
+
+    found = Once(group=group).shared(proof).notes
+    return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
+
+
+def rounds(prepared: Prepared) -> bool:
+    """Whether activations are rounded to integers on the way, so that the last digit of a sum can tip over a step."""
+    constants = prepared.survey.facts.constants
+    return any(
+        node.op_type == "QuantizeLinear" and (node.outputs[0].name or "") not in constants
+        for node in prepared.model.graph
+    )
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:

@@ -80,12 +80,22 @@ class Sums:
         """Add the sums of `part` in float64 and leave it empty, ready for the next few batches."""
         for triangle in (part._single, part._double):
             if triangle is not None:
-                self._double = np.zeros(triangle.shape, order="F") if self._double is None else self._double
-                np.add(self._double, triangle, out=self._double)
+                if self._double is None:
+                    self._double = triangle.astype(np.float64)
+                else:
+                    np.add(self._double, triangle, out=self._double)
                 triangle.fill(0)
         self._total = self._total + part._total
         self._count += part._count
         part._total, part._count = np.zeros_like(part._total), 0
+
+    def drain(self) -> tuple[Floats, Floats, int]:
+        """What was taken: the lower triangle, row by row, beside `total` and `count`; then all begins anew."""
+        width = self._probe.width
+        half = np.zeros((width, width)) if self._double is None else self._double.T
+        found = half, self._total, self._count
+        self._double, self._total, self._count = None, np.zeros(width), 0
+        return found
 
     def stats(self) -> Stats:
         """The sums so far, in float64.
@@ -97,13 +107,27 @@ class Sums:
             return zero_stats(self._probe)
         upper = [t.astype(np.float64, copy=False) for t in (self._single, self._double) if t is not None]
         half = upper[0] if len(upper) == 1 else upper[0] + upper[1]
-        # By Cauchy and Schwarz nothing is larger than the diagonal.
-        if not (np.isfinite(half.diagonal()).all() and np.isfinite(self._total).all()):
-            fault = f"second moments of activation {self._probe.value!r} overflow"
-            raise DataError(fault, hint="Check the scale of the calibration data.")
-        full = half + half.T  # BLAS fills the upper triangle, the lower one is zero
-        np.fill_diagonal(full, half.diagonal())
-        return Stats(gram=full, total=self._total, count=self._count)
+        return stats_of(self._probe, mirrored(half), self._total, self._count)
+
+
+def mirrored(half: Floats) -> Floats:
+    """The symmetric matrix of a triangle; the other one is zero."""
+    full: Floats = half + half.T
+    np.fill_diagonal(full, half.diagonal())
+    return full
+
+
+def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
+    """Finished sums.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    # By Cauchy and Schwarz nothing is larger than the diagonal.
+    if not (np.isfinite(gram.diagonal()).all() and np.isfinite(total).all()):
+        fault = f"second moments of activation {probe.value!r} overflow"
+        raise DataError(fault, hint="Check the scale of the calibration data.")
+    return Stats(gram=gram, total=total, count=count)
 
 
 def _stack(x: Array, probe: Probe) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxgrail.budget import Target
 from onnxgrail.core import Block
+from onnxgrail.record import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,10 @@ class Allocation:
     errors: Mapping[str, float] | None = None
     note: str = ""
 
+    def narrows(self, block: Block) -> bool:
+        """Whether a block is to lose units."""
+        return self.widths[block.name] < block.units
+
     def entry(self) -> dict[str, Any]:
         """For the report."""
         return {
@@ -61,6 +66,22 @@ class Allocation:
             "note": self.note,
             "rounding": [asdict(row) for row in self.rounding],
         }
+
+
+def of_allocation(allocation: Allocation) -> Record:
+    """As a run keeps it."""
+    return Record(notes=asdict(allocation))
+
+
+def allocation_of(record: Record) -> Allocation:
+    """What `of_allocation` recorded."""
+    notes = dict(record.notes)
+    budget = notes.pop("budget")
+    return Allocation(
+        rounding=tuple(Rounding(**row) for row in notes.pop("rounding")),
+        budget=None if budget is None else Budget(**{**budget, "target": Target(**budget["target"])}),
+        **notes,
+    )
 
 
 def rounding_table(

@@ -20,6 +20,7 @@ from onnxgrail.graph import weights
 from onnxgrail.graph.interface import between
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Prepared, narrowed, stream_of
 
 TRIED = 4  # feeds that judge a trial
@@ -38,7 +39,15 @@ NO_FILES = StatsFiles()
 
 
 def known(
-    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, files: StatsFiles, *, shared: bool, progress: Progress
+    prepared: Prepared,
+    blocks: Sequence[Block],
+    recipe: Recipe,
+    files: StatsFiles,
+    *,
+    shared: bool,
+    together: int = sys.maxsize,
+    progress: Progress,
+    group: Group = SOLO,
 ) -> Dense | None:
     """Statistics of all blocks in the original model.
 
@@ -48,7 +57,9 @@ def known(
         recipe: the user's choices.
         files: to read them from, or to write them to.
         shared: whether they will be needed more than once in this run.
+        together: bytes of second moments to collect in one pass.
         progress: told of every feed.
+        group: processes that share the work; all but the first get empty tuples.
 
     Returns:
         None where neither files nor sharing asks for them.
@@ -57,23 +68,31 @@ def known(
         DataError: the file belongs to another model or other data.
         OutputError: the file cannot be written.
     """
+    if files.read is not None and group.rank != 0:
+        return {block.name: () for block in blocks}
     if files.read is not None:
         return dense.load(files.read, blocks, prepared.model, prepared.batches)
     if files.write is None and not shared:
         return None
-    pairs = measured(prepared, blocks, recipe, together=sys.maxsize, progress=progress)
+    pairs = measured(prepared, blocks, recipe, together=together, progress=progress, group=group)
     found = {block.name: stats for block, stats in pairs}
-    if files.write is not None:
+    if files.write is not None and group.rank == 0:
         dense.save(files.write, found, blocks, prepared.model, prepared.batches)
     return found
 
 
 def measured(
-    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, *, together: int = TOGETHER, progress: Progress
+    prepared: Prepared,
+    blocks: Sequence[Block],
+    recipe: Recipe,
+    *,
+    together: int = TOGETHER,
+    progress: Progress,
+    group: Group = SOLO,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Each block with its statistics in the original model, as `dense_pass` gives them."""
     nothing = weights.empty(prepared.survey)
-    with stream_of(prepared, recipe) as stream:
+    with stream_of(prepared, recipe, group) as stream:
         yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
 
 

@@ -13,6 +13,7 @@ from onnxgrail.calibration.readers import Part, from_feeds, from_mapping, read_p
 from onnxgrail.calibration.signature import Input, Signature, bad_values, check_array, convert, count_bad, describe
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import DataError
+from onnxgrail.parallel import SOLO, Group, shard_of
 
 BLOCK = 64  # samples looked at together while checking: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
@@ -46,7 +47,13 @@ class Batches:
 
 
 def read(
-    source: Source, signature: Signature, *, samples: int | None = None, batch_size: int = 8, seed: int = 0
+    source: Source,
+    signature: Signature,
+    *,
+    samples: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    group: Group = SOLO,
 ) -> Batches:
     """Batches from a path (.npz, .npy, folder, test_data_set_*, file.py:function), arrays by name, or ready feeds.
 
@@ -62,6 +69,7 @@ def read(
             which serves data sorted by class as well as data that cycle through the classes.  None takes all.
         batch_size: samples per feed where the model leaves it open.
         seed: of that draw.
+        group: processes that share the work; each looks only at the values of its own batches.
 
     Raises:
         DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
@@ -73,7 +81,10 @@ def read(
         notes.extend(note for entry in signature for note in _check(part, entry))
     if any(_is_ready(part, signature) for part in parts):
         return _ready(parts, signature, samples, label, notes)
-    return _cut(parts, signature, samples, batch_size, seed, label, notes)
+    total = sum(_rows(part, signature) for part in parts)
+    if samples is not None and samples > total:
+        notes.append(f"{label}: {samples} samples asked for, {total} are there")
+    return _cut(parts, signature, _choose(total, samples, seed), batch_size, label=label, notes=notes, group=group)
 
 
 def fixed_batch(signature: Signature) -> int | None:
@@ -124,7 +135,7 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
             bad = count_bad(array, entry)
             if bad:
                 raise bad_values(bad, array.size, entry, part.source)
-        feeds.append(_Take(parts=(part,), signature=signature, rows=None))
+        feeds.append(_Take(parts=(part,), signature=signature))
         total += _count(part, signature)
     if samples is not None and total > samples:
         notes.append(
@@ -142,33 +153,35 @@ def _count(part: Part, signature: Signature) -> int:
 def _cut(
     parts: tuple[Part, ...],
     signature: Signature,
-    samples: int | None,
+    chosen: Ints,
     batch_size: int,
-    seed: int,
+    *,
     label: str,
     notes: list[str],
+    group: Group,
 ) -> Batches:
     fixed = fixed_batch(signature)
     size = fixed or batch_size
-    groups = [parts] if _stackable(parts, signature) else [(part,) for part in parts]
-    lengths = [sum(_rows(part, signature) for part in group) for group in groups]
-    chosen = _choose(sum(lengths), samples, seed)
-    if samples is not None and samples > sum(lengths):
-        notes.append(f"{label}: {samples} samples asked for, {sum(lengths)} are there")
-    feeds: list[Callable[[], Feed]] = []
+    heaps = [parts] if _stackable(parts, signature) else [(part,) for part in parts]
+    lengths = [sum(_rows(part, signature) for part in heap) for heap in heaps]
+    feeds: list[_Take] = []
     dropped = offset = 0
-    for group, length in zip(groups, lengths, strict=True):
+    for heap, length in zip(heaps, lengths, strict=True):
         rows = chosen[(chosen >= offset) & (chosen < offset + length)] - offset
         offset += length
-        _scan(group, signature, rows)
+        if group.size == 1:
+            _scan(heap, signature, rows)
         for start in range(0, len(rows), size):
             piece = rows[start : start + size]
             if fixed and len(piece) < fixed:
                 dropped += len(piece)
                 continue
-            feeds.append(_Take(parts=group, signature=signature, rows=piece))
+            feeds.append(_Take(parts=heap, signature=signature, rows=piece))
     if not feeds:
         raise DataError(f"{label}: got {len(chosen)} samples, the model takes batches of exactly {fixed}")
+    if group.size > 1:
+        for number in shard_of(group, len(feeds)).numbers:
+            _scan(feeds[number].parts, signature, feeds[number].chosen)
     if dropped:
         notes.append(f"{label}: the last {dropped} samples do not fill a batch of {fixed} and were dropped")
     return Batches(feeds=tuple(feeds), samples=len(chosen) - dropped, source=label, notes=_unique(notes))
@@ -226,7 +239,12 @@ class _Take:
 
     parts: tuple[Part, ...]
     signature: Signature
-    rows: Ints | None
+    rows: Ints | None = None
+
+    @property
+    def chosen(self) -> Ints:
+        """The rows, where some were chosen."""
+        return np.arange(0) if self.rows is None else self.rows
 
     def __call__(self) -> Feed:
         feed = {}

@@ -9,6 +9,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def dense_pass(
     """Each block with the statistics of its probes in the original model.
 
     One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
-    reads them one by one and lets them go needs no more memory than that.
+    reads them one by one and lets them go needs no more memory than that.  Where several processes share the work, only
+    the first one gets statistics, the others get empty tuples.
 
     Args:
         stream: one that has not moved yet.
@@ -45,17 +47,23 @@ def dense_pass(
         together: bytes.
         progress: told of every feed of every pass.
     """
-    groups = _groups(blocks, together)
-    done, total = 0, len(groups) * len(stream.masks)
+    parts = _groups(blocks, together)
+    done, total = 0, len(parts) * len(stream.masks)
 
     def tick() -> None:
         nonlocal done
         done += 1
         progress("measuring", done, total)
 
-    for group in groups:
-        found = iter(stream.measure([p for b in group for p in b.probes], untouched, tick))
-        yield from [(b, tuple(next(found) for _ in b.probes)) for b in group]
+    for part in parts:
+        found = stream.measure([p for b in part for p in b.probes], untouched, tick)
+        yield from zip(part, by_block(part, found), strict=True)
+
+
+def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
+    """Statistics of all probes dealt out to their blocks; empty tuples where there are none."""
+    left = iter(found)
+    return [tuple(islice(left, len(b.probes))) for b in blocks]
 
 
 def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:

@@ -8,19 +8,21 @@ little more than once (GRAIL section 3.2 asks for statistics from the already co
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.gram import Sums
 from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.calibration.totals import Part, Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
@@ -31,14 +33,17 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut, index_of
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
+from onnxgrail.parallel import SOLO, Group, shard_of
 
 Tick = Callable[[], None]
-GROUP = 4  # batches whose sums are made together; sums of groups are added up in order
-KEPT = 2**28  # bytes of measured activations that are kept until the next step
+KEPT = 2**28  # bytes of measured activations, of all processes, that are kept until the next step
 
 
 class Stream:
-    """Owns the cached activations of a calibration run; a context manager that lets them go."""
+    """Owns the cached activations of a calibration run; a context manager that lets them go.
+
+    Where several processes share the work, each has a part of the batches, and only the first one gets the sums.
+    """
 
     def __init__(
         self,
@@ -48,14 +53,17 @@ class Stream:
         *,
         providers: Sequence[str],
         budget: int = BUDGET,
+        group: Group = SOLO,
     ) -> None:
         self._model, self._survey = model, survey
         self._providers = tuple(providers)
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
         self.position = 0  # of the first node that is still to come
-        self._cache = Cache(batches, budget)
+        self.shard = shard_of(group, len(batches))
+        self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget)
         self._masks = [padding_mask(feed) for feed in self._cache]
+        self._budget, self._scale = budget, _scale(batches, survey)
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
         self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut: what made them, and when
         self.forward = 0.0  # seconds inside ONNX Runtime
@@ -89,14 +97,13 @@ class Stream:
         keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         beyond = [n for n in names if n in missing and n not in keep] if keeping else []
+        beyond = self._affordable(beyond, {*here, *missing}, ledger)
         made = {n: (cone(self._index.values[n], here), ledger) for n in beyond}
-        session = self._open(missing, ledger) if missing else None
-        narrow = self._fitting(ledger)
+        session = self._open(missing, ledger, here) if missing else None
+        narrow = self._fitting(ledger, here)
         for number, whole in enumerate(self._cache):
             cache = narrow(whole)
             found = self._run(session, cache) if session else {}
-            if number == 0:
-                beyond = self._affordable(beyond, found)
             if moving:
                 self._cache.trim(number, keep)
             self._cache.add(number, {n: a for n, a in found.items() if n in keep or n in beyond})
@@ -106,16 +113,31 @@ class Stream:
         self._cache.keep({*keep, *self._spare})
         self.position = target
 
-    def _affordable(self, names: Sequence[str], first: Feed) -> list[str]:
-        """Those that are kept: the first ones that fit into memory beside what the cut holds."""
-        rest = sum(a.nbytes for n, a in first.items() if n not in names)
-        room = min(KEPT, self._cache.room - rest * len(self._cache))
-        sizes = np.cumsum([first[n].nbytes * len(self._cache) for n in names])
+    def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
+        """Those that are kept: the first ones that would fit into memory beside all that is held meanwhile.
+
+        What is kept decides from where later tensors are computed, and so their last bits.  So it must not depend on
+        how many processes share the batches: the sizes are those of all batches together.
+        """
+        rest = sum(self._bytes(n, ledger) for n in held if n not in names)
+        room = min(KEPT, self._budget - rest)
+        sizes = itertools.accumulate(self._bytes(n, ledger) for n in names)
         return [n for n, size in zip(names, sizes, strict=True) if size <= room]
+
+    def _bytes(self, name: str, ledger: Ledger) -> int:
+        """About how many a tensor takes over all batches of all processes."""
+        size = _bytes(self._survey, name) * self._scale
+        for mark in self._survey.marks.get(name, ()):
+            size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
+        return int(size)
+
+    def _fresh(self, ledger: Ledger) -> dict[str, tuple[Cone, Ledger]]:
+        """Measured tensors that still hold."""
+        return {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
 
     def _forget(self, ledger: Ledger) -> None:
         """Drop measured tensors that are stale."""
-        fresh = {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
+        fresh = self._fresh(ledger)
         self._cache.keep({n for n in self._cache.names if n not in self._spare or n in fresh})
         self._spare = fresh
 
@@ -139,45 +161,46 @@ class Stream:
     ) -> tuple[Stats, ...]:
         """Sums over all calibration rows of each probe, in the network as the ledger has it.
 
-        The sums of every `GROUP` batches are made first and added up in order.  With a `limit` the cut moves as
-        `advance` says in the same run, and what was measured is kept for the next.
+        With a `limit` the cut moves as `advance` says in the same run, and what was measured is kept for the next.
         """
         distinct = {_same(p): p for p in probes}
-        sums = {k: Sums(p) for k, p in distinct.items()}
-        parts = {k: Sums(p) for k, p in distinct.items()}
         placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
-        names = sorted({n for p in probes for n in (p.value, *p.also)})
-        batches = self._walk(names, ledger, limit or 0, keeping=limit is not None)
-        for number, (found, mask) in enumerate(zip(batches, self._masks, strict=True), start=1):
-            for k, part in parts.items():
-                for name, probe in placed[k]:
-                    part.add(found[name], probe, _rows(found[name], probe, mask))
-            if number % GROUP == 0 or number == len(self._masks):
-                for k, part in parts.items():
-                    sums[k].take(part)
+        names = _names(probes)
+        totals = Totals(self.shard, tuple(distinct.values()))
+        walked = self._walk(names, ledger, limit or 0, keeping=limit is not None)
+        for batch, found, mask in zip(self.shard.numbers, walked, self._masks, strict=True):
+            totals.add(batch, (_parts(found, some, mask) for some in placed.values()))
             tick()
-        known = {k: one.stats() for k, one in sums.items()}
-        return tuple(known[_same(p)] for p in probes)
+        known = dict(zip(distinct, totals.stats(), strict=False))
+        return tuple(known[_same(p)] for p in probes) if known else ()
+
+    def walk_past(self, probes: Sequence[Probe], ledger: Ledger, limit: int) -> None:
+        """What `measure` does with the same arguments, but for the sums."""
+        for _ in self._walk(_names(probes), ledger, limit, keeping=True):
+            pass
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
-        names = sorted({n for p in probes for n in (p.value, *p.also)})
+        names = _names(probes)
         pairs = [_paired(p, kept) for p in probes]
-        sums = [Sums(pair) for pair in pairs]
-        self._forget(after)
-        fit_before, fit_after = self._fitting(before), self._fitting(after)
-        with self._open(names, before) as wide, self._open(names, after) as narrow:
-            for cache, mask in zip(self._cache, self._masks, strict=True):
-                old = self._run(wide, fit_before(cache))
-                new = self._run(narrow, fit_after(cache))
-                for number, (probe, pair) in enumerate(zip(probes, pairs, strict=True)):
+        totals = Totals(self.shard, pairs)
+        fresh = self._fresh(after)
+        inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
+        fit_before, fit_after = self._fitting(before, inputs), self._fitting(after, inputs)
+        with self._open(names, before, inputs) as wide, self._open(names, after, inputs) as narrow:
+            for batch, cache, mask in zip(self.shard.numbers, self._cache, self._masks, strict=True):
+                old, new = self._run(wide, fit_before(cache)), self._run(narrow, fit_after(cache))
+                found: list[list[Part]] = []
+                for probe, pair in zip(probes, pairs, strict=True):
+                    found.append([])
                     for name in (probe.value, *probe.also):
                         index = self._placed(probe, name, before).index
                         folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
                         both = np.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
-                        sums[number].add(both, placed, _rows(both, probe, mask))
-        return tuple(one.stats() for one in sums)
+                        found[-1].append((both, placed, _rows(both, probe, mask)))
+                totals.add(batch, found)
+        return totals.stats()
 
     def _placed(self, probe: Probe, name: str, ledger: Ledger) -> Probe:
         """The probe with positions counted in the tensor as it is now: other blocks may have left its axis already."""
@@ -187,10 +210,10 @@ class Stream:
                 return replace(probe, index=place[probe.index])
         return probe
 
-    def _fitting(self, ledger: Ledger) -> Callable[[Feed], dict[str, Array]]:
+    def _fitting(self, ledger: Ledger, names: Sequence[str]) -> Callable[[Feed], dict[str, Array]]:
         """What makes cached tensors as the ledger has them: they may be older than some decisions."""
         cuts: list[tuple[str, int, Bools]] = []
-        for name in self._cache.names:
+        for name in names:
             for mark in self._survey.marks.get(name, ()):
                 gone = ledger.dead[mark.labels]
                 there = ~self._dead[name][mark.labels] if name in self._dead else np.ones_like(gone)
@@ -211,9 +234,9 @@ class Stream:
         self.forward += time.perf_counter() - started
         return found
 
-    def _open(self, outputs: Sequence[str], ledger: Ledger) -> Session:
-        """A session from the cached tensors to `outputs`, with all decisions written in."""
-        piece = cut(self._model, self._cache.names, list(outputs), self._survey.facts, self._index)
+    def _open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str]) -> Session:
+        """A session from cached tensors to `outputs`, with all decisions written in."""
+        piece = cut(self._model, inputs, list(outputs), self._survey.facts, self._index)
         apply(piece.graph, self._survey, ledger)
         spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
         data = pack(piece)
@@ -224,6 +247,27 @@ class Stream:
             return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
         finally:
             discard(piece)
+
+
+def _scale(batches: Batches, survey: Survey) -> float:
+    """How many times more than in the traced run goes through the network over all batches."""
+    first = batches.feeds[0]()
+    return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(_bytes(survey, name) for name in first))
+
+
+def _bytes(survey: Survey, name: str) -> int:
+    """What a tensor took in the traced run."""
+    facts = survey.facts
+    return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0
+
+
+def _parts(found: Feed, placed: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
+    for name, probe in placed:
+        yield found[name], probe, _rows(found[name], probe, mask)
+
+
+def _names(probes: Sequence[Probe]) -> list[str]:
+    return sorted({n for p in probes for n in (p.value, *p.also)})
 
 
 def _same(probe: Probe) -> tuple[object, ...]:

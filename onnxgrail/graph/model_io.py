@@ -126,11 +126,11 @@ def copy(model: ir.Model) -> ir.Model:
     return clone
 
 
-def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
+def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path | None = None) -> None:
     """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
 
-    Files are written in a hidden folder beside the target and renamed into place, so a failure leaves nothing behind.
-    Weights are copied one by one.
+    Files are written in a hidden folder beside the target (or in `scratch`, which must be on the same file system) and
+    renamed into place, so a failure leaves nothing behind.  Weights are copied one by one.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -138,15 +138,15 @@ def save(model: ir.Model, path: Path, *, external: bool = False) -> None:
     external = external or weight_bytes(model) > LIMIT
     data = f"{path.name}.data"
     try:
-        with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=path.parent) as scratch:
-            draft = Path(scratch) / path.name
+        with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
+            draft = Path(drafts) / path.name
             whole = copy(model)
             if external:
-                unload(whole, Path(scratch) / data)
+                unload(whole, Path(drafts) / data)
             write_inline(whole, draft)
             for name in [data, path.name]:
-                if (Path(scratch) / name).exists():
-                    (Path(scratch) / name).replace(path.parent / name)
+                if (Path(drafts) / name).exists():
+                    (Path(drafts) / name).replace(path.parent / name)
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}", hint="Choose another output folder"

@@ -119,9 +119,9 @@ def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proved = decision.proved
 
-    def strict(prepared: Any, recipe: Any, blocks: Any, widths: Any, dead: Any = None) -> Any:
+    def strict(prepared: Any, recipe: Any, blocks: Any, widths: Any, **options: Any) -> Any:
         assert all(widths[b.name] == b.units // 2 for b in blocks)
-        good, _ = proved(prepared, recipe, blocks[1:], widths, dead)
+        good, _ = proved(prepared, recipe, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
     monkeypatch.setattr(decision, "proved", strict)

@@ -307,7 +307,7 @@ main(["compress", "m.onnx", "--data", "d.npz"{words}])
 @pytest.mark.parametrize(
     ("module", "name", "words", "stop"),
     [
-        ("calibration.stream", "Sums", "", signal.SIGINT),
+        ("calibration.totals", "Sums", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", ', "--save-as-external-data"', signal.SIGTERM),
     ],

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from onnxgrail.algebra.gram import Sums
 from onnxgrail.calibration import stream as module
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.observe import observe
@@ -136,8 +137,8 @@ def test_equal_probes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, survey, feeds = surveyed("mlp")
     (probe,) = survey.blocks[0].probes
     added = []
-    original = module.Sums.add
-    monkeypatch.setattr(module.Sums, "add", lambda self, x, *rest: (added.append(1), original(self, x, *rest)))
+    original = Sums.add
+    monkeypatch.setattr(Sums, "add", lambda self, x, *rest: (added.append(1), original(self, x, *rest)))
     with opened(model, survey, feeds) as stream:
         first, second = stream.measure([probe, dataclasses.replace(probe)], weights.empty(survey), lambda: None)
     assert len(added) == len(feeds)

@@ -1,0 +1,154 @@
+"""Kill `onnxgrail compress --resume` at random moments, let it go on, and hold the result against an unkilled run.
+
+    python bench/kill_and_resume.py [--moments 20] [--seed 0] [--model M.onnx --data D] [-- options of compress]
+
+After every kill the input must be as it was, and nothing may lie beside it but the folder of `--resume` and, where the
+kill came after the end, the whole output.  After going on the output must have the bytes of the unkilled run, and a
+third run must write them once more.  Half of the moments are drawn over the time of a run, the other half over the
+number of finished steps, since most of a short run is its start.  Prints JSON; exit code 1 where a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+OUTPUT, KEPT = "small.onnx", "kept"
+LIMIT = 600.0  # seconds that a run may take
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One compression: copies of `model` and `data` are its input."""
+
+    model: Path = MODELS / "digits_vit.onnx"
+    data: Path = MODELS / "digits_vit.calib.npz"
+    options: tuple[str, ...] = ()
+
+    def lay_out(self, folder: Path) -> None:
+        """Put the input into an empty folder."""
+        for path in (self.model, self.data):
+            shutil.copy(path, folder / path.name)
+
+    def start(self, folder: Path) -> subprocess.Popen[bytes]:
+        """Start it there."""
+        words = [self.model.name, OUTPUT, "--data", self.data.name, "--resume", KEPT, "--quiet", *self.options]
+        return subprocess.Popen(
+            [sys.executable, "-m", "onnxgrail", "compress", *words], cwd=folder, stderr=subprocess.PIPE
+        )
+
+    def finish(self, folder: Path) -> str:
+        """Run it to its end there; returns the checksum of its output."""
+        process = self.start(folder)
+        errors = process.communicate(timeout=LIMIT)[1]
+        assert process.returncode == 0, errors.decode()
+        return checksum(folder / OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """When to kill: `seconds` after the start, or as soon as `steps` are finished."""
+
+    seconds: float = LIMIT
+    steps: int | None = None
+
+    def wait(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        """Wait for it, or for the end of the process."""
+        end = time.monotonic() + self.seconds
+        while process.poll() is None and time.monotonic() < end:
+            if self.steps is not None and finished(folder) >= self.steps:
+                return
+            time.sleep(0.002)
+
+
+def checksum(path: Path) -> str:
+    """Of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def finished(folder: Path) -> int:
+    """Steps that are kept."""
+    return len(list((folder / KEPT / "steps").glob("*.npz")))
+
+
+def killed(command: Command, moment: Moment, folder: Path, wanted: str) -> dict[str, Any]:
+    """Kill at a moment, go on, run a third time; returns what was there after the kill and which promises broke."""
+    command.lay_out(folder)
+    before = {path.name: checksum(path) for path in folder.iterdir()}
+    process = command.start(folder)
+    started = time.monotonic()
+    moment.wait(process, folder)
+    process.kill()
+    process.communicate(timeout=LIMIT)
+    found = {"seconds": round(time.monotonic() - started, 3), "steps": finished(folder), "broken": []}
+    found["output"] = (folder / OUTPUT).exists()
+    allowed = {*before, KEPT, *([OUTPUT] if found["output"] else [])}
+
+    def check(what: str, holds: bool) -> None:
+        if not holds:
+            found["broken"].append(what)
+
+    check("nothing beside the output after the kill", {p.name for p in folder.iterdir()} <= allowed)
+    check("a whole output after the kill, or none", not found["output"] or checksum(folder / OUTPUT) == wanted)
+    check("the same bytes after going on", command.finish(folder) == wanted)
+    check("the same bytes once more", command.finish(folder) == wanted)
+    check("nothing beside the output at the end", {p.name for p in folder.iterdir()} == {*before, KEPT, OUTPUT})
+    check("the input as it was", all(checksum(folder / name) == known for name, known in before.items()))
+    return found
+
+
+def unkilled(command: Command) -> tuple[str, float, int]:
+    """Checksum of the output of a run that is left alone, its seconds, and its steps."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command.lay_out(folder)
+        started = time.monotonic()
+        wanted = command.finish(folder)
+        return wanted, time.monotonic() - started, finished(folder)
+
+
+def moments(count: int, seed: int, seconds: float, steps: int) -> list[Moment]:
+    """Random moments of a run."""
+    rng = random.Random(seed)
+    return [
+        Moment(seconds=rng.uniform(0, 1.05 * seconds)) if number % 2 else Moment(steps=rng.randint(0, steps))
+        for number in range(count)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it as a script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, default=Command().model)
+    parser.add_argument("--data", type=Path, default=Command().data)
+    parser.add_argument("options", nargs="*", help="of compress")
+    args = parser.parse_args(arguments)
+    command = Command(model=args.model.resolve(), data=args.data.resolve(), options=tuple(args.options))
+    wanted, seconds, steps = unkilled(command)
+    rows = []
+    for moment in moments(args.moments, args.seed, seconds, steps):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(killed(command, moment, Path(folder), wanted))
+    broken = sorted({promise for row in rows for promise in row["broken"]})
+    head = {"model": args.model.name, "options": list(command.options), "threads": os.environ.get("OMP_NUM_THREADS")}
+    print(json.dumps({**head, "seconds": round(seconds, 2), "steps": steps, "broken": broken, "kills": rows}, indent=1))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

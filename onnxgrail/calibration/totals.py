@@ -1,0 +1,92 @@
+"""Second moments summed over the batches of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from onnxgrail.algebra.gram import Sums, mirrored, stats_of
+from onnxgrail.core import Array, Bools, Floats, Probe, Stats
+from onnxgrail.parallel import Shard, Tally
+
+GROUP = 4  # batches whose sums are made together, counted from the start of a leaf of the tally
+WIDE = 2048  # from here on partial sums are kept as triangles: half the memory, for a copy of each
+
+Part = tuple[Array, Probe, Bools | None]
+"""An activation with the probe as it lies there, and the rows that count."""
+
+
+class Totals:
+    """Sums of several probes at once.
+
+    The sums of every `GROUP` batches are made in one triangle per probe and moved into that of the leaf, in float64;
+    leaves are added up as the tally says, and the lower half is filled in at the end.
+    """
+
+    def __init__(self, shard: Shard, probes: Sequence[Probe]) -> None:
+        self._shard, self._tally, self._probes = shard, Tally(shard), tuple(probes)
+        self._group, self._leaf = ([Sums(probe) for probe in probes] for _ in range(2))
+
+    def add(self, batch: int, found: Iterable[Iterable[Part]]) -> None:
+        """Add what one batch gives: per probe one part or more.
+
+        Raises:
+            DataError: an activation is not finite.
+        """
+        if self._shard.spare:
+            return
+        for sums, parts in zip(self._group, found, strict=True):
+            for array, placed, rows in parts:
+                sums.add(array, placed, rows)
+        done = batch % self._shard.each + 1
+        last = done == self._shard.each or batch + 1 == self._shard.total
+        if last or done % GROUP == 0:
+            for leaf, group in zip(self._leaf, self._group, strict=True):
+                leaf.take(group)
+        if last:
+            self._tally.add(batch, (array for leaf in self._leaf for array in _arrays(leaf)))
+
+    def stats(self) -> tuple[Stats, ...]:
+        """One per probe in the first process; nothing in the others.  All processes must come here.
+
+        Raises:
+            DataError: a sum is not finite.
+        """
+        parts = iter(self._tally.total())
+        return tuple(
+            stats_of(probe, _whole(gram, probe.width), total, int(count[0]))
+            for probe, gram, total, count in zip(self._probes, parts, parts, parts, strict=False)
+        )
+
+
+def _arrays(leaf: Sums) -> tuple[Floats, Floats, Floats]:
+    half, total, count = leaf.drain()
+    return packed(half), total, np.array([count], np.float64)
+
+
+def _whole(part: Floats, width: int) -> Floats:
+    return mirrored(part) if part.ndim == 2 else unpacked(part, width)
+
+
+def packed(gram: Floats) -> Floats:
+    """The lower triangle of a wide matrix, row by row; a narrow matrix as it is."""
+    width = len(gram)
+    if width < WIDE:
+        return gram
+    ends = np.cumsum(np.arange(1, width + 1))
+    triangle = np.empty(ends[-1])
+    for row, end in enumerate(ends):
+        triangle[end - row - 1 : end] = gram[row, : row + 1]
+    return triangle
+
+
+def unpacked(part: Floats, width: int) -> Floats:
+    """The symmetric matrix whose triangle was `packed`."""
+    if part.ndim == 2:
+        return part
+    gram = np.empty((width, width))
+    ends = np.cumsum(np.arange(1, width + 1))
+    for row, end in enumerate(ends):
+        gram[row, : row + 1] = gram[: row + 1, row] = part[end - row - 1 : end]
+    return gram

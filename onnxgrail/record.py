@@ -1,0 +1,87 @@
+"""Decisions as arrays and plain data: what a run keeps on disk, and what its first process tells the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.core import Array, Block, BlockError, Change, Outcome, Reducer
+from onnxgrail.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Record:
+    """Arrays by name, and notes that JSON can hold; numbers come back bit for bit."""
+
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(record: Record) -> bytes:
+    """A record as the bytes of an .npz archive."""
+    arrays = {str(number): _storable(array) for number, array in enumerate(record.arrays.values())}
+    kinds = [np.asarray(array).dtype.name for array in record.arrays.values()]
+    head = {"names": list(record.arrays), "dtypes": kinds, "notes": dict(record.notes)}
+    buffer = io.BytesIO()
+    np.savez(buffer, head=np.array(json.dumps(head, default=_plain)), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def decode(data: bytes) -> Record:
+    """The record that `encode` wrote.
+
+    Raises:
+        DataError: these bytes are no record.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            head = json.loads(str(file["head"]))
+            places = enumerate(zip(head["names"], head["dtypes"], strict=True))
+            arrays = {name: _restored(file[str(number)], kind) for number, (name, kind) in places}
+            return Record(arrays=arrays, notes=head["notes"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"not a record: {error}") from error
+
+
+def _plain(number: Any) -> Any:
+    """A numpy number as JSON knows it."""
+    return number.item()
+
+
+def _storable(array: Array) -> Array:
+    """Without the float types that numpy only knows as bytes (bfloat16)."""
+    array = np.asarray(array)
+    return array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array
+
+
+def _restored(array: Array, kind: str) -> Array:
+    return array if array.dtype.name == kind else array.view(np.dtype(kind))
+
+
+def of_change(change: Change) -> Record:
+    """A decision about one block."""
+    arrays: dict[str, Array] = {"kept": change.reducer.kept}
+    if change.reducer.cluster is not None:
+        arrays["cluster"] = change.reducer.cluster
+    arrays |= {f"slot {number}": values for number, values in change.weights}
+    notes = {"outcome": dataclasses.asdict(change.outcome), "error": dataclasses.asdict(change.error)}
+    return Record(arrays=arrays, notes=notes)
+
+
+def change_of(record: Record, block: Block) -> Change:
+    """The decision that `of_change` recorded."""
+    slots = [(int(name.removeprefix("slot ")), a) for name, a in record.arrays.items() if name.startswith("slot ")]
+    return Change(
+        block=block,
+        reducer=Reducer(kept=record.arrays["kept"], cluster=record.arrays.get("cluster")),
+        weights=tuple(slots),
+        outcome=Outcome(**record.notes["outcome"]),
+        error=BlockError(**record.notes["error"]),
+    )

@@ -1,0 +1,79 @@
+"""A run that may be killed: which run it is, and the folder that keeps what it has finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from importlib import metadata
+from pathlib import Path
+
+from onnxgrail.allocation.statistics import StatsFiles
+from onnxgrail.calibration.dense import data_key, model_key
+from onnxgrail.calibration.threads import count
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+from onnxgrail.journal import Folder
+from onnxgrail.parallel import Group
+from onnxgrail.paths import sha256
+from onnxgrail.preparation import Prepared
+from onnxgrail.record import Record
+
+# What decides the bits of the result, and not only its speed.
+PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
+
+
+def begin(folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles) -> None:
+    """Bind the folder to this run, or make sure that it is bound to the same one.
+
+    Raises:
+        UsageError: it belongs to another run.
+    """
+    folder.begin(
+        {
+            "model": model_key(prepared.model),
+            "data": data_key(prepared.batches),
+            "stats": None if files.read is None or not files.read.is_file() else sha256(files.read),
+            "recipe": dataclasses.asdict(recipe),
+            "versions": versions(),
+            "threads": count(),
+        }
+    )
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that computes."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def replaceable(folder: Folder | None, path: Path) -> bool:
+    """Whether a file is this very run's, left there when it was killed or had finished."""
+    return folder is not None and folder.writes(path)
+
+
+def agree(group: Group, prepared: Prepared) -> None:
+    """Make sure that all processes of a job see the same model and the same data.
+
+    Raises:
+        UsageError: they do not.
+    """
+    mine = Record(
+        notes={
+            "blocks": [[b.name, b.units] for b in prepared.survey.blocks],
+            "batches": len(prepared.batches),
+            "samples": prepared.batches.samples,
+        }
+    )
+    first = group.share(mine)
+    assert first is not None
+    differ = [what for what, value in mine.notes.items() if first.notes[what] != value]
+    if differ:
+        raise UsageError(
+            f"process {group.rank} sees other {' and '.join(differ)} than process 0",
+            hint="Give all processes the same command, model and data",
+        )
