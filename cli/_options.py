@@ -17,6 +17,7 @@ import click
 SELECTORS = ("wanda", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
 REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
+FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
@@ -70,11 +71,23 @@ def shape(value: Any) -> tuple[str, tuple[int, ...]]:
 
 def blocks(value: Any) -> tuple[str, ...]:
     """A comma list of kinds of blocks."""
-    kinds = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
-    unknown = [kind for kind in kinds if kind not in BLOCKS]
-    if unknown or not kinds:
-        raise click.BadParameter(f"{', '.join(unknown) or 'nothing'!r}: choose from {', '.join(BLOCKS)}")
+    kinds = _words(value, BLOCKS)
+    if not kinds:
+        raise click.BadParameter(f"'nothing': choose from {', '.join(BLOCKS)}")
     return kinds
+
+
+def fits(value: Any) -> tuple[str, ...]:
+    """A comma list of parts of the fit; `plain` is none of them."""
+    return () if str(value).strip() == "plain" else _words(value, FITS)
+
+
+def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)!r}: choose from {', '.join(known)}")
+    return words
 
 
 def report_file(value: Any) -> Path:

@@ -61,6 +61,15 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
 )
 @click.option(
+    "--fit",
+    type=options.fits,
+    metavar="PARTS",
+    default=",".join(options.FITS),
+    show_default=True,
+    help="With best: a ridge towards the weights that are there (prior), biases that move (affine), a share of the way "
+    "(blend), layers behind what was narrowed (behind), whole windows of convolutions (patch); or plain.",
+)
+@click.option(
     "--norms",
     type=click.Choice(options.NORMS),
     default="none",

@@ -24,6 +24,7 @@ Role = Literal["producer", "passenger", "consumer"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
+FITS = ("prior", "affine", "blend", "behind", "patch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -236,6 +237,7 @@ class Recipe:
     selector: str = "wanda"
     reducer: str = "prune"
     compensate: str = "best"
+    fit: tuple[str, ...] = FITS
     ridge: float = 1e-3
     norms: str = "none"
     closed_loop: bool = True

@@ -10,7 +10,7 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
-from onnxgrail.core import KINDS, NORMS, Recipe
+from onnxgrail.core import FITS, KINDS, NORMS, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
 
@@ -26,9 +26,10 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         if name not in known:
             raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
     given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
-    if "blocks" in given:
-        blocks = given["blocks"]
-        given["blocks"] = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
+    for name in ("blocks", "fit"):
+        words = given.get(name)
+        if words is not None:
+            given[name] = tuple(w for w in words.split(",") if w) if isinstance(words, str) else tuple(words)
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
     if "cache_budget" in given:
@@ -75,6 +76,8 @@ def _check(recipe: Recipe) -> None:
     _among("reducer", recipe.reducer, REDUCERS)
     _among("compensate", recipe.compensate, COMPENSATORS)
     _among("norms", recipe.norms, NORMS)
+    for word in recipe.fit:
+        _among("fit", word, FITS)
     for name in ("batch_size", "round_to"):
         if getattr(recipe, name) < 1:
             raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")

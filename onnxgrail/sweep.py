@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -141,13 +142,15 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tup
                 while known:
                     pair.walk_past(*known.pop(0))
                 sums = [pair.sums(stage, ledger, guard.parts)]  # handed on, not held while the next ones add up
-                found = once.make(stage.key, functools.partial(_fitted, prepared, stage, ledger, sums, guard))
+                found = once.make(stage.key, functools.partial(_fitted, prepared, recipe, stage, ledger, sums, guard))
             ledger = with_addition(ledger, found, prepared.model)
             report += [Refit(**row) for row in found.notes["refits"]]
         return ledger, tuple(report), dense.forward + narrow.forward
 
 
-def _fitted(prepared: Prepared, stage: _Stage, ledger: Ledger, sums: list[tuple[Floats, ...]], guard: _Guard) -> Record:
+def _fitted(
+    prepared: Prepared, recipe: Recipe, stage: _Stage, ledger: Ledger, sums: list[tuple[Floats, ...]], guard: _Guard
+) -> Record:
     """The layers of a stage, fitted to packed sums over rows, which are taken out of their list."""
     originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
     now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(stage.tasks, originals, strict=True)]
@@ -156,7 +159,8 @@ def _fitted(prepared: Prepared, stage: _Stage, ledger: Ledger, sums: list[tuple[
         for task, new, old in zip(stage.tasks, now, originals, strict=True)
     ]
     folds = _unpacked(sums.pop(), stage.tasks[0].features + 1)
-    found = refit(folds, starts, affine=stage.tasks[0].affine, judges=guard.judges, margin=guard.margin)
+    parts: Any = {"affine": stage.tasks[0].affine, "prior": "prior" in recipe.fit, "blend": "blend" in recipe.fit}
+    found = refit(folds, starts, judges=guard.judges, margin=guard.margin, **parts)
     after, report = ledger, []
     for task, array, one in zip(stage.tasks, now, found, strict=True):
         after = _written(task, one, array, after)
@@ -175,13 +179,20 @@ def _tasks(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[_Task]:
     model, survey = prepared.model, prepared.survey
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
-    tight = recipe.target_params is not None or recipe.target_size is not None
-    found = [_task(c, prepared, ledger, tight=tight) for c in consumers(model, survey) if c.source in changed]
-    return [t for t in found if t.features <= FEATURES and t.features * t.made.sum() <= NUMBERS]
+    found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
+    return [t for t in found if t.features <= FEATURES and t.features * t.made.sum() <= NUMBERS and _asked(t, recipe)]
 
 
-def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger, *, tight: bool) -> _Task:
+def _asked(task: _Task, recipe: Recipe) -> bool:
+    """Whether the parts of the fit that were chosen touch this layer."""
+    window = task.consumer.window
+    small = window is None or math.prod(window.kernel) == 1 or "patch" in recipe.fit
+    return small and (not task.kept.all() or "behind" in recipe.fit)
+
+
+def _task(consumer: Consumer, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> _Task:
     """A layer as the ledger leaves it; a node for a bias is made only where inputs were lost and size is not tight."""
+    tight = recipe.target_params is not None or recipe.target_size is not None
     shape = prepared.survey.facts.shapes[consumer.value]
     kept, made = (
         ~ledger.dead[consumer.units.get(axis, np.zeros(shape[axis], dtype=np.int64))]
@@ -189,7 +200,7 @@ def _task(consumer: Consumer, prepared: Prepared, ledger: Ledger, *, tight: bool
     )
     bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantised weight is tied to its scales
     room = consumer.room == "bias" or (not tight and (consumer.room == "slot" or not kept.all()))
-    return _Task(consumer=consumer, kept=kept, made=made, affine=room and not bound)
+    return _Task(consumer=consumer, kept=kept, made=made, affine=room and not bound and "affine" in recipe.fit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

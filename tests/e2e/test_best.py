@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.core import silent
+from onnxgrail.core import FITS, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.preparation import Clock, prepare
 from onnxgrail.recipe import recipe_of
@@ -107,3 +107,29 @@ def test_nothing_that_can_be_fitted() -> None:
     result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, ratio=0.5, round_to=1, compensate="best")
     assert result.report.data["refits"] == []
     assert result.report.data["blocks"][0]["kept"] == 4
+
+
+@pytest.mark.parametrize("part", FITS)
+def test_every_part_of_the_fit_can_be_left_out(part: str) -> None:
+    """And matters: without it other weights come out, without any of them still some fit."""
+    rng = np.random.default_rng(0)
+    text = "a = Conv(x, w0)\nb = Relu(a)\nc = Conv<pads=[1,1,1,1]>(b, w1)\nd = Relu(c)\n"
+    text += "e = Conv(d, w2)\nf = Relu(e)\ny = Conv(f, w3)"  # `e` is an output: its channels stay
+    shapes = {"w0": (8, 3, 1, 1), "w1": (8, 8, 3, 3), "w2": (4, 8, 1, 1), "w3": (2, 4, 1, 1)}
+    model = ir.to_proto(tiny("float[N,3,5,5] x => float[N,4,5,5] e, float[N,2,5,5] y", text, shapes))
+    x = rng.standard_normal((80, 3, 5, 5)).astype(np.float32)
+
+    def made(fit: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+        choices = {"ratio": 0.5, "round_to": 1, "blocks": ("conv",), "compensate": "best", "fit": fit, "check": False}
+        result = onnxgrail.compress(model, data={"x": x}, **choices)
+        found = result.model.graph.initializers.values()
+        return result.report.data["refits"], {v.name: v.const_value.numpy() for v in found}
+
+    refits, whole = made(FITS)
+    fewer, without = made(tuple(p for p in FITS if p != part))
+    assert any(name not in without or not np.array_equal(whole[name], without[name]) for name in whole)
+    assert refits
+    if part == "patch":
+        assert {r["weight"] for r in fewer} == {"w2", "w3"}
+    if part == "blend":
+        assert {r["blend"] for r in fewer} <= {0.0, 1.0}
