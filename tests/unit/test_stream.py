@@ -25,6 +25,8 @@ from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.order import steps
+from onnxgrail.parallel import SOLO, Node
+from onnxgrail.record import Record
 from tests.oracle import run
 from tests.tiny import cnn, feed, mlp
 
@@ -157,3 +159,58 @@ def test_recording_leaves_the_stream_as_it_was() -> None:
     for array, one in zip(got, feeds, strict=True):
         np.testing.assert_allclose(array, run(model, one)["y"], atol=1e-5)
     assert np.array_equal(want.gram, still.gram)
+
+
+class _Part:
+    """One of several processes, as far as a stream sees it; its sums stay where they are."""
+
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def collect(self, nodes: list[Node]) -> None:
+        """Nothing travels."""
+
+    def share(self, record: Record | None) -> Record | None:
+        """Nothing travels."""
+        return record
+
+
+@pytest.mark.parametrize("kept", [0, 3000, 2**28], ids=["nothing kept", "something kept", "kept"])
+def test_all_processes_keep_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept decides from where the next tensors are computed, and so their last bits."""
+    monkeypatch.setattr(module, "KEPT", kept)
+    model, survey, feeds = surveyed("cnn")
+    makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]
+    batches = Batches(feeds=makers, samples=len(feeds), source="test")
+    names: list[list[list[str]]] = []
+    for group in (SOLO, *map(_Part, range(3))):
+        ledger = weights.empty(survey)
+        with Stream(model, survey, batches, providers=CPU, group=group) as stream:
+            names.append([])
+            for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+                stream.measure(step.blocks[0].probes, ledger, lambda: None, step.limit)
+                names[-1].append(sorted(stream._cache.names))
+                ledger = half(survey, number, ledger)
+    assert all(found == names[0] for found in names)
+    assert kept == 0 or any(probe.value in found for found in names[0] for b in survey.blocks for probe in b.probes)
+
+
+@every_model
+def test_steps_that_are_known_are_walked_past_as_they_were_measured(name: str) -> None:
+    model, survey, feeds = surveyed(name)
+    *known, last = steps(survey.blocks, closed_loop=True)
+    found = []
+    for replay in (False, True):
+        ledger = weights.empty(survey)
+        with opened(model, survey, feeds) as stream:
+            for number, step in enumerate(known):
+                if replay:
+                    stream.walk_past(step.blocks[0].probes, ledger, step.limit)
+                else:
+                    stream.measure(step.blocks[0].probes, ledger, lambda: None, step.limit)
+                ledger = half(survey, number, ledger)
+            (stats,) = stream.measure(last.blocks[0].probes, ledger, lambda: None, last.limit)
+            found.append((stream._cache.names, stats.gram.tobytes()))
+    assert found[0] == found[1]
