@@ -22,7 +22,7 @@ INTRO = """\
 number here is typed by hand.
 
 - Rows: which units go (`l1`, `l2`, `wanda`, ...) or are merged (`fold`), then the repair: `none`; `grail-open`, every
-  block measured in the original model; `grail-closed`, behind the blocks already narrowed (the default); `best`.
+  block measured in the original model; `grail-closed`, behind the blocks already narrowed; `best`, the default.
 - Columns: the ratio asked for.  Widths are not rounded here, so that a ratio means what it says.  Kernels pay for that:
   convolutions whose widths are no multiples of 8 can be slower than the dense ones, which `--round-to 8` is for.
 - Cells: the median over calibration draws, on held-out data.  Every draw calibrates on another half of the samples;
