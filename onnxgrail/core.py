@@ -24,6 +24,7 @@ Role = Literal["producer", "passenger", "consumer"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
+REFINES = ("laco", "distill")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -236,6 +237,8 @@ class Recipe:
     compensate: str = "best"
     ridge: float = 1e-3
     norms: str = "none"
+    refine: tuple[str, ...] = ()
+    budget_seconds: float | None = None
     closed_loop: bool = True
     round_to: int = 8
     kv_io: bool = False

@@ -18,6 +18,8 @@ from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
+from onnxgrail.refine.job import Refined
+from onnxgrail.refine.steps import refine, require_torch
 from onnxgrail.report import Report, Verification
 from onnxgrail.summary import nothing_text
 
@@ -70,9 +72,11 @@ def compress(
     Raises:
         UsageError: a choice is unknown or out of range.
         ModelError, DataError, OutputError: the input cannot be used or the output not written.
+        MissingExtraError: a refinement is asked for and torch is not installed.
         NothingToCompressError: no block can lose a unit; its report says why.
     """
     recipe, clock = recipe_of(choices), Clock()
+    require_torch(recipe)
     target = _target(model, output, force=force, dry_run=dry_run)
     prepared = prepare(model, data, recipe, clock)
     if target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT):
@@ -83,6 +87,10 @@ def compress(
         raise _nothing(prepared, recipe, decision, clock)
     with clock.stage("narrow"):
         slim = narrowed(prepared, decision.ledger)
+    refined: tuple[Refined, ...] = ()
+    if recipe.refine:
+        with clock.stage("refine"):
+            refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
     verification: Verification | None = None
     results: tuple[Fidelity, ...] = ()
     if recipe.check:
@@ -92,7 +100,14 @@ def compress(
         if target is not None:
             save(slim, target, external=save_as_external_data)
     report = report_of(
-        prepared, recipe, decision, slim=slim, output=target, verification=verification, timing=clock.seconds
+        prepared,
+        recipe,
+        decision,
+        slim=slim,
+        output=target,
+        verification=verification,
+        timing=clock.seconds,
+        refines=refined,
     )
     return Result(report=report, output=target, model=slim, gates_passed=passes(results, recipe))
 

@@ -10,7 +10,7 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, target_of
-from onnxgrail.core import KINDS, NORMS, Recipe
+from onnxgrail.core import KINDS, NORMS, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
 
@@ -29,6 +29,9 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     if "blocks" in given:
         blocks = given["blocks"]
         given["blocks"] = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
+    if "refine" in given:
+        kinds = given["refine"].split(",") if isinstance(given["refine"], str) else given["refine"]
+        given["refine"] = () if tuple(kinds) == ("none",) else tuple(kinds)
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
     _ruled(given)
@@ -72,6 +75,14 @@ def _check(recipe: Recipe) -> None:
     _among("reducer", recipe.reducer, REDUCERS)
     _among("compensate", recipe.compensate, COMPENSATORS)
     _among("norms", recipe.norms, NORMS)
+    for kind in recipe.refine:
+        _among("refine", kind, REFINES)
+    if len(set(recipe.refine)) < len(recipe.refine):
+        raise UsageError(
+            f"refine cannot be {','.join(recipe.refine)}", hint=f"Choose from {', '.join(REFINES)}, each once"
+        )
+    if recipe.budget_seconds is not None and not recipe.budget_seconds > 0:
+        raise UsageError(f"budget_seconds must be above 0, got {recipe.budget_seconds:g}")
     for name in ("batch_size", "round_to"):
         if getattr(recipe, name) < 1:
             raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")

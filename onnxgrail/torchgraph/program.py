@@ -32,12 +32,13 @@ class Program:
 
     Attributes:
         steps: the nodes in order; weights: the initializers, sharing memory with the graph where types allow it.
-        outputs: names of the graph's outputs.
+        outputs: names of the graph's outputs; floats: the type that stands for all floating-point types, or None.
     """
 
     steps: tuple[Step, ...]
     weights: Mapping[str, Tensor]
     outputs: tuple[str, ...]
+    floats: torch.dtype | None = None
     _plans: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def run(
@@ -113,7 +114,8 @@ def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program
         for name, value in model.graph.initializers.items()
         if value.const_value is not None and name in used and value.const_value.dtype != ir.DataType.STRING
     }
-    return Program(steps=steps, weights=weights, outputs=tuple(v.name or "" for v in model.graph.outputs))
+    outputs = tuple(v.name or "" for v in model.graph.outputs)
+    return Program(steps=steps, weights=weights, outputs=outputs, floats=floats)
 
 
 def tensors(feeds: Mapping[str, Array], floats: torch.dtype | None = None) -> dict[str, Tensor]:
