@@ -18,6 +18,7 @@ SELECTORS = ("wanda", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
 REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
 NORMS = ("none", "repair", "refit", "all")
+REFINES = ("laco", "distill")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
@@ -74,6 +75,17 @@ def blocks(value: Any) -> tuple[str, ...]:
     unknown = [kind for kind in kinds if kind not in BLOCKS]
     if unknown or not kinds:
         raise click.BadParameter(f"{', '.join(unknown) or 'nothing'!r}: choose from {', '.join(BLOCKS)}")
+    return kinds
+
+
+def refines(value: Any) -> tuple[str, ...]:
+    """A comma list of refinements, or none."""
+    kinds = tuple(part.strip() for part in str(value).split(",") if part.strip())
+    if kinds == ("none",):
+        return ()
+    unknown = [kind for kind in kinds if kind not in REFINES]
+    if unknown or not kinds or len(set(kinds)) < len(kinds):
+        raise click.BadParameter(f"{value!r}: choose none, or from {', '.join(REFINES)}, each once")
     return kinds
 
 
@@ -158,6 +170,24 @@ budget_options = chain(
         show_default=True,
         help="How narrowing is spread over blocks: alike, more with depth, by standardised scores, or by measured "
         "effect on the outputs (kept only where it beats uniform).",
+    ),
+)
+
+refine_options = chain(
+    click.option(
+        "--refine",
+        type=refines,
+        metavar="KINDS",
+        default="none",
+        show_default=True,
+        help="Then fit all weights by gradient (needs torch): block by block (laco), as a whole (distill), or both "
+        "in turn (laco,distill).",
+    ),
+    click.option(
+        "--budget-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="Time that refining may take; without it, as long as it needs.",
     ),
 )
 

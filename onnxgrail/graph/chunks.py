@@ -12,6 +12,10 @@ from onnxgrail.graph.facts import key
 from onnxgrail.graph.live import Lives
 from onnxgrail.graph.trainable import Trainable
 
+MIXING = frozenset({"Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"})
+
+LONG = 12  # nodes: in small graphs nothing lives longer than it should
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -23,17 +27,12 @@ class Chunk:
     heavy: int
 
 
-def chunks(model: ir.Model, found: Trainable, lives: Lives, joined: int = 1) -> list[Chunk]:
+def chunks(model: ir.Model, found: Trainable, lives: Lives) -> list[Chunk]:
     """From residual sum to residual sum, so to speak: cuts lie behind nodes that make the one carrier alive there.
 
-    Carriers that live through most of the graph, such as the encoder's output for a decoder, do not count.  Pieces
-    without a product belong to the piece in front of them.
-
-    Args:
-        model: the graph.
-        found: its weights and carriers.
-        lives: its live ranges.
-        joined: so many pieces make a chunk.
+    Carriers that live through half of a large graph, such as the encoder's output for a decoder, do not count.  Pieces
+    without a product belong to the piece in front of them, and attention to the piece behind it: the two halves of a
+    transformer's layer are one chunk.
     """
     nodes = list(model.graph)
     cuts = _cuts(nodes, found.carriers, lives)
@@ -45,7 +44,21 @@ def chunks(model: ir.Model, found: Trainable, lives: Lives, joined: int = 1) -> 
             pieces.append(_together([pieces.pop(), Chunk(begin, end, key(nodes[end - 1]), heavy)]))
         else:
             pieces.append(Chunk(begin, end, key(nodes[end - 1]), heavy))
-    return [_together(pieces[k : k + joined]) for k in range(0, len(pieces), joined)]
+    return _layers(pieces, nodes)
+
+
+def _layers(pieces: list[Chunk], nodes: list[ir.Node]) -> list[Chunk]:
+    """Every piece with attention and the one behind it, unless that has attention, too."""
+    found: list[Chunk] = []
+    before = False
+    for piece in pieces:
+        mixes = any(node.op_type in MIXING for node in nodes[piece.begin : piece.end])
+        if before and not mixes:
+            found.append(_together([found.pop(), piece]))
+        else:
+            found.append(piece)
+        before = mixes
+    return found
 
 
 def _together(pieces: list[Chunk]) -> Chunk:
@@ -54,7 +67,7 @@ def _together(pieces: list[Chunk]) -> Chunk:
 
 def _cuts(nodes: list[ir.Node], carriers: Collection[str], lives: Lives) -> list[int]:
     """Positions behind a node that makes the only carrier alive there."""
-    half = max(len(nodes) // 2, 2)
+    half = max(len(nodes) // 2, LONG)
     steps = np.zeros(len(nodes) + 2, dtype=np.int64)
     made: dict[str, int] = {}
     for name, born, last in zip(lives.names, lives.born.tolist(), lives.last.tolist(), strict=True):

@@ -41,7 +41,7 @@ class Trainable:
     Attributes:
         readers: per weight the positions of the nodes that compute with it; there are no other uses.
         matrices: those of them that are operands of products.
-        carriers: activations that depend on a weight or an embedding.
+        carriers: activations that depend on a weight or an embedding, and inputs that a weight multiplies.
     """
 
     readers: Mapping[str, tuple[int, ...]]
@@ -68,6 +68,7 @@ def trainable(model: ir.Model) -> Trainable:
             if number in _matrices(node) and _rank(value, weight) >= 2:
                 learnt = True
                 matrices.add(weight)
+                carriers.update(v.name for v in node.inputs if v is not None and v.name and v.is_graph_input())
                 places.setdefault(weight, []).append(position)
             elif number in VECTORS.get(node.op_type, ()) and _is_vector(weight, model) and (carried or learnt):
                 places.setdefault(weight, []).append(position)

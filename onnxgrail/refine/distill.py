@@ -10,12 +10,12 @@ from onnxgrail.graph.trainable import trainable
 from onnxgrail.refine.job import Job, Refined, logits
 
 KIND = "distill"
-RATE, STEPS = 1e-2, 300
+RATE, STEPS = 1e-2, 600
 KEPT = 1 << 30  # bytes of dense outputs that are kept; beyond that they are computed again
 
 
 def distill(job: Job, progress: Progress) -> tuple[Refined, ...]:
-    """A few hundred steps on squared error, or on the divergence of rows where an output holds logits."""
+    """A few hundred steps on squared error, and on the divergence of rows where an output holds logits."""
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
     started = time.perf_counter()

@@ -27,8 +27,8 @@ class Refined:
 
     Attributes:
         block: the part of the network; kind: `laco` or `distill`.
-        before, after: error on held-out batches: squared, as a share of what the dense network has there, or the
-            divergence in nats where `block` is the model and its output holds logits.
+        before, after: error on held-out batches: squared, as a share of what the dense network has there; where `block`
+            is the model and an output holds logits, the divergence in nats, to which distillation adds that share.
         epochs, seconds: what it took.
         outcome: `plain` where the weights stay because nothing better was found, `skipped` where nothing was tried.
     """

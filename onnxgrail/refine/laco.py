@@ -21,7 +21,7 @@ from onnxgrail.refine.walk import Walk
 
 KIND = "laco"
 NEAR = 1e-10  # squared error, as a share, below which a block is what it was
-RATE, EPOCHS, STEPS = 1e-2, 10, 200
+RATE, EPOCHS, STEPS = 1e-2, 10, 400  # at least so many epochs and steps
 TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from onnxgrail.algebra.channelwise import twins
+from onnxgrail.algebra.compensate import BEST
 from onnxgrail.core import Change, Outcome, Progress, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.survey import Ledger
@@ -56,7 +57,8 @@ def refine(
         recipe=recipe,
         slim=slim,
         ledger=ledger,
-        stand=twins(prepared.survey.ids, changes),
+        # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
+        stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
         deadline=None if seconds is None else time.perf_counter() + seconds,
         masks=masks_of(prepared),
     )

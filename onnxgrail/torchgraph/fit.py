@@ -18,6 +18,8 @@ from onnxgrail.torchgraph.guard import check
 from onnxgrail.torchgraph.program import Program, program_of, tensors
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+WARM = 0.05  # share of all steps in which they grow to full size
+FAR = 100.0  # times the error at the beginning: nothing comes back from there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,7 +41,8 @@ class Settings:
         clip: largest norm of a gradient.
         seconds: no epoch is begun behind that; None for as long as it takes.
         seed: of the order of the batches.
-        divergence: outputs compared by Kullback-Leibler divergence of their last axis; others by squared error.
+        divergence: outputs that hold distributions along their last axis: to the squared error, which all others are
+            compared by, comes their Kullback-Leibler divergence.
         probable: those of them that hold probabilities and not logits.
     """
 
@@ -96,27 +99,54 @@ def fit(
     program = program_of(piece, floats=torch.float32 if half else None)
     _same(program, batches[0](), expected, piece.graph.name or "the model")
     fitted = _Fitted(program, {n: initializers[n] for n in names}, settings, _energy(batches, settings))
+    fitted.begin(0.0)
     before = fitted.error(held)
-    best, found, epochs = before, fitted.state(), 0
-    started = time.perf_counter()
+    started, epochs = time.perf_counter(), 0
+    for rate in (settings.rate, settings.rate / 4):  # what steps were too large for may still take smaller ones
+        best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
+        epochs += ran
+        if best < before:
+            return Fit(before=before, after=best, epochs=epochs, arrays=fitted.arrays(found))
+    return Fit(before=before, after=before, epochs=epochs, arrays={})
+
+
+def _trained(
+    fitted: _Fitted,
+    rate: float,
+    before: float,
+    data: tuple[Batches, Batches],
+    settings: Settings,
+    started: float,
+    tick: Callable[[], None],
+) -> tuple[float, dict[str, Tensor], int]:
+    """One descent from the weights of the graph: the smallest error that it passed, where, and after how many epochs.
+
+    On the way it may well be worse than before: the first steps of Adam know little, and later ones make up for it.
+    """
+    batches, held = data
+    best, found = before, fitted.begin(rate)
+    first = time.perf_counter() - started
     total = max(settings.epochs, math.ceil(settings.steps / len(batches)))
     order = np.random.default_rng(settings.seed)
     for epoch in range(total):
         spent = time.perf_counter() - started
         if not math.isfinite(before) or (settings.seconds is not None and spent >= settings.seconds):
-            break
-        share = 0.0 if settings.seconds is None else spent / settings.seconds
+            return best, found, epoch
+        share = 0.0 if settings.seconds is None else (spent - first) / (settings.seconds - first)
         for number, k in enumerate(order.permutation(len(batches)).tolist()):
-            done = max((epoch + number / len(batches)) / total, share)
-            fitted.step(batches[k](), 0.5 + 0.5 * math.cos(math.pi * done))
+            fitted.step(batches[k](), _share(max((epoch + number / len(batches)) / total, share)))
         now = fitted.error(held)
-        epochs += 1
+        tick()
         if now < best:
             best, found = now, fitted.state()
-        elif not now < 4 * before:  # on its way out: back to the best, in smaller steps
-            fitted.back(found)
-        tick()
-    return Fit(before=before, after=best, epochs=epochs, arrays=fitted.arrays(found) if best < before else {})
+        elif not now < FAR * before:
+            return best, found, epoch + 1
+    return best, found, total
+
+
+def _share(done: float) -> float:
+    """Of the full rate: it grows at first, then falls like a cosine."""
+    return done / WARM if done < WARM else 0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM))
 
 
 def _same(program: Program, first: Batch, expected: Mapping[str, Array], name: str) -> None:
@@ -145,18 +175,20 @@ class _Fitted:
         self, program: Program, values: Mapping[str, ir.Value], settings: Settings, energy: Mapping[str, float]
     ) -> None:
         self.program, self.values, self.settings, self.energy = program, values, settings, energy
-        self.weights = {n: program.weights[n].detach().clone().requires_grad_() for n in values}
-        self._begin(settings.rate)
+        self.rate = 0.0
 
-    def _begin(self, rate: float) -> None:
+    def begin(self, rate: float) -> dict[str, Tensor]:
+        """Back to the weights of the graph, with steps of this size at most; returns those weights."""
         self.rate = rate
+        self.weights = {n: self.program.weights[n].detach().clone().requires_grad_() for n in self.values}
         sizes = {n: float(w.detach().square().mean().sqrt()) for n, w in self.weights.items()}
         floor = 0.1 * sorted(sizes.values())[len(sizes) // 2]  # a bias of zeros must be able to leave
         groups = [{"params": [w], "lr": 0.0, "size": max(sizes[n], floor)} for n, w in self.weights.items()]
-        self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99))
+        self.adam = torch.optim.Adam(groups, betas=(0.9, 0.999))
+        return self.state()
 
     def step(self, batch: Batch, share: float) -> None:
-        """One step of Adam at this share of the first one's rate."""
+        """One step of Adam at this share of the full rate."""
         for group in self.adam.param_groups:
             group["lr"] = self.rate * share * group["size"]
         self.adam.zero_grad()
@@ -179,13 +211,6 @@ class _Fitted:
         """A copy of the weights."""
         return {n: w.detach().clone() for n, w in self.weights.items()}
 
-    def back(self, state: Mapping[str, Tensor]) -> None:
-        """To these weights, with steps of a quarter."""
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                weight.copy_(state[name])
-        self._begin(self.rate / 4)
-
     def arrays(self, state: Mapping[str, Tensor]) -> dict[str, Array]:
         """Weights in the types of the graph."""
         found = {}
@@ -203,7 +228,9 @@ class _Fitted:
         goal = goal.to(y.dtype)
         y, goal = _shown(y, mask), _shown(goal, mask)
         if name in self.settings.divergence:
-            return _divergence(y, goal, probable=name in self.settings.probable)
+            # With few samples the divergence alone is met long before the logits are: their distance is a second guide.
+            distance = (y - goal).square().mean() / goal.square().mean().clamp(min=1e-30)
+            return _divergence(y, goal, probable=name in self.settings.probable) + distance
         return (y - goal).square().mean() / self.energy[name]
 
 
