@@ -14,6 +14,7 @@ from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
 from onnxgrail.graph.assign import assign
+from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
 from onnxgrail.refine.walk import Walk
@@ -62,8 +63,10 @@ class Job:
     def walk(self, model: ir.Model) -> Walk:
         """All batches at the entrance of a model."""
         prepared = self.prepared
+        ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
+        feeds = (fit(feed, ports) for feed in prepared.batches)
         options = {"providers": self.recipe.providers, "folder": prepared.folder}
-        return Walk(model, prepared.survey.facts, prepared.batches, **options)  # type: ignore[arg-type]
+        return Walk(model, prepared.survey.facts, feeds, **options)  # type: ignore[arg-type]
 
     @property
     def held(self) -> list[int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.live import lives
@@ -26,12 +25,12 @@ class Walk:
     """
 
     def __init__(
-        self, model: ir.Model, facts: Facts, batches: Batches, *, providers: Sequence[str], folder: Path | None
+        self, model: ir.Model, facts: Facts, feeds: Iterable[Feed], *, providers: Sequence[str], folder: Path | None
     ) -> None:
         self.model, self._facts = model, facts
         self._providers, self._folder = tuple(providers), folder
         self._lives = lives(model, facts, [1] * len(list(model.graph)))
-        self.cache: list[dict[str, Array]] = [dict(feed) for feed in batches]
+        self.cache: list[dict[str, Array]] = [dict(feed) for feed in feeds]
         self.forward = 0.0
 
     def piece(self, outputs: Sequence[str]) -> ir.Model:

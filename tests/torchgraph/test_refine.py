@@ -23,6 +23,8 @@ from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.fit import Batch, Settings, fit
 from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.program import program_of, tensors
+from tests.e2e.test_kv_io import decoder
+from tests.e2e.test_kv_io import feeds as cache_feed
 from tests.tiny import mlp, tiny
 
 STATUS = {"ok", "plain", "skipped"}
@@ -279,3 +281,26 @@ def test_the_command_line_says_what_came_of_it(tmp_path: Any) -> None:
     assert done.exit_code == 0, done.output
     assert "Refine laco: held-out error" in done.output
     assert "Refine distill: held-out error" in done.output
+
+
+@pytest.mark.parametrize("refine", ["laco", "distill"])
+def test_caches_that_lost_heads_are_fed_as_they_are_now(refine: str) -> None:
+    rows = [{n: a + 0.1 * k if a.dtype.kind == "f" else a for n, a in cache_feed().items()} for k in range(6)]
+    choices: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "check": False, "kv_io": True}
+    entries = onnxgrail.compress(ir.to_proto(decoder()), data=rows, refine=refine, **choices).report.data["refines"]
+    assert any(e["outcome"]["status"] == "ok" for e in entries)
+    assert all(e["after"] <= e["before"] for e in entries if e["before"] is not None)
+
+
+def test_a_very_narrow_resnet_sees_again() -> None:
+    """On images that neither fit nor choice has seen."""
+    found = models.load("digits_resnet")
+    choices: dict[str, Any] = {"ratio": 0.85, "blocks": ("conv", "stream"), "check": False, "data": found.calibration}
+    right = {}
+    with np.load(found.heldout) as file:
+        images, labels = file["images"], file["labels"]
+    for refine in ("none", "laco,distill"):
+        model = onnxgrail.compress(found.model, dry_run=True, refine=refine, **choices).model
+        with open_session(to_bytes(model)) as session:
+            right[refine] = float((session.run({"images": images})["logits"].argmax(1) == labels).mean())
+    assert right["laco,distill"] > max(0.93, right["none"] + 0.03)
