@@ -19,6 +19,7 @@ REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold
 COMPENSATORS = ("grail", "best", "none")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
+REFINES = ("laco", "distill")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
@@ -82,12 +83,17 @@ def fits(value: Any) -> tuple[str, ...]:
     return () if str(value).strip() == "plain" else _words(value, FITS)
 
 
+def refines(value: Any) -> tuple[str, ...]:
+    """A comma list of refinements, or none."""
+    return () if str(value).strip() == "none" else _words(value, REFINES)
+
+
 def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+    words = tuple(part.strip() for part in str(value).split(",") if part.strip())
     unknown = [word for word in words if word not in known]
     if unknown:
         raise click.BadParameter(f"{', '.join(unknown)!r}: choose from {', '.join(known)}")
-    return words
+    return tuple(dict.fromkeys(words))
 
 
 def report_file(value: Any) -> Path:
@@ -171,6 +177,24 @@ budget_options = chain(
         show_default=True,
         help="How narrowing is spread over blocks: alike, more with depth, by standardised scores, or by measured "
         "effect on the outputs (kept only where it beats uniform).",
+    ),
+)
+
+refine_options = chain(
+    click.option(
+        "--refine",
+        type=refines,
+        metavar="KINDS",
+        default="none",
+        show_default=True,
+        help="Then fit all weights by gradient (needs torch): block by block (laco), as a whole (distill), or both "
+        "in turn (laco,distill).",
+    ),
+    click.option(
+        "--budget-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="Time that refining may take; without it, as long as it needs.",
     ),
 )
 

@@ -25,6 +25,7 @@ Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
+REFINES = ("laco", "distill")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -240,6 +241,8 @@ class Recipe:
     fit: tuple[str, ...] = FITS
     ridge: float = 1e-3
     norms: str = "none"
+    refine: tuple[str, ...] = ()
+    budget_seconds: float | None = None
     closed_loop: bool = True
     round_to: int = 8
     kv_io: bool = False

@@ -24,6 +24,14 @@ class ModelError(OnnxGrailError):
     """The model cannot be read, does not run, or uses something the tool cannot represent."""
 
 
+class UnsupportedOpError(ModelError):
+    """Gradients cannot pass a node: `op` has no function in torch, or not in this variant."""
+
+    def __init__(self, message: str, *, hint: str = "", op: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.op = op
+
+
 class DataError(OnnxGrailError):
     """Calibration or comparison data do not fit the model's inputs, or hold NaN or infinity."""
 

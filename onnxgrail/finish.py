@@ -25,6 +25,7 @@ from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
+from onnxgrail.refine.job import Refined
 from onnxgrail.report import (
     ModelChange,
     Report,
@@ -94,6 +95,7 @@ def report_of(
     output: Path | None,
     verification: Verification | None,
     timing: Mapping[str, float],
+    refines: Sequence[Refined] = (),
 ) -> Report:
     """Everything that was done and left alone, as schema 1."""
     decided = {c.block.name: c for c in decision.changes}
@@ -121,6 +123,7 @@ def report_of(
         allocation=decision.allocation.entry(),
         refits=[dataclasses.asdict(refit) for refit in decision.refits],
         norms=[dataclasses.asdict(norm) for norm in decision.norms],
+        refines=[dataclasses.asdict(entry) for entry in refines],
     )
 
 

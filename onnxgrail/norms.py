@@ -15,7 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.additions import of_addition, with_addition
-from onnxgrail.algebra.channelwise import Affine, distance, moved, pooled, refit, repair, sums, zero_sums
+from onnxgrail.algebra.channelwise import (
+    Affine,
+    distance,
+    moved,
+    pool_of,
+    pooled,
+    refit,
+    repair,
+    sums,
+    twins,
+    zero_sums,
+)
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Progress, Recipe
 from onnxgrail.graph import weights
@@ -60,7 +71,7 @@ def bring_back(
     todo = [p for p in places(model, survey) if p.position >= first and recipe.norms in (p.kind, "all")]
     report: list[Norm] = []
     with ExitStack() as stack:
-        walk = _Walk(prepared, recipe, _twins(survey.ids, changes), stack)
+        walk = _Walk(prepared, recipe, twins(survey.ids, changes), stack)
         for number, place in enumerate(todo):
             walk.ledgers.append((ledger, place.position))
             key = f"norm {place.position} {place.node}"
@@ -74,8 +85,8 @@ def bring_back(
 class _Walk:
     """Both networks, opened when they are first needed: not where everything is known, nor in other processes."""
 
-    def __init__(self, prepared: Prepared, recipe: Recipe, twins: Ints, stack: ExitStack) -> None:
-        self._prepared, self._recipe, self._twins, self._stack = prepared, recipe, twins, stack
+    def __init__(self, prepared: Prepared, recipe: Recipe, stand: Ints, stack: ExitStack) -> None:
+        self._prepared, self._recipe, self._twins, self._stack = prepared, recipe, stand, stack
         self._streams: tuple[Stream, Stream] | None = None
         self._untouched = weights.empty(prepared.survey)
         self.ledgers: list[tuple[Ledger, int]] = []  # at places that the streams have not passed yet
@@ -103,15 +114,6 @@ def _recorded(walk: _Walk, place: Place, ledger: Ledger) -> Record:
     """What is set at one place."""
     after, entry = _set(walk.at(place), ledger)
     return of_addition(ledger, after, {"norms": [] if entry is None else [dataclasses.asdict(entry)]})
-
-
-def _twins(count: int, changes: Sequence[Change]) -> Ints:
-    """(ids,) the unit that stands for each unit: itself, or the representative of its cluster."""
-    found = np.arange(count)
-    for change in changes:
-        if change.reducer.cluster is not None:
-            found[change.block.ids] = change.block.ids[change.reducer.kept[change.reducer.cluster]]
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,13 +145,13 @@ class _Pair:
         marks = [m.labels for m in self.prepared.survey.marks.get(name, ()) if m.axes == (axis,)]
         if not marks:
             return np.arange(self.prepared.survey.facts.shapes[name][axis])
-        return _pool(marks[0], ledger.dead, self.twins)
+        return pool_of(marks[0], ledger.dead, self.twins)
 
     def _kept(self, goal: Array, name: str, axis: int, ledger: Ledger) -> Array:
         """The dense tensor, narrowed like the other one on all axes but one; clusters are averaged."""
         for mark in self.prepared.survey.marks.get(name, ()):
             if mark.axes != (axis,) and ledger.dead[mark.labels].any():
-                pool = _pool(mark.labels, ledger.dead, self.twins)
+                pool = pool_of(mark.labels, ledger.dead, self.twins)
                 goal = np.moveaxis(pooled(np.moveaxis(goal, mark.axes[0], -1), pool, pool.max() + 1), -1, mark.axes[0])
         return goal
 
@@ -168,19 +170,6 @@ def _real(shape: tuple[int, ...], axis: int, mask: Bools | None) -> Bools:
     count = int(np.prod(shape)) // max(shape[axis], 1)
     fits = mask is not None and axis == len(shape) - 1 and shape[:-1] in (mask.shape, (mask.size,))
     return np.asarray(mask).astype(bool).ravel() if fits else np.ones(count, dtype=bool)
-
-
-def _pool(labels: Ints, dead: Bools, twins: Ints) -> Ints:
-    """Of several positions with one label the first stands for the first, and so on."""
-    kept: dict[tuple[int, int], int] = {}
-    turns: dict[int, int] = {}
-    places: list[tuple[int, int]] = []
-    for label in labels.tolist():
-        turns[label] = turns.get(label, -1) + 1
-        places.append((label, turns[label]))
-        if not dead[label]:
-            kept[places[-1]] = len(kept)
-    return np.array([kept.get((int(twins[label]), turn), -1) for label, turn in places], dtype=np.int64)
 
 
 def _set(pair: _Pair, ledger: Ledger) -> tuple[Ledger, Norm | None]:

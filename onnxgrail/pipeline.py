@@ -24,6 +24,8 @@ from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
+from onnxgrail.refine.job import Refined
+from onnxgrail.refine.steps import refine, require_torch
 from onnxgrail.report import Report, Verification
 from onnxgrail.resume import agree, begin, replaceable
 from onnxgrail.summary import nothing_text
@@ -86,10 +88,12 @@ def compress(
     Raises:
         UsageError: a choice is unknown or out of range.
         ModelError, DataError, OutputError: the input cannot be used or the output not written.
+        MissingExtraError: a refinement is asked for and torch is not installed.
         NothingToCompressError: no block can lose a unit; its report says why.
         LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock()
+    require_torch(recipe)
     first = group.rank == 0
     with nullcontext() if resume is None or not first else closing(Folder(Path(resume))) as folder:
         owned = functools.partial(replaceable, folder)
@@ -108,6 +112,10 @@ def compress(
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
+        refined: tuple[Refined, ...] = ()
+        if recipe.refine and first:
+            with clock.stage("refine"):
+                refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
         verification: Verification | None = None
         results: tuple[Fidelity, ...] = ()
         if recipe.check and first:
@@ -117,7 +125,14 @@ def compress(
             if target is not None:
                 _write(slim, target, external=external, folder=folder)
     report = report_of(
-        prepared, recipe, decision, slim=slim, output=target, verification=verification, timing=clock.seconds
+        prepared,
+        recipe,
+        decision,
+        slim=slim,
+        output=target,
+        verification=verification,
+        timing=clock.seconds,
+        refines=refined,
     )
     return Result(report=report, output=target, model=slim, gates_passed=not first or passes(results, recipe))
 

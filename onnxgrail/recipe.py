@@ -10,7 +10,7 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
-from onnxgrail.core import FITS, KINDS, NORMS, Recipe
+from onnxgrail.core import FITS, KINDS, NORMS, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
 
@@ -26,10 +26,12 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         if name not in known:
             raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
     given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
-    for name in ("blocks", "fit"):
+    for name in ("blocks", "fit", "refine"):
         words = given.get(name)
         if words is not None:
             given[name] = tuple(w for w in words.split(",") if w) if isinstance(words, str) else tuple(words)
+    if given.get("refine") == ("none",):
+        given["refine"] = ()
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
     if "cache_budget" in given:
@@ -78,6 +80,14 @@ def _check(recipe: Recipe) -> None:
     _among("norms", recipe.norms, NORMS)
     for word in recipe.fit:
         _among("fit", word, FITS)
+    for kind in recipe.refine:
+        _among("refine", kind, REFINES)
+    if len(set(recipe.refine)) < len(recipe.refine):
+        raise UsageError(
+            f"refine cannot be {','.join(recipe.refine)}", hint=f"Choose from {', '.join(REFINES)}, each once"
+        )
+    if recipe.budget_seconds is not None and not recipe.budget_seconds > 0:
+        raise UsageError(f"budget_seconds must be above 0, got {recipe.budget_seconds:g}")
     for name in ("batch_size", "round_to"):
         if getattr(recipe, name) < 1:
             raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")

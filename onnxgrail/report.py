@@ -155,6 +155,7 @@ def make_report(
     allocation: Mapping[str, Any] | None = None,
     refits: Sequence[Mapping[str, Any]] = (),
     norms: Sequence[Mapping[str, Any]] = (),
+    refines: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Put a report together.
 
@@ -172,6 +173,7 @@ def make_report(
         allocation: how widths were spread over the blocks, and what rounding them cost.
         refits: layers fitted to the original network, with errors on held-out rows.
         norms: activations brought back to the original's.
+        refines: fits by gradient, block by block or of the whole model.
     """
     return Report(
         data={
@@ -185,6 +187,7 @@ def make_report(
             "blocks": [plain(block) for block in blocks],
             "refits": plain(list(refits)),
             "norms": plain(list(norms)),
+            "refines": plain(list(refines)),
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),
             "interface": plain([asdict(port) for port in interface]),

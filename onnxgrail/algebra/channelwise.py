@@ -6,12 +6,12 @@ channels stands for each of the c: its own where it stays, its cluster's where i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.core import Array, Floats, Ints
+from onnxgrail.core import Array, Bools, Change, Floats, Ints
 
 ALPHAS = (1e-4, 1e-2, 1e-1, 1.0)
 DEAD = 1e-3  # a deviation below this share of the one it should have is not blown up
@@ -68,6 +68,31 @@ def sums(y: Array, t: Array, pool: Ints) -> Sums:
         return np.asarray(a.sum(axis=0, dtype=np.float64))
 
     return Sums(len(y), total(y), dot(y, y), total(mean), dot(mean, mean), dot(y, mean), total(t), dot(t, t))
+
+
+def twins(count: int, changes: Iterable[Change]) -> Ints:
+    """(ids,) the unit that stands for each unit: itself, or the representative of its cluster."""
+    found = np.arange(count)
+    for change in changes:
+        if change.reducer.cluster is not None:
+            found[change.block.ids] = change.block.ids[change.reducer.kept[change.reducer.cluster]]
+    return found
+
+
+def pool_of(labels: Ints, dead: Bools, stand: Ints) -> Ints:
+    """(c,) which of the channels that stay stands for each one of an axis, -1 for none.
+
+    Of several positions with one label the first stands for the first, and so on.
+    """
+    kept: dict[tuple[int, int], int] = {}
+    turns: dict[int, int] = {}
+    places: list[tuple[int, int]] = []
+    for label in labels.tolist():
+        turns[label] = turns.get(label, -1) + 1
+        places.append((label, turns[label]))
+        if not dead[label]:
+            kept[places[-1]] = len(kept)
+    return np.array([kept.get((int(stand[label]), turn), -1) for label, turn in places], dtype=np.int64)
 
 
 def pooled(t: Array, pool: Ints, k: int) -> Array:

@@ -27,8 +27,8 @@ from . import nets
 
 FIELDS = {
     "": (
-        "schema tool recipe environment model allocation blocks refits norms refusals verification interface timing "
-        "peak_rss_bytes"
+        "schema tool recipe environment model allocation blocks refits norms refines refusals verification interface "
+        "timing peak_rss_bytes"
     ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",
@@ -82,7 +82,7 @@ def test_every_field_of_schema_1(tmp_path: Path) -> None:
             has(member, "member")
         assert {m["role"] for m in block["members"]} >= {"producer", "consumer"}
         assert block["exact"] is True
-    assert data["norms"] == []  # nobody asked for them
+    assert data["norms"] == data["refines"] == []  # nobody asked for them
     for refusal in data["refusals"]:
         has(refusal, "refusal")
     assert [has(o, "output") for o in data["verification"]["outputs"]] == [None]

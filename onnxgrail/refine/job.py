@@ -1,0 +1,135 @@
+"""What the refinements share: the two models, which batches are held out, and how far the outputs are apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.algebra.channelwise import pool_of, pooled
+from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
+from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
+from onnxgrail.graph.assign import assign
+from onnxgrail.graph.interface import between, fit
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.preparation import Prepared
+from onnxgrail.refine.walk import Walk
+
+EVERY = 5  # batches: the last of so many is held out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refined:
+    """One fit, for the report.
+
+    Attributes:
+        block: the part of the network; kind: `laco` or `distill`.
+        before, after: error on held-out batches: squared, as a share of what the dense network has there; where `block`
+            is the model and an output holds logits, the divergence in nats, to which distillation adds that share.
+        epochs, seconds: what it took.
+        outcome: `plain` where the weights stay because nothing better was found, `skipped` where nothing was tried.
+    """
+
+    block: str
+    kind: str
+    before: float | None
+    after: float | None
+    epochs: int
+    seconds: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Job:
+    """The dense model as prepared and the narrowed one, whose initializers are written to.
+
+    Attributes:
+        ledger: what was decided; stand: which unit stands for each one.
+        deadline: when to stop, on the clock of `time.perf_counter`; None for never.
+    """
+
+    prepared: Prepared
+    recipe: Recipe
+    slim: ir.Model
+    ledger: Ledger
+    stand: Ints
+    deadline: float | None
+    masks: tuple[Bools | None, ...] = field(default=())
+
+    def walk(self, model: ir.Model) -> Walk:
+        """All batches at the entrance of a model."""
+        prepared = self.prepared
+        ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
+        feeds = (fit(feed, ports) for feed in prepared.batches)
+        return Walk(model, prepared.survey.facts, feeds, providers=self.recipe.providers)
+
+    @property
+    def held(self) -> list[int]:
+        """Numbers of the batches that choose; the others are learnt from.  Empty where there is only one."""
+        count = len(self.prepared.batches)
+        return list(range(EVERY - 1, count, EVERY)) or list(range(count))[1:][-1:]
+
+    @property
+    def learnt(self) -> list[int]:
+        """Numbers of the other batches."""
+        return sorted(set(range(len(self.prepared.batches))) - set(self.held))
+
+    def left(self) -> float | None:
+        """Seconds until the deadline."""
+        return None if self.deadline is None else max(self.deadline - time.perf_counter(), 0.0)
+
+    def goal(self, name: str, array: Array) -> Array:
+        """A tensor of the dense network with the channels that the narrowed one has: kept, or averaged by a fold."""
+        for mark in self.prepared.survey.marks.get(name, ()):
+            if self.ledger.dead[mark.labels].any():
+                pool = pool_of(mark.labels, self.ledger.dead, self.stand)
+                front = pooled(np.moveaxis(array, mark.axes[0], -1), pool, int(pool.max()) + 1)
+                array = np.ascontiguousarray(np.moveaxis(front, -1, mark.axes[0]))
+        return array
+
+    def outputs(self) -> list[str]:
+        """Outputs of floating point that both models have, but for inputs passed on."""
+        dtypes = self.prepared.survey.facts.dtypes
+        mine = [v.name or "" for v in self.prepared.model.graph.outputs]
+        theirs = {v.name for v in self.slim.graph.outputs}
+        inputs = {v.name for v in self.slim.graph.inputs}
+        return [n for n in mine if n in theirs and n not in inputs and n in dtypes and dtypes[n].kind in "fV"]
+
+    def write(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """New numbers for weights of the narrowed model; returns the old ones."""
+        old = {}
+        for name, array in arrays.items():
+            value = self.slim.graph.initializers[name]
+            assert value.const_value is not None
+            old[name] = np.array(value.const_value.numpy())
+            assign(value, array)
+        return old
+
+    def apart(self, numbers: Sequence[int]) -> float:
+        """How far the outputs are from the dense network's on some batches, by divergence or squared error."""
+        names = self.outputs()
+        dense, slim = (self.walk(m).source(names) for m in (self.prepared.model, self.slim))
+        sums: dict[str, Sums] = {}
+        for number in numbers:
+            wanted = {n: self.goal(n, a) for n, a in dense(number).items()}
+            sums = add_batch(sums, wanted, slim(number), mask=self.masks[number])
+        found = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]
+        return float(np.mean([f for f in found if f is not None]))
+
+
+def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:
+    """Per batch, which positions are real."""
+    return tuple(padding_mask(feed) for feed in prepared.batches)
+
+
+def logits(names: Iterable[str], first: Mapping[str, Array]) -> tuple[frozenset[str], frozenset[str]]:
+    """Outputs whose rows are distributions, and those of them that hold probabilities."""
+    rows = {n for n in names if looks_like_logits(n, first[n])}
+    probable = {
+        n for n in rows if (first[n] >= 0).all() and np.allclose(first[n].sum(-1, dtype=np.float64), 1.0, atol=1e-3)
+    }
+    return frozenset(rows), frozenset(probable)

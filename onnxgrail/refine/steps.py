@@ -1,0 +1,71 @@
+"""`--refine`: which refinements run, on what, and for how long."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnxgrail.algebra.channelwise import twins
+from onnxgrail.algebra.compensate import BEST
+from onnxgrail.core import Change, Outcome, Progress, Recipe
+from onnxgrail.errors import MissingExtraError
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.preparation import Prepared
+from onnxgrail.refine.distill import distill
+from onnxgrail.refine.job import Job, Refined, masks_of
+from onnxgrail.refine.laco import laco
+
+KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {"laco": laco, "distill": distill}
+
+
+def require_torch(recipe: Recipe) -> None:
+    """Whether what was asked for can run at all.
+
+    Raises:
+        MissingExtraError: it takes gradients, and torch is not installed.
+    """
+    if recipe.refine and importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(
+            f"--refine {','.join(recipe.refine)} needs torch, which is not installed",
+            hint="Run: pip install 'onnxgrail[torch]'",
+        )
+
+
+def refine(
+    prepared: Prepared, recipe: Recipe, ledger: Ledger, changes: Sequence[Change], slim: ir.Model, progress: Progress
+) -> tuple[Refined, ...]:
+    """Fit the weights of the narrowed model to the dense one's; they are written where they are.
+
+    Args:
+        prepared: the dense model with its data.
+        recipe: which refinements, in this order, and the seconds they share.
+        ledger: what was decided about the dense model.
+        changes: the same, block by block.
+        slim: the narrowed model, whose initializers get new numbers.
+        progress: called as work goes on.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    require_torch(recipe)
+    seconds = recipe.budget_seconds
+    job = Job(
+        prepared=prepared,
+        recipe=recipe,
+        slim=slim,
+        ledger=ledger,
+        # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
+        stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
+        deadline=None if seconds is None else time.perf_counter() + seconds,
+        masks=masks_of(prepared),
+    )
+    if not job.held:
+        why = Outcome(status="skipped", reason="one batch of data leaves none to judge by: give more, or --batch-size")
+        return tuple(
+            Refined(block="model", kind=kind, before=None, after=None, epochs=0, seconds=0.0, outcome=why)
+            for kind in recipe.refine
+        )
+    return tuple(entry for kind in recipe.refine for entry in KINDS[kind](job, progress))

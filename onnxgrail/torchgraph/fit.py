@@ -1,0 +1,251 @@
+"""Adam on the weights of a piece of a graph, with the best of what it passed on held-out batches as the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxgrail.core import Array, Bools
+from onnxgrail.torchgraph.call import Tensor, as_array, as_tensor
+from onnxgrail.torchgraph.guard import check
+from onnxgrail.torchgraph.program import Program, program_of, tensors
+
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+WARM = 0.05  # share of all steps in which they grow to full size
+FAR = 100.0  # times the error at the beginning: nothing comes back from there
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """What goes in, what should come out, and which (sample, token) positions count; None where all do."""
+
+    inputs: Mapping[str, Array]
+    goals: Mapping[str, Array]
+    mask: Bools | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How a fit goes.
+
+    Attributes:
+        rate: of the first step, as a share of each weight's own size.
+        epochs: passes over the batches; steps: at least so many in all.
+        clip: largest norm of a gradient.
+        seconds: no epoch is begun behind that; None for as long as it takes.
+        seed: of the order of the batches.
+        divergence: outputs that hold distributions along their last axis: to the squared error, which all others are
+            compared by, comes their Kullback-Leibler divergence.
+        probable: those of them that hold probabilities and not logits.
+    """
+
+    rate: float = 1e-2
+    epochs: int = 10
+    steps: int = 200
+    clip: float = 1.0
+    seconds: float | None = None
+    seed: int = 0
+    divergence: frozenset[str] = frozenset()
+    probable: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fit:
+    """Errors on held-out batches without and with it, the epochs it took, and the new weights where it helped."""
+
+    before: float
+    after: float
+    epochs: int
+    arrays: Mapping[str, Array]
+
+
+Batches = Sequence[Callable[[], Batch]]
+
+
+def fit(
+    piece: ir.Model,
+    names: Sequence[str],
+    batches: Batches,
+    held: Batches,
+    settings: Settings,
+    *,
+    expected: Mapping[str, Array],
+    tick: Callable[[], None],
+) -> Fit:
+    """Move the named weights of a piece until its outputs are nearest to the goals.
+
+    Args:
+        piece: computes the goals' names from the inputs' names.
+        names: initializers that may move.
+        batches: to learn from.
+        held: to choose by.
+        settings: how.
+        expected: what ONNX Runtime makes of the first batch, to be sure that this is the same function.
+        tick: called once per epoch.
+
+    Raises:
+        UnsupportedOpError: an op that gradients cannot pass.
+        ModelError: torch and ONNX Runtime disagree.
+    """
+    initializers = piece.graph.initializers
+    half = any(v.dtype in HALF for v in initializers.values())
+    program = program_of(piece, floats=torch.float32 if half else None)
+    _same(program, batches[0](), expected, piece.graph.name or "the model")
+    fitted = _Fitted(program, {n: initializers[n] for n in names}, settings, _energy(batches, settings))
+    fitted.begin(0.0)
+    before = fitted.error(held)
+    started, epochs = time.perf_counter(), 0
+    for rate in (settings.rate, settings.rate / 4):  # what steps were too large for may still take smaller ones
+        best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
+        epochs += ran
+        if best < before:
+            return Fit(before=before, after=best, epochs=epochs, arrays=fitted.arrays(found))
+    return Fit(before=before, after=before, epochs=epochs, arrays={})
+
+
+def _trained(
+    fitted: _Fitted,
+    rate: float,
+    before: float,
+    data: tuple[Batches, Batches],
+    settings: Settings,
+    started: float,
+    tick: Callable[[], None],
+) -> tuple[float, dict[str, Tensor], int]:
+    """One descent from the weights of the graph: the smallest error that it passed, where, and after how many epochs.
+
+    On the way it may well be worse than before: the first steps of Adam know little, and later ones make up for it.
+    """
+    batches, held = data
+    best, found = before, fitted.begin(rate)
+    first = time.perf_counter() - started
+    total = max(settings.epochs, math.ceil(settings.steps / len(batches)))
+    order = np.random.default_rng(settings.seed)
+    for epoch in range(total):
+        spent = time.perf_counter() - started
+        if not math.isfinite(before) or (settings.seconds is not None and spent >= settings.seconds):
+            return best, found, epoch
+        share = 0.0 if settings.seconds is None else (spent - first) / (settings.seconds - first)
+        for number, k in enumerate(order.permutation(len(batches)).tolist()):
+            fitted.step(batches[k](), _share(max((epoch + number / len(batches)) / total, share)))
+        now = fitted.error(held)
+        tick()
+        if now < best:
+            best, found = now, fitted.state()
+        elif not now < FAR * before:
+            return best, found, epoch + 1
+    return best, found, total
+
+
+def _share(done: float) -> float:
+    """Of the full rate: it grows at first, then falls like a cosine."""
+    return done / WARM if done < WARM else 0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM))
+
+
+def _same(program: Program, first: Batch, expected: Mapping[str, Array], name: str) -> None:
+    with torch.no_grad():
+        check(program.run(tensors(first.inputs, program.floats), list(expected)), expected, name)
+
+
+def _energy(batches: Batches, settings: Settings) -> dict[str, float]:
+    """Mean square of every goal, so that goals of all sizes count alike."""
+    sums: dict[str, list[float]] = {}
+    for make in batches:
+        batch = make()
+        for name, goal in batch.goals.items():
+            if name not in settings.divergence:
+                wide = np.asarray(_shown(goal, batch.mask), dtype=np.float32)
+                one = sums.setdefault(name, [0.0, 0.0])
+                one[0] += float(np.vdot(wide, wide))
+                one[1] += wide.size
+    return {name: max(square / max(count, 1.0), 1e-30) for name, (square, count) in sums.items()}
+
+
+class _Fitted:
+    """Weights on their way; lives as long as one call of `fit`."""
+
+    def __init__(
+        self, program: Program, values: Mapping[str, ir.Value], settings: Settings, energy: Mapping[str, float]
+    ) -> None:
+        self.program, self.values, self.settings, self.energy = program, values, settings, energy
+        self.rate = 0.0
+
+    def begin(self, rate: float) -> dict[str, Tensor]:
+        """Back to the weights of the graph, with steps of this size at most; returns those weights."""
+        self.rate = rate
+        self.weights = {n: self.program.weights[n].detach().clone().requires_grad_() for n in self.values}
+        sizes = {n: float(w.detach().square().mean().sqrt()) for n, w in self.weights.items()}
+        floor = 0.1 * sorted(sizes.values())[len(sizes) // 2]  # a bias of zeros must be able to leave
+        groups = [{"params": [w], "lr": 0.0, "size": max(sizes[n], floor)} for n, w in self.weights.items()]
+        self.adam = torch.optim.Adam(groups, betas=(0.9, 0.999))
+        return self.state()
+
+    def step(self, batch: Batch, share: float) -> None:
+        """One step of Adam at this share of the full rate."""
+        for group in self.adam.param_groups:
+            group["lr"] = self.rate * share * group["size"]
+        self.adam.zero_grad()
+        loss = self._loss(batch, self.weights)
+        if not bool(torch.isfinite(loss)):
+            return
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.settings.clip)
+        self.adam.step()
+
+    def error(self, batches: Batches) -> float:
+        """Mean loss with the weights as the file would hold them."""
+        rounded = {n: as_tensor(a, self.program.floats) for n, a in self.arrays(self.state()).items()}
+        with torch.no_grad():
+            found = [float(self._loss(make(), rounded)) for make in batches]
+        mean = float(np.mean(found))
+        return mean if math.isfinite(mean) else math.inf
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the weights."""
+        return {n: w.detach().clone() for n, w in self.weights.items()}
+
+    def arrays(self, state: Mapping[str, Tensor]) -> dict[str, Array]:
+        """Weights in the types of the graph."""
+        found = {}
+        for name, tensor in state.items():
+            dtype = self.values[name].const_value.dtype  # type: ignore[union-attr]
+            found[name] = as_array(tensor, dtype.numpy())
+        return found
+
+    def _loss(self, batch: Batch, weights: Mapping[str, Tensor]) -> Tensor:
+        given = tensors(batch.inputs, self.program.floats)
+        found = self.program.run(given, list(batch.goals), override=weights)
+        return sum(self._distance(n, y, as_tensor(batch.goals[n]), batch.mask) for n, y in found.items())
+
+    def _distance(self, name: str, y: Tensor, goal: Tensor, mask: Bools | None) -> Tensor:
+        goal = goal.to(y.dtype)
+        y, goal = _shown(y, mask), _shown(goal, mask)
+        if name in self.settings.divergence:
+            # With few samples the divergence alone is met long before the logits are: their distance is a second guide.
+            distance = (y - goal).square().mean() / goal.square().mean().clamp(min=1e-30)
+            return _divergence(y, goal, probable=name in self.settings.probable) + distance
+        return (y - goal).square().mean() / self.energy[name]
+
+
+def _shown(values: Any, mask: Bools | None) -> Any:
+    """What is not padding of (batch, length, ...), array or tensor."""
+    if mask is None or values.ndim < 2 or tuple(values.shape[:2]) != mask.shape:
+        return values
+    return values[torch.from_numpy(mask)] if isinstance(values, torch.Tensor) else values[mask]
+
+
+def _divergence(y: Tensor, goal: Tensor, *, probable: bool) -> Tensor:
+    """Kullback-Leibler divergence of rows along the last axis, in nats, from the goal's."""
+    if probable:
+        ours, theirs = (t.clamp(min=1e-30).log() for t in (y, goal))
+    else:
+        ours, theirs = (torch.log_softmax(t, -1) for t in (y, goal))
+    terms = torch.where(theirs.isneginf(), torch.zeros_like(theirs), theirs.exp() * (theirs - ours))
+    return terms.sum(-1).mean()

@@ -1,0 +1,49 @@
+"""Before a program is trusted with gradients, its numbers are held against ONNX Runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxgrail.core import Array
+from onnxgrail.errors import ModelError
+from onnxgrail.torchgraph.call import Tensor, as_array
+
+LIMIT = {2: 3e-2, 4: 1e-3, 8: 1e-6}  # by bytes of the model's own type
+
+
+def check(found: Mapping[str, Tensor], expected: Mapping[str, Array], name: str) -> float:
+    """The largest relative difference over all values.
+
+    Raises:
+        ModelError: torch and ONNX Runtime do not agree.
+    """
+    worst = 0.0
+    for value, wanted in expected.items():
+        got = as_array(found[value], np.dtype(np.float64))
+        if got.shape != wanted.shape:
+            raise _differ(name, value, f"shapes {list(got.shape)} and {list(wanted.shape)}")
+        gap = distance(got, wanted.astype(np.float64))
+        worst = max(worst, gap)
+        limit = LIMIT.get(wanted.dtype.itemsize, 0.0) if wanted.dtype.kind in "fV" else 0.0
+        if not gap <= limit:
+            raise _differ(name, value, f"a relative difference of {gap:.1e}")
+    return worst
+
+
+def distance(got: Array, wanted: Array) -> float:
+    """Norm of the difference over the norm of what is wanted, infinities of one sign being equal."""
+    same = np.equal(got, wanted) | (np.isnan(got) & np.isnan(wanted))
+    with np.errstate(invalid="ignore"):
+        wrong = np.where(same, 0.0, got - wanted)
+    norm = float(np.linalg.norm(np.where(np.isfinite(wanted), wanted, 0.0).ravel()))
+    error = float(np.linalg.norm(wrong.ravel()))
+    return error / norm if norm else error
+
+
+def _differ(name: str, value: str, what: str) -> ModelError:
+    return ModelError(
+        f"{name}: torch and ONNX Runtime disagree on {value!r} ({what})",
+        hint="No gradients are taken from such a part; please report the model",
+    )

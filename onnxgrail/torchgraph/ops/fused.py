@@ -1,0 +1,115 @@
+"""Fusions of ONNX Runtime other than attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional as nn
+
+from onnxgrail.torchgraph.call import Call, Function, Tensor, filled
+from onnxgrail.torchgraph.ops.conv import conv
+from onnxgrail.torchgraph.ops.linear import gemm
+from onnxgrail.torchgraph.ops.norm import layer_norm, rms_norm
+from onnxgrail.torchgraph.ops.pointwise import TABLE as POINTWISE
+
+EPSILON = 1e-12  # what skip and embedding normalisations take where nothing is said
+
+
+def _with(call: Call, **attributes: Any) -> Call:
+    return dataclasses.replace(call, attributes={**call.attributes, **attributes})
+
+
+def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """Transposed operands; with `transBatch` the axis in front of the matrix's rows goes between rows and columns."""
+
+    def turned(x: Tensor, batch: bool, flip: bool) -> Tensor:
+        x = x.movedim(0, -2) if batch and x.ndim > 2 else x
+        return x.transpose(-1, -2) if flip and x.ndim > 1 else x
+
+    left = turned(a, bool(call.get("transBatchA", 0)), bool(call.get("transA", 0)))
+    right = turned(b, bool(call.get("transBatchB", 0)), bool(call.get("transB", 0)))
+    alpha = call.get("alpha", 1.0)
+    return left @ right if alpha == 1 else alpha * (left @ right)
+
+
+def _activated(call: Call, y: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+    name = call.get("activation", "")
+    if not name:
+        return y
+    found: Tensor = POINTWISE[name](dataclasses.replace(call, attributes=parameters), y)
+    return found
+
+
+def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    slopes = {n.removeprefix("activation_"): v for n, v in call.attributes.items() if n.startswith("activation_")}
+    return _activated(call, gemm(call, a, b, c), slopes)
+
+
+def _conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+    y = conv(call, x, w, b)
+    y = y if added is None else y + added
+    parameters = call.get("activation_params", ())
+    names = ("min", "max") if call.get("activation") == "Clip" else ("alpha", "beta")
+    return _activated(call, y, dict(zip(names, parameters, strict=False)))
+
+
+def _skip_norm(
+    call: Call,
+    x: Tensor,
+    skip: Tensor,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    total = x + skip if bias is None else x + skip + bias
+    inner = dataclasses.replace(_with(call, epsilon=call.get("epsilon", EPSILON)), wanted=(True,))
+    return layer_norm(inner, total, scale, shift)[0], None, None, total
+
+
+def _skip_rms(
+    call: Call, x: Tensor, skip: Tensor, scale: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    total = x + skip if bias is None else x + skip + bias
+    return rms_norm(_with(call, epsilon=call.get("epsilon", EPSILON)), total, scale)[0], None, None, total
+
+
+def _embed(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    ids, segments, words, places, kinds, scale, shift, mask, positions = filled(inputs, 9)
+    at = torch.arange(ids.shape[1]).expand(ids.shape) if positions is None else positions.long()
+    total = words[ids.long()] + places[at]
+    if kinds is not None and segments is not None:
+        total = total + kinds[segments.long()]
+    inner = dataclasses.replace(_with(call, epsilon=call.get("epsilon", EPSILON)), wanted=(True,))
+    y = layer_norm(inner, total, scale, shift)[0]
+    count = torch.zeros(len(ids), dtype=torch.int32) if mask is None else mask.sum(1).to(torch.int32)
+    return y, count, total
+
+
+def _bias_gelu(_: Call, x: Tensor, bias: Tensor) -> Tensor:
+    return nn.gelu(x + bias)
+
+
+def _fast_gelu(_: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return nn.gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+def _quick_gelu(call: Call, x: Tensor) -> Tensor:
+    return x * torch.sigmoid(call.get("alpha", 1.702) * x)
+
+
+TABLE: dict[str, Function] = {
+    "FusedMatMul": _matmul,
+    "TransposeMatMul": _matmul,
+    "FusedGemm": _gemm,
+    "FusedConv": _conv,
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_rms,
+    "EmbedLayerNormalization": _embed,
+    "Gelu": lambda _, x: nn.gelu(x),
+    "BiasGelu": _bias_gelu,
+    "FastGelu": _fast_gelu,
+    "QuickGelu": _quick_gelu,
+}

@@ -1,0 +1,133 @@
+"""Arithmetic, comparison and activation, element by element."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as nn
+
+from onnxgrail.torchgraph.call import Call, Function, Tensor, plain
+
+
+def _div(_: Call, x: Tensor, y: Tensor) -> Tensor:
+    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+
+
+def _pow(_: Call, x: Tensor, y: Tensor) -> Tensor:
+    return torch.pow(x, y.to(x.dtype) if x.is_floating_point() else y).to(x.dtype)
+
+
+def _mod(call: Call, x: Tensor, y: Tensor) -> Tensor:
+    return torch.fmod(x, y) if call.get("fmod", 0) else torch.remainder(x, y)
+
+
+def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    """Any number of operands."""
+    return lambda _, *inputs: functools.reduce(function, inputs)
+
+
+def _mean(_: Call, *inputs: Tensor) -> Tensor:
+    return functools.reduce(torch.add, inputs) / len(inputs)
+
+
+def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    bounds = [
+        torch.as_tensor(call.get(name), dtype=x.dtype) if bound is None and name in call.attributes else bound
+        for name, bound in (("min", low), ("max", high))
+    ]
+    return x if bounds == [None, None] else torch.clamp(x, *bounds)
+
+
+def _cast(call: Call, x: Tensor) -> Tensor:
+    return x.to(call.dtype(call.get("to")))
+
+
+def _cast_like(_: Call, x: Tensor, y: Tensor) -> Tensor:
+    return x.to(y.dtype)
+
+
+def _shift(call: Call, x: Tensor, y: Tensor) -> Tensor:
+    return torch.bitwise_left_shift(x, y) if call.get("direction") == "LEFT" else torch.bitwise_right_shift(x, y)
+
+
+def _is_inf(call: Call, x: Tensor) -> Tensor:
+    found = torch.zeros_like(x, dtype=torch.bool)
+    if call.get("detect_positive", 1):
+        found = found | torch.isposinf(x)
+    return found | torch.isneginf(x) if call.get("detect_negative", 1) else found
+
+
+def _selu(call: Call, x: Tensor) -> Tensor:
+    alpha, gamma = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
+    return gamma * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+
+
+def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
+    return (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(0, 1)
+
+
+def _thresholded(call: Call, x: Tensor) -> Tensor:
+    return torch.where(x > call.get("alpha", 1.0), x, torch.zeros_like(x))
+
+
+def _shrink(call: Call, x: Tensor) -> Tensor:
+    bias, edge = call.get("bias", 0.0), call.get("lambd", 0.5)
+    return torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, torch.zeros_like(x))).to(x.dtype)
+
+
+def _prelu(_: Call, x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x < 0, x * slope, x)
+
+
+def _where(_: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+
+
+def gelu(call: Call, x: Tensor) -> Tensor:
+    """Exact or by tanh."""
+    return nn.gelu(x, approximate=call.get("approximate", "none"))
+
+
+UNARY = {
+    "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
+    "Atan": torch.atan, "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh,
+    "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor, "HardSwish": nn.hardswish, "Identity": lambda x: x,
+    "IsNaN": torch.isnan, "Log": torch.log, "Mish": nn.mish, "Neg": torch.neg, "Not": torch.logical_not,
+    "BitwiseNot": torch.bitwise_not, "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round,
+    "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softplus": nn.softplus,
+    "Softsign": nn.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
+}  # fmt: skip
+BINARY = {
+    "Add": torch.add, "And": torch.logical_and, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor, "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge,
+    "Less": torch.lt, "LessOrEqual": torch.le, "Mul": torch.mul, "Or": torch.logical_or, "Sub": torch.sub,
+    "Xor": torch.logical_xor,
+}  # fmt: skip
+TABLE: dict[str, Function] = {
+    **{name: plain(function) for name, function in (UNARY | BINARY).items()},
+    "Div": _div,
+    "Pow": _pow,
+    "Mod": _mod,
+    "BitShift": _shift,
+    "Min": _chain(torch.minimum),
+    "Max": _chain(torch.maximum),
+    "Sum": _chain(torch.add),
+    "Mean": _mean,
+    "Clip": _clip,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "IsInf": _is_inf,
+    "Where": _where,
+    "Gelu": gelu,
+    "Swish": lambda call, x: x * torch.sigmoid(call.get("alpha", 1.0) * x),
+    "LeakyRelu": lambda call, x: nn.leaky_relu(x, call.get("alpha", 0.01)),
+    "Elu": lambda call, x: torch.where(x > 0, x, call.get("alpha", 1.0) * torch.expm1(x.clamp(max=0))),
+    "Celu": lambda call, x: nn.celu(x, call.get("alpha", 1.0)),
+    "Selu": _selu,
+    "HardSigmoid": _hard_sigmoid,
+    "ThresholdedRelu": _thresholded,
+    "Shrink": _shrink,
+    "PRelu": _prelu,
+}

@@ -1,0 +1,71 @@
+"""Constants, shapes and what is made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onnxgrail.torchgraph.call import Call, Function, Tensor, numbers
+
+
+def _constant(call: Call) -> Tensor:
+    if "value" in call.attributes:
+        found: Tensor = call.get("value")
+        return found
+    for name in ("value_float", "value_floats"):
+        if name in call.attributes:
+            return torch.tensor(call.get(name), dtype=call.floats or torch.float32)
+    for name in ("value_int", "value_ints"):
+        if name in call.attributes:
+            return torch.tensor(call.get(name), dtype=torch.int64)
+    raise call.unsupported(f"attributes {', '.join(call.attributes)}")
+
+
+def _filled(call: Call, shape: Tensor) -> Tensor:
+    value = call.get("value")
+    if value is None:
+        return torch.zeros(numbers(shape), dtype=call.floats or torch.float32)
+    return value.reshape(()).expand(numbers(shape)).clone()
+
+
+def _shape(call: Call, x: Tensor) -> Tensor:
+    return torch.tensor(list(x.shape)[call.get("start", 0) : call.get("end")], dtype=torch.int64)
+
+
+def _range(_: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+def _eye(call: Call, x: Tensor) -> Tensor:
+    code, k = call.get("dtype"), call.get("k", 0)
+    dtype = x.dtype if code is None else call.dtype(code)
+    rows, columns = (torch.arange(n) for n in x.shape)
+    return (columns[None, :] - rows[:, None] == k).to(dtype)
+
+
+def _one_hot(call: Call, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
+    count, axis = int(depth), call.get("axis", -1)
+    places = torch.arange(count)
+    hot = (torch.where(indices < 0, indices + count, indices).long()[..., None] == places).movedim(-1, axis)
+    return torch.where(hot, values[1], values[0])
+
+
+def _window(kind: Any) -> Function:
+    def window(call: Call, size: Tensor) -> Tensor:
+        code = call.get("output_datatype", 1)
+        return kind(int(size), periodic=bool(call.get("periodic", 1)), dtype=torch.float64).to(call.dtype(code))
+
+    return window
+
+
+TABLE: dict[str, Function] = {
+    "Constant": _constant,
+    "ConstantOfShape": _filled,
+    "Shape": _shape,
+    "Size": lambda _, x: torch.tensor(x.numel(), dtype=torch.int64),
+    "Range": _range,
+    "EyeLike": _eye,
+    "OneHot": _one_hot,
+    "HannWindow": _window(torch.hann_window),
+}

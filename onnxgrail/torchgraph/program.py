@@ -1,0 +1,156 @@
+"""A graph as a list of steps in torch: any named value can be fed, overridden and fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxgrail.core import Array
+from onnxgrail.graph.facts import bodies, key
+from onnxgrail.torchgraph.call import Call, Function, Tensor, as_tensor, unsupported
+from onnxgrail.torchgraph.ops import find
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Step:
+    """One node: names of its operands ('' where one is left out) and of its outputs."""
+
+    call: Call
+    function: Function
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Program:
+    """A graph ready to run.
+
+    Attributes:
+        steps: the nodes in order; weights: the initializers, sharing memory with the graph where types allow it.
+        outputs: names of the graph's outputs; floats: the type that stands for all floating-point types, or None.
+    """
+
+    steps: tuple[Step, ...]
+    weights: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    floats: torch.dtype | None = None
+    _plans: dict[Any, tuple[int, ...]] = field(default_factory=dict)
+
+    def run(
+        self,
+        feeds: Mapping[str, Tensor],
+        fetch: Sequence[str] | None = None,
+        override: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Compute named values; nothing is run that they do not need.
+
+        Args:
+            feeds: inputs of the graph, or any values to begin from.
+            fetch: names of values; None takes the graph's outputs.
+            override: tensors that stand for named values, weights and activations alike; give them `requires_grad`
+                to ask for their gradients.
+
+        Raises:
+            UnsupportedOpError: a variant of an operator that is not written here.
+            KeyError: something is neither fed nor computed.
+        """
+        wanted = tuple(self.outputs if fetch is None else fetch)
+        given = {**feeds, **(override or {})}
+        plan = self._plan(frozenset(given), wanted)
+        last = {name: number for number in plan for name in self.steps[number].inputs}
+        known: dict[str, Tensor] = {**self.weights, **given}
+        for number in plan:
+            step = self.steps[number]
+            operands = [known[name] if name else None for name in step.inputs]
+            found = step.function(step.call, *operands)
+            values = found if isinstance(found, tuple | list) else (found,)
+            made = zip(step.outputs, values, strict=False)
+            known.update({name: value for name, value in made if name and name not in given})
+            for name in step.inputs:  # what autograd does not hold is let go
+                if name and last[name] == number and name not in given and name not in wanted:
+                    known.pop(name, None)
+        return {name: known[name] for name in wanted}
+
+    def _plan(self, given: frozenset[str], wanted: tuple[str, ...]) -> tuple[int, ...]:
+        """Numbers of the steps that these values need."""
+        found = self._plans.get((given, wanted))
+        if found is None:
+            found = tuple(_needed(self.steps, given, wanted))
+            self._plans[given, wanted] = found
+        return found
+
+
+def _needed(steps: Sequence[Step], given: Collection[str], wanted: Iterable[str]) -> list[int]:
+    need, found = set(wanted) - set(given), []
+    for number in range(len(steps) - 1, -1, -1):
+        if need.intersection(steps[number].outputs):
+            need.update(name for name in steps[number].inputs if name not in given)
+            found.append(number)
+    return found[::-1]
+
+
+def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program:
+    """A model, or a piece cut out of one, as steps in torch.
+
+    Args:
+        model: local functions must have been written out.
+        floats: the type that stands for every floating-point type of the graph: float64 for exact gradients, float32
+            for models of half precision; None keeps what the graph says.
+
+    Raises:
+        UnsupportedOpError: an operator that gradients cannot pass.
+    """
+    versions = {("" if d == "ai.onnx" else d): v for d, v in model.graph.opset_imports.items()}
+    versions = {**{("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}, **versions}
+    steps = tuple(_step(node, versions, floats) for node in model.graph)
+    used = {name for step in steps for name in step.inputs} | {v.name for v in model.graph.outputs}
+    weights = {
+        name: as_tensor(value.const_value.numpy(), floats)
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and name in used and value.const_value.dtype != ir.DataType.STRING
+    }
+    outputs = tuple(v.name or "" for v in model.graph.outputs)
+    return Program(steps=steps, weights=weights, outputs=outputs, floats=floats)
+
+
+def tensors(feeds: Mapping[str, Array], floats: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Arrays as operands of a program."""
+    return {name: as_tensor(np.asarray(array), floats) for name, array in feeds.items()}
+
+
+def _step(node: ir.Node, versions: Mapping[str, int], floats: torch.dtype | None) -> Step:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    function = find(domain, node.op_type)
+    if function is None or bodies(node):
+        raise unsupported(domain, node.op_type, key(node))
+    outputs = tuple(v.name or "" for v in node.outputs)
+    call = Call(
+        op=node.op_type,
+        domain=domain,
+        version=versions.get(domain, 1),
+        node=key(node),
+        outputs=len(outputs),
+        wanted=tuple(
+            bool(v.name) and (number == 0 or bool(v.uses()) or v.is_graph_output())
+            for number, v in enumerate(node.outputs)
+        ),
+        attributes={name: _plain(attribute, floats) for name, attribute in node.attributes.items()},
+        floats=floats,
+    )
+    inputs = [(v.name or "") if v is not None else "" for v in node.inputs]
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return Step(call=call, function=function, inputs=tuple(inputs), outputs=outputs)
+
+
+def _plain(attribute: ir.Attr, floats: torch.dtype | None) -> Any:
+    """An attribute as a Python value."""
+    if attribute.type == ir.AttributeType.TENSOR:
+        return as_tensor(attribute.as_tensor().numpy(), floats)
+    value = attribute.value
+    return list(value) if isinstance(value, tuple | list) else value

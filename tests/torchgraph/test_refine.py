@@ -1,0 +1,306 @@
+"""`--refine`: blocks, then the whole, moved towards the original network on data it has not seen."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration.session import open_session
+from onnxgrail.cli import main
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.refine import distill, laco
+from onnxgrail.torchgraph import fit as fitting
+from onnxgrail.torchgraph.fit import Batch, Settings, fit
+from onnxgrail.torchgraph.ops import OPS
+from onnxgrail.torchgraph.program import program_of, tensors
+from tests.e2e.test_kv_io import decoder
+from tests.e2e.test_kv_io import feeds as cache_feed
+from tests.tiny import mlp, tiny
+
+STATUS = {"ok", "plain", "skipped"}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps than users get."""
+    monkeypatch.setattr(laco, "EPOCHS", 8)
+    monkeypatch.setattr(laco, "STEPS", 80)
+    monkeypatch.setattr(distill, "STEPS", 120)
+
+
+def data(rows: int = 96, width: int = 5, seed: int = 1) -> dict[str, Any]:
+    return {"x": np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)}
+
+
+def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.pipeline.Result:
+    """Half of every MLP gone, and refined."""
+    common: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "compensate": "grail"}
+    return onnxgrail.compress(
+        ir.to_proto(model), data=data() if given is None else given, **{**common, "refine": refine or "none", **choices}
+    )
+
+
+def error(dense: ir.Model, slim: ir.Model, given: dict[str, Any]) -> float:
+    """Squared error of the outputs, as a share."""
+    with open_session(to_bytes(dense)) as a, open_session(to_bytes(slim)) as b:
+        wanted, got = (s.run(given)["y"].astype(np.float64) for s in (a, b))
+    return float(np.square(got - wanted).sum() / np.square(wanted).sum())
+
+
+@pytest.mark.parametrize("refine", ["laco", "distill", "laco,distill"])
+@pytest.mark.parametrize("compensate", ["none", "best"])
+def test_it_brings_the_outputs_closer_on_fresh_data(refine: str, compensate: str) -> None:
+    model = mlp(3, 16)
+    before, after = (refined(model, r, compensate=compensate) for r in ("", refine))
+    fresh = data(seed=5)
+    assert error(model, after.model, fresh) < 0.9 * error(model, before.model, fresh)
+    entries = after.report.data["refines"]
+    assert [e["kind"] for e in entries if e["block"] == "model"] == refine.split(",")
+    assert all(e["after"] <= e["before"] for e in entries if e["before"] is not None)
+    assert {e["outcome"]["status"] for e in entries} <= STATUS
+    assert after.report.data["timing"]["refine"] > 0
+
+
+def test_laco_has_an_entry_per_block() -> None:
+    entries = refined(mlp(3, 16), "laco").report.data["refines"]
+    assert len(entries) == 6
+    first, *others, whole = entries
+    assert (first["outcome"]["status"], first["outcome"]["reason"]) == ("skipped", "as in the original network")
+    assert all(e["epochs"] >= 8 and e["seconds"] > 0 for e in others)
+    assert whole["block"] == "model"
+    assert whole["outcome"]["status"] == "ok"
+
+
+def test_what_is_reported_is_what_the_weights_do() -> None:
+    """Every fifth batch of eight is held out: the entry of the model is the error there."""
+    model, given = mlp(2, 16), data()
+    found = refined(model, "laco")
+    held = {"x": np.concatenate([given["x"][8 * k : 8 * k + 8] for k in (4, 9)])}
+    from onnxgrail.fidelity import measure
+
+    with open_session(to_bytes(model)) as a, open_session(to_bytes(found.model)) as b:
+        sums = measure(a.run(held)["y"], b.run(held)["y"], name="y")
+    assert found.report.data["refines"][-1]["after"] == pytest.approx(sums.kl / sums.rows, rel=1e-3)
+
+
+@pytest.mark.parametrize("refine", ["laco", "distill"])
+def test_what_does_not_help_is_taken_back(refine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laco, "RATE", 1e5)
+    monkeypatch.setattr(distill, "RATE", 1e5)
+    model = mlp(2, 16)
+    plain, found = refined(model), refined(model, refine)
+    assert {e["outcome"]["status"] for e in found.report.data["refines"]} <= {"plain", "skipped"}
+    assert to_bytes(plain.model) == to_bytes(found.model)
+
+
+def test_blocks_that_come_closer_are_taken_back_where_the_model_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([1.0, 2.0])
+    monkeypatch.setattr("onnxgrail.refine.job.Job.apart", lambda *_: next(errors))
+    model = mlp(2, 16)
+    plain, found = refined(model), refined(model, "laco")
+    *_, whole = found.report.data["refines"]
+    assert whole["outcome"] == {"status": "plain", "reason": laco.TAKEN_BACK}
+    assert to_bytes(plain.model) == to_bytes(found.model)
+
+
+def test_a_seed_gives_the_same_weights_again() -> None:
+    one, two, other = (to_bytes(refined(mlp(2, 16), "laco,distill", seed=seed).model) for seed in (3, 3, 4))
+    assert one == two
+    assert one != other
+
+
+def test_the_budget_of_seconds_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laco, "EPOCHS", 100_000)
+    monkeypatch.setattr(distill, "STEPS", 10_000_000)
+    found = refined(mlp(2, 16), "laco,distill", budget_seconds=1.0)
+    assert found.report.data["timing"]["refine"] < 10
+    assert sum(e["epochs"] for e in found.report.data["refines"]) > 0
+
+
+def test_an_op_without_gradient_costs_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OPS, ("", "Mish"))
+    text = """
+        a = MatMul(x, w0)
+        b = Relu(a)
+        c = MatMul(b, v0)
+        s = Add(c, x)
+        d = MatMul(s, w1)
+        e = Mish(d)
+        f = MatMul(e, v1)
+        y = Add(f, s)
+    """
+    weights = {"w0": (5, 16), "v0": (16, 5), "w1": (5, 16), "v1": (16, 5)}
+    found = refined(tiny("float[N,5] x => float[N,5] y", text, weights, opset=18), "laco,distill")
+    first, second, _, whole = found.report.data["refines"]
+    assert first["outcome"]["status"] == "ok"
+    for entry in (second, whole):
+        assert entry["outcome"] == {"status": "skipped", "reason": "no gradient through Mish"}
+
+
+def test_a_function_that_differs_from_the_runtimes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPS, ("", "Relu"), lambda _, x: x.clamp(min=0) * 1.1)
+    entries = refined(mlp(1, 16), "laco").report.data["refines"]
+    assert any("disagree" in e["outcome"]["reason"] for e in entries)
+
+
+def test_one_batch_is_not_enough() -> None:
+    (entry,) = refined(mlp(1, 16), "laco", given=data(8)).report.data["refines"]
+    assert entry["outcome"]["status"] == "skipped"
+    assert "--batch-size" in entry["outcome"]["reason"]
+
+
+def test_only_one_block_is_in_torch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = fitting.program_of
+
+    def seen(piece: ir.Model, **options: Any) -> Any:
+        sizes.append(len(list(piece.graph)))
+        return real(piece, **options)
+
+    monkeypatch.setattr(fitting, "program_of", seen)
+    largest = []
+    for depth in (3, 6):
+        sizes.clear()
+        refined(mlp(depth, 8), "laco")
+        largest.append(max(sizes))
+    assert largest == [5, 5]
+
+
+@pytest.mark.parametrize("kind", ["float16", "double"])
+def test_weights_keep_their_type(kind: str) -> None:
+    dtype = {"float16": np.float16, "double": np.float64}[kind]
+    text = "a = MatMul(x, w)\nb = Relu(a)\nc = MatMul(b, v)\ny = Add(c, x)"
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(6, 16)).astype(dtype), "v": (rng.normal(size=(16, 6)) / 4).astype(dtype)}
+    model = tiny(f"{kind}[N,6] x => {kind}[N,6] y", text, weights)
+    given = {"x": data(96, 6)["x"].astype(dtype)}
+    plain, found = (refined(model, r, given=given) for r in ("", "laco"))
+    assert {v.const_value.numpy().dtype for v in found.model.graph.initializers.values()} == {np.dtype(dtype)}
+    fresh = {"x": data(96, 6, seed=7)["x"].astype(dtype)}
+    assert error(model, found.model, fresh) < error(model, plain.model, fresh)
+
+
+@pytest.mark.parametrize(("reducer", "compensate"), [("prune", "best"), ("fold", "best"), ("fold", "grail")])
+def test_narrowed_streams_aim_at_the_channels_that_are_left(reducer: str, compensate: str) -> None:
+    found = models.load("digits_resnet")
+    choices = {"ratio": 0.5, "blocks": ("conv", "stream"), "check": False, "reducer": reducer, "compensate": compensate}
+    choices["data"] = found.calibration
+    entries = onnxgrail.compress(found.model, dry_run=True, refine="laco", **choices).report.data["refines"]
+    blocks = [e for e in entries if e["block"].startswith("blocks.")]
+    assert len(blocks) == 3
+    for entry in blocks:
+        assert entry["outcome"]["status"] == "ok"
+        assert entry["after"] < entry["before"] < 0.5  # of other channels it would be far off
+
+
+def test_logits_are_compared_as_distributions() -> None:
+    """Rows of scores may be shifted as a whole, which costs the squared error and not the divergence."""
+    y = torch.randn(4, 7)
+    assert float(fitting._divergence(y + 3, y, probable=False)) == pytest.approx(0, abs=1e-6)
+    wanted = torch.nn.functional.kl_div(
+        torch.log_softmax(-y, -1), torch.log_softmax(y, -1), log_target=True, reduction="batchmean"
+    )
+    assert float(fitting._divergence(-y, y, probable=False)) == pytest.approx(float(wanted))
+    shares = torch.softmax(y, -1), torch.softmax(-y, -1)
+    assert float(fitting._divergence(shares[1], shares[0], probable=True)) == pytest.approx(float(wanted), rel=1e-5)
+
+
+def piece_and_batches() -> tuple[ir.Model, list[Callable[[], Batch]]]:
+    model = tiny("float[N,4] x => float[N,3] y", "y = MatMul(x, w)", {"w": (4, 3)})
+    truth = np.random.default_rng(2).normal(size=(4, 3)).astype(np.float32)
+    made = [data(16, 4, seed=k)["x"] for k in range(6)]
+    return model, [lambda x=x: Batch(inputs={"x": x}, goals={"y": x @ truth}) for x in made]
+
+
+def run_fit(**settings: Any) -> tuple[ir.Model, fitting.Fit, list[Callable[[], Batch]]]:
+    model, batches = piece_and_batches()
+    expected = program_of(model).run(tensors(batches[0]().inputs))["y"].numpy()
+    chosen = Settings(**{"rate": 0.1, "steps": 400, **settings})
+    found = fit(model, ["w"], batches[:5], batches[5:], chosen, expected={"y": expected}, tick=lambda: None)
+    return model, found, batches
+
+
+def test_a_fit_finds_the_weights_behind_the_goals() -> None:
+    model, found, batches = run_fit()
+    assert found.after < 1e-4 < found.before
+    held = batches[5]()
+    wrong = held.inputs["x"] @ found.arrays["w"] - held.goals["y"]
+    energy = np.mean([np.square(b().goals["y"]).mean() for b in batches[:5]])
+    assert np.square(wrong).mean() / energy == pytest.approx(found.after, rel=1e-3)
+    assert found.before == pytest.approx(
+        np.square(held.inputs["x"] @ model.graph.initializers["w"].const_value.numpy() - held.goals["y"]).mean()
+        / energy,
+        rel=1e-3,
+    )
+
+
+def test_padding_is_left_out_of_a_fit() -> None:
+    """Goals at padded positions are nonsense here, and the fit does not notice."""
+    model = tiny("float[N,5,4] x => float[] y", "y = MatMul(x, w)", {"w": (4, 3)}, recorded=False)
+    rng, truth, batches = np.random.default_rng(2), np.random.default_rng(3).normal(size=(4, 3)), []
+    for _ in range(6):
+        x = rng.normal(size=(8, 5, 4)).astype(np.float32)
+        mask = rng.random((8, 5)) < 0.6
+        goal = np.where(mask[..., None], x @ truth, 1e3).astype(np.float32)
+        batches.append(lambda x=x, goal=goal, mask=mask: Batch(inputs={"x": x}, goals={"y": goal}, mask=mask))
+    expected = program_of(model).run(tensors(batches[0]().inputs))["y"].numpy()
+    settings = Settings(rate=0.1, steps=1500)
+    found = fit(model, ["w"], batches[:5], batches[5:], settings, expected={"y": expected}, tick=lambda: None)
+    np.testing.assert_allclose(found.arrays["w"], truth, atol=0.05)
+
+
+def test_without_torch_only_refining_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else real(name, *rest))
+    refined(mlp(1, 8))
+    with pytest.raises(onnxgrail.MissingExtraError, match="torch"):
+        refined(mlp(1, 8), "laco")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(to_bytes(mlp(1, 8)))
+    done = CliRunner().invoke(main, ["compress", str(path), "--refine", "laco"])
+    assert done.exit_code == 1
+    assert "pip install 'onnxgrail[torch]'" in done.output
+
+
+def test_the_command_line_says_what_came_of_it(tmp_path: Any) -> None:
+    path, given = tmp_path / "m.onnx", tmp_path / "d.npz"
+    path.write_bytes(to_bytes(mlp(2, 16)))
+    np.savez(given, **data())
+    words = ["compress", str(path), "--data", str(given), "--refine", "laco,distill", "--budget-seconds", "20"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert "Refine laco: held-out error" in done.output
+    assert "Refine distill: held-out error" in done.output
+
+
+@pytest.mark.parametrize("refine", ["laco", "distill"])
+def test_caches_that_lost_heads_are_fed_as_they_are_now(refine: str) -> None:
+    rows = [{n: a + 0.1 * k if a.dtype.kind == "f" else a for n, a in cache_feed().items()} for k in range(6)]
+    choices: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "check": False, "kv_io": True}
+    entries = onnxgrail.compress(ir.to_proto(decoder()), data=rows, refine=refine, **choices).report.data["refines"]
+    assert any(e["outcome"]["status"] == "ok" for e in entries)
+    assert all(e["after"] <= e["before"] for e in entries if e["before"] is not None)
+
+
+def test_a_very_narrow_resnet_sees_again() -> None:
+    """On images that neither fit nor choice has seen."""
+    found = models.load("digits_resnet")
+    choices: dict[str, Any] = {"ratio": 0.85, "blocks": ("conv", "stream"), "check": False, "data": found.calibration}
+    right = {}
+    with np.load(found.heldout) as file:
+        images, labels = file["images"], file["labels"]
+    for refine in ("none", "laco,distill"):
+        model = onnxgrail.compress(found.model, dry_run=True, refine=refine, **choices).model
+        with open_session(to_bytes(model)) as session:
+            right[refine] = float((session.run({"images": images})["logits"].argmax(1) == labels).mean())
+    assert right["laco,distill"] > max(0.93, right["none"] + 0.03)
