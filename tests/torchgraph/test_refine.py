@@ -109,7 +109,7 @@ def test_blocks_that_come_closer_are_taken_back_where_the_model_does_not(monkeyp
     model = mlp(2, 16)
     plain, found = refined(model), refined(model, "laco")
     *_, whole = found.report.data["refines"]
-    assert whole["outcome"] == {"status": "plain", "reason": laco.TAKEN_BACK}
+    assert whole["outcome"] == {"status": "plain", "reason": laco.TAKEN_BACK, "clamped": 0}
     assert to_bytes(plain.model) == to_bytes(found.model)
 
 
@@ -144,7 +144,7 @@ def test_an_op_without_gradient_costs_its_block(monkeypatch: pytest.MonkeyPatch)
     first, second, _, whole = found.report.data["refines"]
     assert first["outcome"]["status"] == "ok"
     for entry in (second, whole):
-        assert entry["outcome"] == {"status": "skipped", "reason": "no gradient through Mish"}
+        assert entry["outcome"] == {"status": "skipped", "reason": "no gradient through Mish", "clamped": 0}
 
 
 def test_a_function_that_differs_from_the_runtimes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
