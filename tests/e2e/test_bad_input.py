@@ -290,8 +290,9 @@ def test_a_failed_gate_still_writes(folder: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- interruptions
 
 PAUSE = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born without it
 import onnxgrail.{module} as module
 
 def pause(*args, **options):
