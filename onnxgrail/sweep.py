@@ -36,7 +36,7 @@ from onnxgrail.record import Record
 
 FOLDS = 4  # of the samples; the last one is held out
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
-SURE = 0.02  # share of the held-out error that a choice must win then
+SURE = 0.1  # share of the held-out error that a choice must win then
 FEATURES = 8192  # a layer with more regressors keeps the weights it has
 NUMBERS = 1 << 26  # and so does one with more weights
 ROWS = 65536  # rows looked at where that is more than sixteen per regressor
