@@ -8,6 +8,7 @@ At any time only a logarithmic number of partial sums exists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,6 +85,10 @@ class Shard:
         """Batches of one leaf of the sums; the last leaf may have fewer."""
         return _each(self.total)
 
+    def closes(self, number: int) -> bool:
+        """Whether a batch is the last one of its leaf."""
+        return (number + 1) % self.each == 0 or number + 1 == self.total
+
 
 def shard_of(group: Group, total: int) -> Shard:
     """The part of `total` batches that this process works on: neighbouring leaves, as equal as whole leaves allow."""
@@ -103,7 +108,7 @@ class Tally:
         self._leaf: Node | None = None
 
     def add(self, number: int, arrays: Iterable[Floats]) -> None:
-        """Add what batch `number` gives: always as many arrays, of the same shapes.
+        """Add what batch `number` gives: always as many arrays, of the same shapes or empty where there is nothing.
 
         Batches come in their order, each once.  The arrays are the tally's from now on.
         """
@@ -117,7 +122,10 @@ class Tally:
         self._leaf = Node(level=0, index=leaf, arrays=tuple(arrays))
 
     def total(self) -> tuple[Floats, ...]:
-        """The sums, in the first process; nothing in the others.  All processes must come here."""
+        """The sums, in the first process; nothing in the others.  All processes must come here.
+
+        What was empty in the first batches may come flat.
+        """
         self._close()
         nodes, self._nodes = self._nodes, []
         shapes = [array.shape for array in nodes[0].arrays] if nodes else []
@@ -127,7 +135,8 @@ class Tally:
         while len(nodes) > 1:  # the right edge of the tree, from the bottom
             last = nodes.pop()
             _accumulate(nodes[-1], last.arrays)
-        return tuple(array.reshape(shape) for array, shape in zip(nodes[0].arrays, shapes, strict=True))
+        whole = zip(nodes[0].arrays, shapes, strict=True)
+        return tuple(a.reshape(shape) if a.size == math.prod(shape) else a for a, shape in whole)
 
     def _close(self) -> None:
         if self._leaf is not None:
@@ -146,8 +155,14 @@ def push(nodes: list[Node], node: Node) -> None:
 
 
 def _accumulate(node: Node, arrays: Iterable[Floats]) -> None:
-    for total, other in zip(node.arrays, arrays, strict=True):
-        np.add(total, other.reshape(total.shape), out=total)
+    node.arrays = tuple(_plus(total, other) for total, other in zip(node.arrays, arrays, strict=True))
+
+
+def _plus(total: Floats, other: Floats) -> Floats:
+    """In place where both hold something."""
+    if not total.size or not other.size:
+        return total if total.size else other
+    return np.add(total, other.reshape(total.shape), out=total)
 
 
 def _each(total: int) -> int:

@@ -69,10 +69,10 @@ class Sums:
         if not np.isfinite(peak):
             raise _not_finite(stack, placed)
         if stack.dtype == np.float32 and (peak == 0.0 or SMALLEST < peak < LARGEST):
-            self._single = _syrk(stack, self._single)
+            self._single = syrk(stack, self._single)
         else:
             stack = stack.astype(np.float64, copy=False)
-            self._double = _syrk(stack, self._double)
+            self._double = syrk(stack, self._double)
         self._total = self._total + stack.sum(axis=2).sum(axis=0, dtype=np.float64)
         self._count += count
 
@@ -160,7 +160,7 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
     return split.transpose(0, 3, 1, 2).reshape(positions, width, members)[flat]
 
 
-def _syrk(stack: Array, gram: Array | None) -> Array:
+def syrk(stack: Array, gram: Array | None) -> Array:
     """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype."""
     locations, width, samples = stack.shape
     syrk = blas.ssyrk if stack.dtype == np.float32 else blas.dsyrk

@@ -18,6 +18,7 @@ from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
+SOME = 64  # outputs of a layer that are looked at to choose its ridge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,20 +123,33 @@ def refit(
         Li et al. 2025, GPTAQ, arXiv:2504.02692 (asymmetric targets); Frantar and Alistarh 2022, OBC, arXiv:2208.11580
         (the same solution as removing one by one, for one network).
     """
-    total = functools.reduce(Moments.__add__, folds)
-    trials = [(total - held, held) for held in folds[-judges:]]
+    trials = _trials(folds, judges)
     choices = []
     first = 0
     for starts in layers:
         part = slice(first, first := first + starts[0].shape[1])
         mine = [(fit.outputs(part), held.outputs(part)) for fit, held in trials]
         choices.append(_Choice.among(starts, mine, _Rules(margin, prior, blend)))
-    for alpha in alphas if total.count else ():
+    for alpha in alphas if sum(fold.count for fold in folds) else ():
+        solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
+        for choice in choices:
+            choice.try_some(alpha, solvers)
+    for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
         solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
         for choice in choices:
             choice.consider(alpha, solvers)
-    final = {a: _solver(total, a, affine=affine) for a in {c.alpha for c in choices if c.blend and c.alpha}}
+    wanted = {c.alpha for c in choices if c.blend and c.alpha}
+    total = trials[0][0] + trials[0][1] if wanted else trials[0][0]
+    final = {a: _solver(total, a, affine=affine) for a in wanted}
     return [choice.settled(final) for choice in choices]
+
+
+def _trials(folds: Sequence[Moments], judges: int) -> list[tuple[Moments, Moments]]:
+    """Rows that are fitted and rows that judge: each of the last folds against all others."""
+    if judges == 1 and len(folds) == 2:
+        return [(folds[0], folds[1])]
+    total = functools.reduce(Moments.__add__, folds)
+    return [(total - held, held) for held in folds[-judges:]]
 
 
 Solver = Callable[[Floats], Floats]
@@ -188,6 +202,8 @@ class _Choice:
     best: float
     alpha: float | None
     blend: float = 0.0
+    promising: float = 0.0
+    promise: float = 0.0
 
     @classmethod
     def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], rules: _Rules) -> _Choice:
@@ -200,27 +216,38 @@ class _Choice:
         mine = [_Trial.of(fit, held, start, prior=rules.prior) for fit, held in trials]
         return cls(trials=mine, rules=rules, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
 
-    def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
-        """Take a step if some share of it does better on held-out rows, where the error is a parabola in that share.
+    def try_some(self, alpha: float, solvers: Sequence[Solver]) -> None:
+        """Note the ridge that gains most for a few outputs: a strength that suits them suits them all."""
+        outputs = self.start.shape[1]
+        some = slice(None, None, -(-outputs // SOME))
+        _, gains = self._gains(solvers, some)
+        if gains.sum() > self.promise and (gains > 0.0).all():
+            self.promise, self.promising = float(gains.sum()), alpha
 
-        Where several folds are held out in turn, each must gain.
-        """
-        slopes, curves = np.zeros((2, len(self.trials)))
-        for number, (trial, solver) in enumerate(zip(self.trials, solvers, strict=True)):
-            step = self._step(solver, trial.todo)
-            slopes[number] = np.einsum("fo,fo->", step, trial.open)
-            curves[number] = np.einsum("fo,fo->", step, trial.held.gram @ step)
-        share = min(max(slopes.sum() / curves.sum(), 0.0), 1.0) if curves.any() else 0.0
-        share = share if self.rules.blend else 1.0
-        gains = 2.0 * share * slopes - share * share * curves
+    def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
+        """Take a step if some share of it does better on held-out rows; where folds take turns, on each of them."""
+        if alpha != self.promising:
+            return
+        share, gains = self._gains(solvers, slice(None))
         gap = max(self.begin - float(gains.sum()), 0.0)
         if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
-            self.best, self.alpha, self.blend = gap, alpha, float(share)
+            self.best, self.alpha, self.blend = gap, alpha, share
 
-    def _step(self, solver: Solver, todo: Floats) -> Floats:
-        """From the start to the ridge solution, which lies around the start or around zero."""
-        found = solver(todo)
-        return found if self.rules.prior else found - self.start
+    def _gains(self, solvers: Sequence[Solver], some: slice) -> tuple[float, Floats]:
+        """The best share of a step, and what it takes off the held-out error of each trial, a parabola in the share."""
+        slopes, curves = np.zeros((2, len(self.trials)))
+        for number, (trial, solver) in enumerate(zip(self.trials, solvers, strict=True)):
+            step = self._step(solver, trial.todo, some)
+            slopes[number] = np.einsum("fo,fo->", step, trial.open[:, some])
+            curves[number] = np.einsum("fo,fo->", step, trial.held.gram @ step)
+        share = min(max(slopes.sum() / curves.sum(), 0.0), 1.0) if curves.any() else 0.0
+        share = float(share) if self.rules.blend else 1.0
+        return share, 2.0 * share * slopes - share * share * curves
+
+    def _step(self, solver: Solver, todo: Floats, some: slice = slice(None)) -> Floats:
+        """From the start to the ridge solution, which lies around the start or around zero, for some outputs."""
+        found = solver(todo[:, some])
+        return found if self.rules.prior else found - self.start[:, some]
 
     def settled(self, solvers: Mapping[float, Solver]) -> Fitted:
         """The choice, solved on all rows."""
@@ -241,10 +268,10 @@ class _Choice:
 def _solver(sums: Moments, alpha: float, *, affine: bool) -> Solver:
     """From what the centre of the ridge leaves of the targets to the way from there, (f + 1, o); factorised once."""
     size = len(sums.gram) if affine else len(sums.gram) - 1
-    penalty = np.full(size, alpha * float(np.trace(sums.gram[:-1, :-1])) / max(len(sums.gram) - 1, 1))
+    diagonal = np.full(size, alpha * float(np.trace(sums.gram[:-1, :-1])) / max(len(sums.gram) - 1, 1))
     if affine:
-        penalty[-1] = 1e-9 * max(float(sums.gram[-1, -1]), 1.0)  # the constant is free, up to rounding
-    inverse = ridge_solver(sums.gram[:size, :size] + np.diag(penalty))
+        diagonal[-1] = 1e-9 * max(float(sums.gram[-1, -1]), 1.0)  # the constant is free, up to rounding
+    inverse = ridge_solver(sums.gram[:size, :size], diagonal)
 
     def solve(todo: Floats) -> Floats:
         step = np.zeros_like(todo)

@@ -45,17 +45,19 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     return _by_eigenvalues(gram, rhs, lam)
 
 
-def ridge_solver(gram: Floats) -> Callable[[Floats], Floats]:
-    """B -> A⁻¹ B for one A (k, k) and many B, as `ridge_solve` without a ridge of its own.
+def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats], Floats]:
+    """B -> (A + diag(r))⁻¹ B for one A (k, k), a ridge r (k,) and many B; where that is singular as in `ridge_solve`.
 
     Raises:
-        DataError: if A or B is not finite.
+        DataError: if A, r or B is not finite.
     """
-    factor = _factor(gram, 0.0) if np.isfinite(gram).all() else None
+    factor = _factor(gram, ridge) if np.isfinite(gram).all() and np.isfinite(ridge).all() else None
 
     def solve(rhs: Floats) -> Floats:
         solution = _substituted(factor, rhs) if factor is not None else None
-        return ridge_solve(gram, rhs, 0.0)[0] if solution is None else solution
+        if solution is None:
+            solution, _ = ridge_solve(gram + np.diag(np.broadcast_to(ridge, len(gram))), rhs, 0.0)
+        return solution
 
     return solve
 
@@ -66,10 +68,10 @@ def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     return None if factor is None else _substituted(factor, rhs)
 
 
-def _factor(gram: Floats, lam: float) -> Floats | None:
-    """The lower Cholesky factor of A + λI, or None where that is not numerically positive definite."""
-    shifted = gram.copy()
-    shifted.flat[:: len(gram) + 1] += lam
+def _factor(gram: Floats, ridge: Floats | float) -> Floats | None:
+    """The lower Cholesky factor of A with a ridge on its diagonal, or None where that is not positive definite."""
+    shifted = np.array(gram.T, order="F")  # as LAPACK wants it, and the same by symmetry
+    np.einsum("kk->k", shifted)[...] += ridge
     diagonal = np.diagonal(shifted).copy()
     try:
         factor = linalg.cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)

@@ -39,9 +39,8 @@ class Totals:
         for sums, parts in zip(self._group, found, strict=True):
             for array, placed, rows in parts:
                 sums.add(array, placed, rows)
-        done = batch % self._shard.each + 1
-        last = done == self._shard.each or batch + 1 == self._shard.total
-        if last or done % GROUP == 0:
+        last = self._shard.closes(batch)
+        if last or (batch % self._shard.each + 1) % GROUP == 0:
             for leaf, group in zip(self._leaf, self._group, strict=True):
                 leaf.take(group)
         if last:
@@ -55,7 +54,7 @@ class Totals:
         """
         parts = iter(self._tally.total())
         return tuple(
-            stats_of(probe, _whole(gram, probe.width), total, int(count[0]))
+            stats_of(probe, whole(gram, probe.width), total, int(count[0]))
             for probe, gram, total, count in zip(self._probes, parts, parts, parts, strict=False)
         )
 
@@ -65,7 +64,8 @@ def _arrays(leaf: Sums) -> tuple[Floats, Floats, Floats]:
     return packed(half), total, np.array([count], np.float64)
 
 
-def _whole(part: Floats, width: int) -> Floats:
+def whole(part: Floats, width: int) -> Floats:
+    """The symmetric matrix of a triangle, `packed` or not."""
     return mirrored(part) if part.ndim == 2 else unpacked(part, width)
 
 

@@ -1,0 +1,124 @@
+"""The layers that `--compensate best` fits, grouped by the rows that they are fitted on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from onnxgrail.core import Array, Bools, Floats, Recipe
+from onnxgrail.graph.consumers import Consumer, behind, consumers
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.preparation import Prepared
+
+FEATURES = 8192  # a layer with more regressors keeps the weights it has
+NUMBERS = 1 << 26  # and so does one with more weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Task:
+    """A layer with what stays of its weight: inputs kept, outputs made; and whether its bias may move."""
+
+    consumer: Consumer
+    kept: Bools
+    made: Bools
+    affine: bool
+
+    @property
+    def features(self) -> int:
+        """How many regressors the kept inputs make."""
+        window = self.consumer.window
+        return int(self.kept.sum()) * (math.prod(window.kernel) if window is not None else 1)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs stay."""
+        return int(self.made.sum())
+
+    @property
+    def rows(self) -> tuple[object, ...]:
+        """What layers share that are fitted on the same rows."""
+        return self.consumer.source, self.consumer.window, self.consumer.made, self.affine
+
+    @property
+    def goal(self) -> str:
+        """The tensor that is to become as in the dense network."""
+        return self.consumer.total or self.consumer.output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """Layers that are fitted on the same rows, and the node where the next ones are (0 behind the last)."""
+
+    tasks: tuple[Task, ...]
+    end: int
+
+    @property
+    def first(self) -> Consumer:
+        """The layer that stands for all in what they share."""
+        return self.tasks[0].consumer
+
+    @property
+    def features(self) -> int:
+        """How many regressors each of them has."""
+        return self.tasks[0].features
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs they have together."""
+        return sum(task.outputs for task in self.tasks)
+
+    @property
+    def goal(self) -> str:
+        """The target of the first."""
+        return self.tasks[0].goal
+
+    @property
+    def key(self) -> str:
+        """Under what the fits are kept."""
+        return f"fit {self.first.position} {self.first.node}"
+
+
+def stages_of(tasks: Sequence[Task]) -> list[Stage]:
+    """Neighbours that are fitted on the same rows."""
+    groups = [tuple(group) for _, group in groupby(tasks, key=lambda t: t.rows)]
+    ends = [*(group[0].consumer.position for group in groups[1:]), 0][: len(groups)]
+    return [Stage(group, end) for group, end in zip(groups, ends, strict=True)]
+
+
+def tasks_of(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[Task]:
+    """What is to be fitted, in node order."""
+    model, survey = prepared.model, prepared.survey
+    narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
+    changed = behind(model, narrowed)
+    found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
+    return [t for t in found if t.features <= FEATURES and t.features * t.outputs <= NUMBERS and _asked(t, recipe)]
+
+
+def _asked(task: Task, recipe: Recipe) -> bool:
+    """Whether the parts of the fit that were chosen touch this layer."""
+    window = task.consumer.window
+    small = window is None or math.prod(window.kernel) == 1 or "patch" in recipe.fit
+    return small and (not task.kept.all() or "behind" in recipe.fit)
+
+
+def _task(consumer: Consumer, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Task:
+    """A layer as the ledger leaves it; a node for a bias is made only where inputs were lost and size is not tight."""
+    tight = recipe.target_params is not None or recipe.target_size is not None
+    shape = prepared.survey.facts.shapes[consumer.value]
+    kept, made = (
+        ~ledger.dead[consumer.units.get(axis, np.zeros(shape[axis], dtype=np.int64))]
+        for axis in (consumer.inward, consumer.outward)
+    )
+    bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantised weight is tied to its scales
+    room = consumer.room == "bias" or (not tight and (consumer.room == "slot" or not kept.all()))
+    return Task(consumer=consumer, kept=kept, made=made, affine=room and not bound and "affine" in recipe.fit)
+
+
+def matrix_of(task: Task, array: Array) -> Floats:
+    """What stays of a weight of full size, as (features, outputs)."""
+    front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
+    return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)

@@ -1,0 +1,144 @@
+"""The dense and the narrowed network side by side, and the sums over rows that layers are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.algebra.pairs import Pairs, moments_of
+from onnxgrail.algebra.refit import Moments, zero_moments
+from onnxgrail.calibration import rows
+from onnxgrail.calibration.rows import Where
+from onnxgrail.calibration.stream import Stream
+from onnxgrail.calibration.totals import packed, whole
+from onnxgrail.core import Array, Bools, Floats, Ints
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.layers import Stage
+from onnxgrail.once import Once
+from onnxgrail.parallel import Tally
+from onnxgrail.record import Record
+
+FOLDS = 4  # of the samples; the last one is held out
+ROWS = 65536  # rows looked at where that is more than sixteen per regressor
+SUMS = 6  # arrays of one part of the rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """The dense and the narrowed network, brought forward side by side over the batches of this process.
+
+    Attributes:
+        untouched: the ledger of the dense one.
+        starts: number of the first sample of each of all batches.
+        seed: of the rows that are drawn.
+    """
+
+    dense: Stream
+    narrow: Stream
+    untouched: Ledger
+    starts: Ints
+    seed: int
+
+    def follow(self, stage: Stage, ledger: Ledger) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """What a stage is fitted to and what it reads, batch by batch.
+
+        The dense stream moves on to the next stage, the narrowed one to this.
+        """
+        goals = self.dense.follow([t.goal for t in stage.tasks], self.untouched, stage.end)
+        read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
+        found = self.narrow.follow(list(dict.fromkeys(read)), ledger, stage.first.position)
+        return zip(goals, found, strict=True)
+
+    def walk_past(self, stage: Stage, ledger: Ledger) -> None:
+        """Bring both streams behind a stage that is known: in the very steps that would have measured it."""
+        for _ in self.follow(stage, ledger):
+            pass
+
+    def sums(self, stage: Stage, ledger: Ledger, parts: int) -> tuple[Floats, ...]:
+        """Sums over the rows of every part, outputs of all layers side by side; nothing but in the first process.
+
+        The last parts are single folds, the first one is all the others.
+        """
+        shard = self.dense.shard
+        tally = Tally(shard)
+        wanted = max(ROWS, 16 * stage.features) // shard.total + 1
+        groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
+        found = zip(shard.numbers, self.dense.masks, self.follow(stage, ledger), strict=True)
+        for number, mask, (goal, slim) in found:
+            rng = np.random.default_rng((self.seed, stage.first.position, number))
+            like = goal[stage.goal]
+            where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
+            z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
+            t = _targets(stage, goal, slim, where, len(z))
+            if shard.total >= 2 * FOLDS:
+                groups[max(number % FOLDS - FOLDS + parts, 0)].add(z, t)
+            else:
+                fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
+                for part, group in enumerate(groups):
+                    mine = np.maximum(fold - FOLDS + parts, 0) == part
+                    group.add(z[mine], t[mine])
+            if shard.closes(number):
+                tally.add(number, (array for group in groups for array in _travelling(group)))
+        return tally.total()
+
+
+def moments(sums: Sequence[Floats], stage: Stage) -> list[Moments]:
+    """What `Pair.sums` gave, per part."""
+    parts = [sums[first : first + SUMS] for first in range(0, len(sums), SUMS)]
+    return [
+        moments_of(whole(gram, stage.features), *others) if gram.size else zero_moments(stage.features, stage.outputs)
+        for gram, *others in parts
+    ]
+
+
+def _travelling(group: Pairs) -> tuple[Floats, ...]:
+    gram, *others = group.drain()
+    return packed(gram), *others
+
+
+def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, once: Once) -> Ints:
+    """The number of the first sample of every batch, known to all processes; the stream has not moved yet."""
+    tally = Tally(stream.shard)
+    for number, feed in zip(stream.shard.numbers, stream.record(list(inputs), untouched), strict=True):
+        sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
+        row = np.zeros(stream.shard.total)
+        row[number] = sizes.pop() if len(sizes) == 1 else 1
+        tally.add(number, [row])
+    found = tally.total()
+    sizes_of_all = once.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
+    return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)
+
+
+def _real(where: Where, target: Array, mask: Bools | None) -> Where:
+    """Positions that are not padding."""
+    if mask is None or target.shape[:-1] not in (mask.shape, (mask.size,)):
+        return where
+    real = np.asarray(mask).ravel()
+    if isinstance(where, slice):
+        return where if real.all() else np.flatnonzero(real)
+    return where[real[where]]
+
+
+def _targets(stage: Stage, goals: Mapping[str, Array], slim: Mapping[str, Array], where: Where, count: int) -> Array:
+    """What the dense network has, less the residual and the bias that are there already: (rows, outputs) of all."""
+    found = np.empty((count, stage.outputs), np.float32)
+    first = 0
+    for task in stage.tasks:
+        mine = found[:, first : (first := first + task.outputs)]
+        goal = rows.outputs(goals[task.goal], task.consumer.made, where)
+        mine[...] = goal if task.made.all() else goal[:, task.made]
+        if task.consumer.residual:
+            mine -= rows.outputs(slim[task.consumer.residual], task.consumer.made, where)
+        mine -= task.consumer.bias[task.made].astype(np.float32)
+    return found
+
+
+def _fold(where: Ints, target: Array, stage: Stage, first: int) -> Ints:
+    """Which fold every row is in: samples go round, or rows of an only sample."""
+    made = stage.first.made
+    samples = target.shape[0] if made else 1
+    each = max(1, target.size // target.shape[made] // samples)
+    sample = where // each + first
+    return (sample if samples > 1 or first else where) % FOLDS
