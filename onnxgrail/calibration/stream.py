@@ -22,6 +22,7 @@ from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.calibration.threads import ahead, of_runtime
 from onnxgrail.calibration.totals import Part, Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.errors import ModelError
@@ -100,10 +101,9 @@ class Stream:
         beyond = self._affordable(beyond, {*here, *missing}, ledger)
         made = {n: (cone(self._index.values[n], here), ledger) for n in beyond}
         session = self._open(missing, ledger, here) if missing else None
-        narrow = self._fitting(ledger, here)
-        for number, whole in enumerate(self._cache):
-            cache = narrow(whole)
-            found = self._run(session, cache) if session else {}
+        caches = map(self._fitting(ledger, here), self._cache)
+        found_in = ahead(lambda c: (c, self._run(session, c)), caches) if session else ((c, {}) for c in caches)
+        for number, (cache, found) in enumerate(found_in):
             if moving:
                 self._cache.trim(number, keep)
             self._cache.add(number, {n: a for n, a in found.items() if n in keep or n in beyond})
@@ -240,7 +240,7 @@ class Stream:
         apply(piece.graph, self._survey, ledger)
         spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
         data = pack(piece)
-        common = {"providers": self._providers, "outputs": outputs}
+        common = {"providers": self._providers, "outputs": outputs, "threads": of_runtime()}
         try:
             return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
         except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are

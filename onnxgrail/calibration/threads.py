@@ -1,12 +1,17 @@
-"""One number of threads for ONNX Runtime and for the linear algebra between its runs."""
+"""One number of threads for ONNX Runtime and for the linear algebra that goes on beside its runs."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -30,10 +35,39 @@ def _core(number: int) -> str:
         return str(number)
 
 
+def of_runtime() -> int:
+    """Threads of ONNX Runtime while the linear algebra for the batch before is going on."""
+    return max(1, count() - of_algebra()) if count() > 1 else 1
+
+
+def of_algebra() -> int:
+    """Threads of BLAS: half of all, since the other half is running the next batch."""
+    return max(1, count() // 2)
+
+
+def ahead(make: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
+    """As `map`, but while the caller is busy with one result the next one is made.
+
+    With one thread in all it is `map`.
+    """
+    if count() == 1:
+        yield from map(make, items)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pending: Future[Out] | None = None
+        for item in items:
+            following = pool.submit(make, item)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
+
+
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Hold BLAS to `count()` threads: its sums depend on nothing else, and it does not crowd out the runtime."""
+    """Hold BLAS to its threads: its sums depend on nothing else, and it does not crowd out the runtime."""
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(count()):
+    with threadpool_limits(of_algebra()):
         yield

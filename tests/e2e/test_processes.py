@@ -131,9 +131,9 @@ def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> 
     source, script = models.load("digits_resnet"), tmp_path / "small.py"
     script.write_text(
         "import sys, onnxgrail\n"
-        "from onnxgrail import sweep\n"
+        "from onnxgrail import pair\n"
         "from onnxgrail.calibration import totals\n"
-        "sweep.ROWS, totals.WIDE = int(sys.argv[4]), 64\n"
+        "pair.ROWS, totals.WIDE = int(sys.argv[4]), 64\n"
         "with onnxgrail.join() as group:\n"
         "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], check=False, group=group)\n"
     )
