@@ -67,7 +67,7 @@ class Sums:
             return
         peak = max(float(stack.max()), -float(stack.min()))  # NaN where there is one
         if not np.isfinite(peak):
-            raise _not_finite(stack, placed)
+            raise not_finite(int(stack.size - np.isfinite(stack).sum()), stack.size, placed)
         if stack.dtype == np.float32 and (peak == 0.0 or SMALLEST < peak < LARGEST):
             self._single = _syrk(stack, self._single)
         else:
@@ -176,8 +176,7 @@ def _syrk(stack: Array, gram: Array | None) -> Array:
     return np.asarray(gram)
 
 
-def _not_finite(stack: Array, probe: Probe) -> DataError:
+def not_finite(bad: int, size: int, probe: Probe) -> DataError:
     """What to tell somebody whose activations cannot be summed."""
-    bad = int(stack.size - np.isfinite(stack).sum())
-    fault = f"{bad} of {stack.size} values of activation {probe.value!r} are NaN or infinite"
+    fault = f"{bad} of {size} values of activation {probe.value!r} are NaN or infinite"
     return DataError(fault, hint="Check the calibration data, or use a float32 copy of a half precision model.")
