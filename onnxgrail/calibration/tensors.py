@@ -7,7 +7,7 @@ the next run, which may write where something was given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -53,20 +53,21 @@ class TensorLane:
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
         """Outputs by name; floating ones are on loan from the runtime, which cannot use their arena until they go."""
-        types = [session.types[name] for name in session.output_names]
-        numbers = all(torch.is_tensor(a) or _is_numbers(wide(a)) for a in feed.values())
-        if not numbers or not all(kind in FLOATS or kind in OTHERS for kind in types):
-            return session.run({name: self.host(array) for name, array in feed.items()})
-        there: dict[str, Any] = dict(feed)
+        made = {n: session.types[n] for n in session.output_names if n not in session.inputs}
+        there: dict[str, Any] = {name: feed[name] for name in session.inputs if name in feed}
+        numbers = all(torch.is_tensor(a) or _is_numbers(wide(a)) for a in there.values())
+        if not numbers or not all(kind in FLOATS or kind in OTHERS for kind in made.values()):
+            return session.run({name: self.host(array) for name, array in there.items()})
         feed = {name: array.contiguous() if torch.is_tensor(array) else array for name, array in there.items()}
         settled(self._device)
-        values = session.run_bound(feed, self._binder(session, feed, types))
-        return {
-            name: torch.from_dlpack(value) if kind in FLOATS else np.array(value.numpy())
-            for name, value, kind in zip(session.output_names, values, types, strict=True)
-        }
+        values = session.run_bound(feed, self._binder(session, feed, made)) if made else []
+        # The runtime would hand an input that is an output on as it is, in memory that it does not own.
+        found = {name: feed[name] for name in session.output_names if name in session.inputs}
+        for (name, kind), value in zip(made.items(), values, strict=True):
+            found[name] = torch.from_dlpack(value) if kind in FLOATS else np.array(value.numpy())
+        return found
 
-    def _binder(self, session: Session, feed: Feed, types: Sequence[str]) -> Callable[[Any], None]:
+    def _binder(self, session: Session, feed: Feed, made: Mapping[str, str]) -> Callable[[Any], None]:
         """What ties inputs to where they are, and outputs to where they shall be."""
         kind, number = self._device.kind, self._device.number
 
@@ -77,7 +78,7 @@ class TensorLane:
                     binding.bind_input(name, kind, number, NUMPY[array.dtype], tuple(array.shape), array.data_ptr())
                 else:
                     binding.bind_cpu_input(name, np.asarray(wide(self.host(array)), order="C"))
-            for name, output in zip(session.output_names, types, strict=True):
+            for name, output in made.items():
                 binding.bind_output(name, *((kind, number) if output in FLOATS else ("cpu", 0)))
 
         return bind
