@@ -23,7 +23,7 @@ REFINES = ("laco", "distill")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
-PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,6 +86,14 @@ def fits(value: Any) -> tuple[str, ...]:
 def refines(value: Any) -> tuple[str, ...]:
     """A comma list of refinements, or none."""
     return () if str(value).strip() == "none" else _words(value, REFINES)
+
+
+def device(value: Any) -> str:
+    """`cpu`, `cuda`, or `cuda:` with the numbers of GPUs."""
+    text = str(value).strip().lower()
+    if not re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", text):
+        raise click.BadParameter(f"{value!r}: choose cpu, cuda, cuda:1, or cuda:0,1 for two processes")
+    return text
 
 
 def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -156,7 +164,12 @@ data_options = chain(
 )
 
 device_options = chain(
-    click.option("--device", type=click.Choice(tuple(PROVIDERS)), help="Where ONNX Runtime runs.  [default: cpu]"),
+    click.option(
+        "--device",
+        type=device,
+        metavar="cpu|cuda[:N,...]",
+        help="Where models run and sums are made; several GPUs take as many processes (torchrun).  [default: cpu]",
+    ),
     click.option(
         "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
     ),
@@ -243,4 +256,5 @@ def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[s
     if device is not None and providers:
         raise click.UsageError("give --device or --providers, not both")
     named = tuple(part for text in providers for part in re.split(r"[,\s]+", text) if part)
-    return named or PROVIDERS[device or "cpu"]
+    kind, colon, numbers = (device or "cpu").partition(":")
+    return named or ((CPU,) if kind == "cpu" else (f"{CUDA}{colon}{numbers}", CPU))

@@ -157,7 +157,7 @@ def compress(
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"] = dict(input_shapes)
-    with onnxgrail.join() as group:
+    with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
             with render.progress(quiet=quiet or follows, no_progress=no_progress) as show:

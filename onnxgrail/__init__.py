@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnxgrail.demonstration import demo
     from onnxgrail.errors import (
         DataError,
+        DeviceError,
         LostProcessError,
         MissingExtraError,
         ModelError,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "DataError",
+    "DeviceError",
     "Inspection",
     "LostProcessError",
     "MissingExtraError",

@@ -20,6 +20,10 @@ class UsageError(OnnxGrailError, ValueError):
     """An option is out of range or contradicts another one (exit code 2)."""
 
 
+class DeviceError(UsageError):
+    """A device was asked for that cannot be had; nothing falls back to another one (exit code 2)."""
+
+
 class ModelError(OnnxGrailError):
     """The model cannot be read, does not run, or uses something the tool cannot represent."""
 

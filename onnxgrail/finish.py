@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.lanes import why_host
 from onnxgrail.comparison import bytes_on_disk, run_both
 from onnxgrail.core import Change, Progress, Recipe
 from onnxgrail.decision import Decision
@@ -108,6 +109,7 @@ def report_of(
         _missed(sizes.budget),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
+        why_host(recipe.providers),
     )
     return make_report(
         recipe=recipe,

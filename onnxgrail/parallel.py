@@ -1,7 +1,7 @@
 """Sums over calibration batches that come out the same, bit for bit, in however many processes they are taken.
 
-Floating sums depend on their order, so there is one order for all: batches are cut into at most `LEAVES` equal
-stretches, a stretch is summed in the order of its batches, and stretches are the leaves of a binary tree.  A process
+Floating sums depend on their order, so there is one order for all: batches are cut into `FEWER` to `LEAVES` equal
+stretches of four batches where there are enough, a stretch is summed in the order of its batches, and stretches are the leaves of a binary tree.  A process
 owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that tree, and go to the others.
 At any time only a logarithmic number of partial sums exists.
 """
@@ -19,6 +19,7 @@ from onnxgrail.core import Floats
 from onnxgrail.record import Record
 
 LEAVES = 32  # more processes than this cannot share the work
+FEWER = 8  # stretches that a few batches are cut into: every one costs a sum of its own
 
 
 @dataclass(slots=True, eq=False)
@@ -167,4 +168,4 @@ def _plus(total: Floats, other: Floats) -> Floats:
 
 def _each(total: int) -> int:
     """Batches of one leaf."""
-    return max(1, -(-total // LEAVES))
+    return -(-total // min(LEAVES, max(FEWER, total // 4)))

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.allocation.statistics import StatsFiles
+from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.core import Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
@@ -95,7 +96,8 @@ def compress(
     recipe, clock = recipe_of(choices), Clock()
     require_torch(recipe)
     first = group.rank == 0
-    with nullcontext() if resume is None or not first else closing(Folder(Path(resume))) as folder:
+    kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
+    with kept as folder, solving_on(recipe.providers):
         owned = functools.partial(replaceable, folder)
         target = _target(model, output, force=force, owned=owned) if first and not dry_run else None
         files = _files(model, target, stats, save_stats, force=force or not first, owned=owned)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.core import Array
+from onnxgrail.device import Device, device_of
 from onnxgrail.errors import LostProcessError, MissingExtraError, UsageError
 from onnxgrail.parallel import SOLO, Group, Node, push
 from onnxgrail.record import Record, decode, encode
@@ -28,7 +29,7 @@ CONTINUE = "Start the job again; with --resume DIR it goes on behind the last fi
 
 
 @contextmanager
-def join(timeout: float | None = None) -> Iterator[Group]:
+def join(timeout: float | None = None, *, providers: Sequence[str] = ()) -> Iterator[Group]:
     """The processes that were started together with this one; `torchrun` says so in the environment.
 
     A process that was started alone is a group of its own, and nothing is imported.
@@ -36,8 +37,10 @@ def join(timeout: float | None = None) -> Iterator[Group]:
     Args:
         timeout: seconds to wait for another process; None takes ONNXGRAIL_TIMEOUT from the environment, or half an
             hour.
+        providers: execution providers of the job: with CUDA, each process takes a GPU, and sums travel between those.
 
     Raises:
+        DeviceError: there is no GPU for this process.
         MissingExtraError: torch is not installed.
         UsageError: the environment is incomplete.
         LostProcessError: the others cannot be reached.
@@ -47,18 +50,22 @@ def join(timeout: float | None = None) -> Iterator[Group]:
         yield SOLO
         return
     rank, wait = _number("RANK", None), timeout or float(_number("ONNXGRAIL_TIMEOUT", int(TIMEOUT)))
-    torch = _torch()
-    _take_device()
+    torch, device = _torch(), device_of(providers)
+    carrier = device.place if _has_nccl(torch, device) else "cpu"
     try:
         torch.distributed.init_process_group(
-            "gloo", rank=rank, world_size=size, timeout=timedelta(seconds=wait), init_method="env://"
+            "gloo" if carrier == "cpu" else "cpu:gloo,cuda:nccl",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=wait),
+            init_method="env://",
         )
     except (RuntimeError, ValueError) as error:
         raise LostProcessError(
             f"process {rank} of {size} cannot reach the others: {_first_line(error)}",
             hint="MASTER_ADDR and MASTER_PORT must lead to process 0; GLOO_SOCKET_IFNAME picks a network interface",
         ) from error
-    processes = Processes(torch, rank, size)
+    processes = Processes(torch, rank, size, carrier)
     try:
         yield processes
     except BaseException as error:
@@ -70,10 +77,13 @@ def join(timeout: float | None = None) -> Iterator[Group]:
 
 
 class Processes:
-    """A group over torch.distributed."""
+    """A group over torch.distributed.
 
-    def __init__(self, torch: Any, rank: int, size: int) -> None:
-        self._torch = torch
+    Sums, which are large, travel from `carrier` to `carrier`, torch's name of a device; all else from host to host.
+    """
+
+    def __init__(self, torch: Any, rank: int, size: int, carrier: str = "cpu") -> None:
+        self._torch, self._carrier = torch, carrier
         self.rank, self.size = rank, size
         low = rank & -rank if rank else 1 << (size - 1).bit_length()
         self._parent = rank - low if rank else None
@@ -132,7 +142,12 @@ class Processes:
         numbers = np.array([*head, len(body)], np.int64)
         sizes = [np.array([array.size for array in body], np.int64)] if body else []
         flat = [np.ascontiguousarray(array).reshape(-1) for array in body if array.size]
-        return [self._torch.from_numpy(a if a.flags.writeable else a.copy()) for a in (numbers, *sizes, *flat)]
+        tensors = (self._torch.from_numpy(a if a.flags.writeable else a.copy()) for a in (numbers, *sizes, *flat))
+        return [tensor.to(self._way(tensor.dtype)) for tensor in tensors]
+
+    def _way(self, dtype: Any) -> str:
+        """Where numbers of a type set off and arrive."""
+        return self._carrier if dtype == self._torch.float64 else "cpu"
 
     def _send(self, rank: int, head: tuple[int, int, int], body: Sequence[Array]) -> None:
         with self._watched(rank):
@@ -156,8 +171,12 @@ class Processes:
     def _take(self, rank: int, size: int, dtype: Any) -> Array:
         array = np.empty(size, dtype)
         if size:
+            tensor = self._torch.from_numpy(array)
+            place = self._way(tensor.dtype)
             with self._watched(rank):
-                self._torch.distributed.recv(self._torch.from_numpy(array), rank)
+                landed = tensor if place == "cpu" else self._torch.empty_like(tensor, device=place)
+                self._torch.distributed.recv(landed, rank)
+                tensor.copy_(landed)
         return array
 
     @contextmanager
@@ -170,13 +189,12 @@ class Processes:
             ) from error
 
 
-def _take_device() -> None:
-    """See only the GPU with this process's number on its machine; without GPUs this changes nothing."""
-    local = _number("LOCAL_RANK", 0)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible is not None else [str(n) for n in range(local + 1)]
-    if len(names) > local:
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[local]
+def _has_nccl(torch: Any, device: Device) -> bool:
+    """Whether sums can travel between GPUs; this process then uses its own and no other."""
+    if device.kind != "cuda" or not torch.distributed.is_nccl_available() or not torch.cuda.is_available():
+        return False
+    torch.cuda.set_device(device.number)
+    return True
 
 
 def _torch() -> Any:

@@ -67,7 +67,7 @@ class Sums:
             return
         peak = max(float(stack.max()), -float(stack.min()))  # NaN where there is one
         if not np.isfinite(peak):
-            raise _not_finite(stack, placed)
+            raise not_finite(int(stack.size - np.isfinite(stack).sum()), stack.size, placed)
         if stack.dtype == np.float32 and (peak == 0.0 or SMALLEST < peak < LARGEST):
             self._single = syrk(stack, self._single)
         else:
@@ -163,21 +163,20 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
 def syrk(stack: Array, gram: Array | None) -> Array:
     """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype."""
     locations, width, samples = stack.shape
-    syrk = blas.ssyrk if stack.dtype == np.float32 else blas.dsyrk
+    update = blas.ssyrk if stack.dtype == np.float32 else blas.dsyrk
     if gram is None:
         gram = np.zeros((width, width), stack.dtype, order="F")  # Fortran order lets BLAS add in place
     if samples < width:
         # Many small products waste BLAS (measured: C = 2048 at 7 x 7 is 2.4 times slower); one copy and one product.
         flat = np.ascontiguousarray(stack.transpose(0, 2, 1)).reshape(locations * samples, width)
-        return np.asarray(syrk(1.0, flat.T, beta=1.0, c=gram, overwrite_c=1))
+        return np.asarray(update(1.0, flat.T, beta=1.0, c=gram, overwrite_c=1))
     for matrix in stack:
         # (h, p) in C order is a (p, h) matrix to Fortran: no copy for the wide early stages of a convolutional net.
-        gram = syrk(1.0, matrix.T, beta=1.0, c=gram, trans=1, overwrite_c=1)
+        gram = update(1.0, matrix.T, beta=1.0, c=gram, trans=1, overwrite_c=1)
     return np.asarray(gram)
 
 
-def _not_finite(stack: Array, probe: Probe) -> DataError:
+def not_finite(bad: int, size: int, probe: Probe) -> DataError:
     """What to tell somebody whose activations cannot be summed."""
-    bad = int(stack.size - np.isfinite(stack).sum())
-    fault = f"{bad} of {stack.size} values of activation {probe.value!r} are NaN or infinite"
+    fault = f"{bad} of {size} values of activation {probe.value!r} are NaN or infinite"
     return DataError(fault, hint="Check the calibration data, or use a float32 copy of a half precision model.")

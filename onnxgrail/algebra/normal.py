@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.narrow import mean_rows, sum_rows
 from onnxgrail.core import BlockError, Floats, Probe, Reducer, Slot, Stats, View
 from onnxgrail.errors import UsageError
@@ -77,7 +78,7 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
     """Normal equations of the given consumers, which share the second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = np.concatenate([part for _, part in parts], axis=1)
-    output = stats.gram @ columns
+    output = linear().product(stats.gram, columns)
     half = _lifted(stats.gram, units, reducer)
     return Normal(
         gram=_lifted(np.ascontiguousarray(half.T), units, reducer),
@@ -103,7 +104,8 @@ def squared_errors(normal: Normal, weights: Floats) -> Floats:
     Returns:
         Sums over calibration rows; rounding may leave tiny negative values.
     """
-    return np.asarray(normal.energy + np.einsum("hc,hc->c", weights, normal.gram @ weights - 2.0 * normal.target))
+    product = linear().product(normal.gram, weights)
+    return np.asarray(normal.energy + np.einsum("hc,hc->c", weights, product - 2.0 * normal.target))
 
 
 def block_error(systems: list[Normal], compensated: list[Floats] | None = None) -> BlockError:

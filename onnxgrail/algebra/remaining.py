@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import linalg
 from scipy.linalg import blas
 
+from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.quadratic import Quadratic, features
 from onnxgrail.core import Floats, Ints
 
@@ -21,11 +21,12 @@ class Remaining:
 
     def __init__(self, problem: Quadratic) -> None:
         self.problem, self.members = problem, problem.members
-        self.target = problem.matrix @ problem.columns
+        self.target = linear().product(problem.matrix, problem.columns)
         self.energy = float(np.einsum("hc,hc->", problem.columns, self.target))
         self.alive = np.arange(len(problem.matrix) // self.members)
         self.fresh = len(self.alive)
-        self.inverse, self.product = inverse(problem.matrix), problem.columns @ problem.columns.T
+        self.inverse = inverse(problem.matrix)
+        self.product = linear().product(problem.columns, problem.columns.T)
 
     def open(self, count: int) -> None:
         """Make room for the removal of `count` units."""
@@ -62,8 +63,8 @@ class Remaining:
         if len(self.alive) <= self.fresh // 2:  # cheap by now, and rounding errors end here
             keep = features(self.alive, self.members)
             self.inverse = inverse(self.problem.matrix[np.ix_(keep, keep)])
-            columns = self.inverse @ self.target[keep]
-            self.product, self.fresh = columns @ columns.T, len(self.alive)
+            columns = linear().product(self.inverse, self.target[keep])
+            self.product, self.fresh = linear().product(columns, columns.T), len(self.alive)
             return
         keep = features(stay, self.members)
         R, Q, T = (np.ascontiguousarray(rows[:, keep]) for rows in self._rows)
@@ -77,15 +78,7 @@ def inverse(matrix: Floats) -> Floats:
     Raises:
         LinAlgError: if it is not positive definite, or not finite.
     """
-    if not len(matrix):
-        return matrix
-    factor = linalg.cholesky(matrix, lower=True, check_finite=False)
-    if not np.isfinite(factor[-1]).all():  # the last row has seen all others; NaN passes through LAPACK unseen
-        raise np.linalg.LinAlgError("not finite")
-    half = linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0]  # above the diagonal stay the factor's zeros
-    whole = half + half.T
-    whole.flat[:: len(whole) + 1] *= 0.5
-    return np.asarray(whole)
+    return linear().inverse(matrix) if len(matrix) else matrix
 
 
 def subtract(matrix: Floats, left: Floats, right: Floats) -> Floats:

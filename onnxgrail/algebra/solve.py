@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy import linalg
 
+from onnxgrail.algebra.linear import Factor, linear
 from onnxgrail.core import Floats
 from onnxgrail.errors import DataError
 
@@ -68,24 +68,23 @@ def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     return None if factor is None else _substituted(factor, rhs)
 
 
-def _factor(gram: Floats, ridge: Floats | float) -> Floats | None:
-    """The lower Cholesky factor of A with a ridge on its diagonal, or None where that is not positive definite."""
+def _factor(gram: Floats, ridge: Floats | float) -> Factor | None:
+    """The Cholesky factor of A + diag(r), or None where that is not numerically positive definite."""
     shifted = np.array(gram.T, order="F")  # as LAPACK wants it, and the same by symmetry
     np.einsum("kk->k", shifted)[...] += ridge
     diagonal = np.diagonal(shifted).copy()
     try:
-        factor = linalg.cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
-    except linalg.LinAlgError:
+        factor = linear().cholesky(shifted)
+    except np.linalg.LinAlgError:
         return None
     # A pivot that lost all its digits to cancellation is noise.  Relative to its own diagonal, so scales may differ.
-    if (np.diagonal(factor) ** 2 <= len(gram) * np.finfo(np.float64).eps * diagonal).any():
-        return None
-    return np.asarray(factor, np.float64)
+    noise = len(gram) * np.finfo(np.float64).eps * diagonal
+    return None if (factor.diagonal**2 <= noise).any() else factor
 
 
-def _substituted(factor: Floats, rhs: Floats) -> Floats | None:
+def _substituted(factor: Factor, rhs: Floats) -> Floats | None:
     """What a factor makes of B; None where that is not finite."""
-    solution = np.asarray(linalg.cho_solve((factor, True), rhs, check_finite=False), np.float64)
+    solution = factor.solve(rhs)
     return solution if np.isfinite(solution).all() else None
 
 

@@ -1,4 +1,7 @@
-"""Activations between two stretches of the network: in memory up to a budget, mapped from files beyond it."""
+"""Activations between two stretches of the network: in memory up to a budget, mapped from files beyond it.
+
+Where a lane keeps them on a device, that has a budget of its own, and what it has no room for comes here.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import IO
 
 import numpy as np
 
+from onnxgrail.calibration.lanes import HOST, Lane
 from onnxgrail.core import Array, Feed
 
 BUDGET = 2**30  # bytes
@@ -35,8 +39,9 @@ class Cache:
     There is one file per name, so what is no longer wanted frees its room at once, and a killed run leaves nothing.
     """
 
-    def __init__(self, feeds: Iterable[Feed], budget: int = BUDGET) -> None:
+    def __init__(self, feeds: Iterable[Feed], budget: int = BUDGET, lane: Lane = HOST) -> None:
         self._budget, self._held = budget, 0
+        self._lane, self._away = lane, 0  # bytes on the device
         self._files: dict[str, IO[bytes]] = {}
         self._batches: list[dict[str, Array | _Stored]] = []
         for number, feed in enumerate(feeds):
@@ -73,7 +78,9 @@ class Cache:
 
     def add(self, number: int, arrays: Feed) -> None:
         """More arrays of one batch."""
-        for name, array in arrays.items():
+        for name, given in arrays.items():
+            array = self._lane.kept(given, self._lane.room - self._away)
+            self._away += self._lane.size(array)
             size = _size(array)
             if self._held + size > self._budget and size >= SMALL:
                 self._batches[number][name] = self._stored(name, array)
@@ -84,15 +91,17 @@ class Cache:
     def keep(self, names: Collection[str]) -> None:
         """Drop all other arrays."""
         self._batches = [{n: a for n, a in batch.items() if n in names} for batch in self._batches]
-        self._held = sum(_size(a) for batch in self._batches for a in batch.values() if not isinstance(a, _Stored))
+        here = [a for batch in self._batches for a in batch.values() if not isinstance(a, _Stored)]
+        self._held, self._away = (sum(measure(a) for a in here) for measure in (_size, self._lane.size))
         for name in self._files.keys() - set(names):
             self._files.pop(name).close()
 
     def trim(self, number: int, names: Collection[str]) -> None:
         """Drop all other arrays of one batch; the files they may be in stay until `keep`."""
         batch = self._batches[number]
-        gone = [array for name, array in batch.items() if name not in names]
-        self._held -= sum(_size(array) for array in gone if not isinstance(array, _Stored))
+        gone = [a for name, a in batch.items() if name not in names and not isinstance(a, _Stored)]
+        self._held -= sum(_size(array) for array in gone)
+        self._away -= sum(self._lane.size(array) for array in gone)
         self._batches[number] = {name: array for name, array in batch.items() if name in names}
 
     def clear(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -15,13 +17,20 @@ import numpy as np
 
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Feed
-from onnxgrail.errors import MissingExtraError, ModelError, UsageError
+from onnxgrail.device import CUDA, Device, device_of
+from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, UsageError
 from onnxgrail.graph.mapped import ROOT
 from onnxgrail.graph.serial import Packed
 from onnxgrail.graph.widen import wide
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
+
+CHECK_CUDA = (
+    "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
+    "nothing was run on the CPU instead"
+)
+_FAILED_DEVICE = re.compile(r"CUDA failure|CUDA error|cudaSetDevice|libcu|CUDNN failure|no CUDA-capable", re.IGNORECASE)
 
 
 class Session:
@@ -30,11 +39,13 @@ class Session:
     Attributes:
         inputs: names of the inputs a feed must hold.
         output_names: names of what `run` returns, in order.
+        types: ONNX Runtime's word for the type of each output, such as `tensor(float)`.
         providers: execution providers the session really got.
     """
 
     def __init__(self, handle: Any, outputs: tuple[str, ...]) -> None:
         self._handle = handle
+        self.types: dict[str, str] = {o.name: o.type for o in handle.get_outputs()}
         self.inputs: tuple[str, ...] = tuple(i.name for i in handle.get_inputs())
         self.output_names = outputs
         self.providers: tuple[str, ...] = tuple(handle.get_providers())
@@ -45,16 +56,36 @@ class Session:
         Raises:
             ModelError: ONNX Runtime fails on this feed.
         """
+        with self._explaining(feed):
+            values = self._handle.run(list(self.output_names), {n: wide(feed[n]) for n in self.inputs})
+        return dict(zip(self.output_names, values, strict=True))
+
+    def run_bound(self, feed: Feed, bind: Callable[[Any], None]) -> list[Any]:
+        """OrtValues of a run whose inputs and outputs lie where `bind` ties them, in the order it ties the outputs.
+
+        Raises:
+            ModelError: ONNX Runtime fails on this feed.
+        """
+        with self._explaining(feed):
+            binding = self._handle.io_binding()  # a new one each time: an old one would write over what it gave before
+            bind(binding)
+            binding.synchronize_inputs()
+            self._handle.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+            return list(binding.get_outputs())
+
+    @contextlib.contextmanager
+    def _explaining(self, feed: Feed) -> Iterator[None]:
+        """Say in a line what went wrong with a feed."""
         if self._handle is None:
             raise ModelError("the session is closed")
         try:
-            values = self._handle.run(list(self.output_names), {n: wide(feed[n]) for n in self.inputs})
+            yield
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:
             shapes = ", ".join(f"{n}{list(np.shape(v))}" for n, v in feed.items())
             raise ModelError(f"ONNX Runtime failed on the feed {shapes}: {reason(error)}") from error
-        return dict(zip(self.output_names, values, strict=True))
 
     def close(self) -> None:
         """Free the session; running it afterwards is an error."""
@@ -83,7 +114,7 @@ def open_session(
 
     Args:
         source: path, bytes of a ModelProto, or such bytes with weights beside them.
-        providers: execution providers, the preferred one first; it must really be got.
+        providers: execution providers, the preferred one first (see `device_of`); it must really be got.
         outputs: graph outputs to compute; None computes all.
         optimise: let ONNX Runtime optimise the graph.
         threads: threads inside one operator; None is what BLAS gets, too.
@@ -94,18 +125,22 @@ def open_session(
     Raises:
         MissingExtraError: ONNX Runtime is not installed, or two builds of it fight.
         UsageError: a provider that this build does not have.
-        ModelError: ONNX Runtime refuses the model or the provider does not start.
+        DeviceError: the device does not start.
+        ModelError: ONNX Runtime refuses the model.
     """
-    ort = runtime()
-    _check_providers(ort, providers)
+    ort, device = runtime(), device_of(providers)
+    _check_providers(ort, device.names)
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what matters arrives as an exception
     level = ort.GraphOptimizationLevel
     wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads or count()
-    if not once and tuple(providers) == CPU and _one_arena(ort):
+    if not once and device.names == CPU and _one_arena(ort):
         options.add_session_config_entry("session.use_env_allocators", "1")
+    if device.kind == "cuda":
+        options.use_deterministic_compute = True
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # Spinning workers would take the cores from the linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if isinstance(source, bytes | Packed):
@@ -120,24 +155,27 @@ def open_session(
         values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in source.weights.values()]
         options.add_external_initializers(list(source.weights), values)
         source = source.data
-    try:
-        handle = ort.InferenceSession(
-            source if isinstance(source, bytes) else str(source), sess_options=options, providers=list(providers)
-        )
-    except Exception as error:
-        hint = "Try it in onnxruntime alone; a newer release may know its opset"
-        raise ModelError(f"ONNX Runtime cannot run this model: {reason(error)}", hint=hint) from error
-    got = handle.get_providers()
-    if providers and providers[0] not in got:
-        raise ModelError(
-            f"asked for {providers[0]}, ONNX Runtime gave {', '.join(got)}",
-            hint="Check driver, CUDA and cuDNN, or use --device cpu",
-        )
+    handle = _started(ort, source if isinstance(source, bytes) else str(source), options, device)
     names = [o.name for o in handle.get_outputs()]
     unknown = [n for n in outputs or () if n not in names]
     if unknown:
         raise ModelError(f"the model has no output {', '.join(map(repr, unknown))}", hint=f"It has {', '.join(names)}")
     return Session(handle, tuple(outputs if outputs is not None else names))
+
+
+def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device) -> Any:
+    """An InferenceSession that really has the preferred provider; left to itself, the runtime would take another."""
+    try:
+        handle = ort.InferenceSession(source, sess_options=options, providers=device.providers, enable_fallback=0)
+    except Exception as error:
+        if device.kind == "cuda" and _FAILED_DEVICE.search(str(error)):
+            raise DeviceError(f"{device.place} does not start: {reason(error)}", hint=CHECK_CUDA) from error
+        hint = "Try it in onnxruntime alone; a newer release may know its opset"
+        raise ModelError(f"ONNX Runtime cannot run this model: {reason(error)}", hint=hint) from error
+    got = handle.get_providers()
+    if device.names and device.names[0] not in got:
+        raise DeviceError(f"asked for {device.names[0]}, ONNX Runtime gave {', '.join(got)}", hint=CHECK_CUDA)
+    return handle
 
 
 def runtime() -> ModuleType:
@@ -183,13 +221,14 @@ def _version(name: str) -> str | None:
 def _check_providers(ort: ModuleType, providers: Sequence[str]) -> None:
     available = ort.get_available_providers()
     for name in providers:
+        if name == CUDA and name not in available:
+            fix = "Run: pip uninstall -y onnxruntime && pip install 'onnxgrail[gpu]'"
+            raise DeviceError(f"this build of ONNX Runtime has no {name}, only {', '.join(available)}", hint=fix)
         if name not in available:
-            hint = f"It has {', '.join(available)}"
-            if name == "CUDAExecutionProvider":
-                hint += "; run: pip uninstall -y onnxruntime && pip install 'onnxgrail[gpu]'"
-            raise UsageError(f"this build of ONNX Runtime has no {name}", hint=hint)
-    if "CUDAExecutionProvider" in providers and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()
+            raise UsageError(f"this build of ONNX Runtime has no {name}", hint=f"It has {', '.join(available)}")
+    if CUDA in providers and hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+            ort.preload_dlls()
 
 
 def reason(error: BaseException) -> str:

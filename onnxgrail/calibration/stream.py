@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.lanes import Lane, lane_of
 from onnxgrail.calibration.session import Session, open_session
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.threads import ahead, of_runtime
@@ -55,14 +56,16 @@ class Stream:
         providers: Sequence[str],
         budget: int = BUDGET,
         group: Group = SOLO,
+        lane: Lane | None = None,
     ) -> None:
         self._model, self._survey = model, survey
         self._providers = tuple(providers)
+        self._lane = lane_of(providers) if lane is None else lane
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
         self.position = 0  # of the first node that is still to come
         self.shard = shard_of(group, len(batches))
-        self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget)
+        self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget, self._lane)
         self._masks = [padding_mask(feed) for feed in self._cache]
         self._budget, self._scale = budget, _scale(batches, survey)
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
@@ -149,12 +152,12 @@ class Stream:
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch."""
         for found in self._walk(names, ledger):
-            yield {n: found[n] for n in names}
+            yield {n: self._lane.host(found[n]) for n in names}
 
     def follow(self, names: Sequence[str], ledger: Ledger, limit: int) -> Iterator[dict[str, Array]]:
         """Both in one run: `record` these names, and `advance` to the limit on the way."""
         for found in self._walk(names, ledger, limit):
-            yield {n: found[n] for n in names}
+            yield {n: self._lane.host(found[n]) for n in names}
 
     def measure(
         self, probes: Sequence[Probe], ledger: Ledger, tick: Tick, limit: int | None = None
@@ -166,7 +169,7 @@ class Stream:
         distinct = {_same(p): p for p in probes}
         placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
         names = _names(probes)
-        totals = Totals(self.shard, tuple(distinct.values()))
+        totals = Totals(self.shard, tuple(distinct.values()), self._lane)
         walked = self._walk(names, ledger, limit or 0, keeping=limit is not None)
         for batch, found, mask in zip(self.shard.numbers, walked, self._masks, strict=True):
             totals.add(batch, (_parts(found, some, mask) for some in placed.values()))
@@ -183,7 +186,7 @@ class Stream:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
         names = _names(probes)
         pairs = [_paired(p, kept) for p in probes]
-        totals = Totals(self.shard, pairs)
+        totals = Totals(self.shard, pairs, self._lane)
         fresh = self._fresh(after)
         inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
         fit_before, fit_after = self._fitting(before, inputs), self._fitting(after, inputs)
@@ -196,7 +199,7 @@ class Stream:
                     for name in (probe.value, *probe.also):
                         index = self._placed(probe, name, before).index
                         folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
-                        both = np.concatenate([old[name], new[name]], axis=probe.axis)
+                        both = self._lane.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
                         found[-1].append((both, placed, _rows(both, probe, mask)))
                 totals.add(batch, found)
@@ -223,14 +226,14 @@ class Stream:
         def fit(cache: Feed) -> dict[str, Array]:
             found = dict(cache)
             for name, axis, stays in cuts:
-                found[name] = np.compress(stays, found[name], axis=axis)
+                found[name] = self._lane.compress(stays, found[name], axis=axis)
             return found
 
         return fit
 
     def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
         started = time.perf_counter()
-        found = session.run(cache)
+        found = self._lane.run(session, cache)
         self.forward += time.perf_counter() - started
         return found
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.gram import Sums, mirrored, stats_of
+from onnxgrail.algebra.gram import mirrored, stats_of
+from onnxgrail.calibration.lanes import HOST, Lane
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.parallel import Shard, Tally
 
@@ -21,12 +23,13 @@ class Totals:
     """Sums of several probes at once.
 
     The sums of every `GROUP` batches are made in one triangle per probe and moved into that of the leaf, in float64;
-    leaves are added up as the tally says, and the lower half is filled in at the end.
+    leaves are added up as the tally says, and the lower half is filled in at the end.  A lane may take all batches of
+    a process as one leaf.
     """
 
-    def __init__(self, shard: Shard, probes: Sequence[Probe]) -> None:
-        self._shard, self._tally, self._probes = shard, Tally(shard), tuple(probes)
-        self._group, self._leaf = ([Sums(probe) for probe in probes] for _ in range(2))
+    def __init__(self, shard: Shard, probes: Sequence[Probe], lane: Lane = HOST) -> None:
+        self._shard, self._tally, self._probes, self._whole = shard, Tally(shard), tuple(probes), lane.whole
+        self._group, self._leaf = ([lane.sums(probe) for probe in probes] for _ in range(2))
 
     def add(self, batch: int, found: Iterable[Iterable[Part]]) -> None:
         """Add what one batch gives: per probe one part or more.
@@ -39,7 +42,7 @@ class Totals:
         for sums, parts in zip(self._group, found, strict=True):
             for array, placed, rows in parts:
                 sums.add(array, placed, rows)
-        last = self._shard.closes(batch)
+        last = batch == self._shard.numbers[-1] or (self._shard.closes(batch) and not self._whole)
         if last or (batch % self._shard.each + 1) % GROUP == 0:
             for leaf, group in zip(self._leaf, self._group, strict=True):
                 leaf.take(group)
@@ -59,7 +62,7 @@ class Totals:
         )
 
 
-def _arrays(leaf: Sums) -> tuple[Floats, Floats, Floats]:
+def _arrays(leaf: Any) -> tuple[Floats, Floats, Floats]:
     half, total, count = leaf.drain()
     return packed(half), total, np.array([count], np.float64)
 

@@ -128,6 +128,12 @@ def test_options_reach_the_library(calls):
     assert got["providers"] == ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
+@pytest.mark.parametrize(("device", "first"), [("cuda:1", ":1"), ("CUDA:0,1", ":0,1")])
+def test_a_device_may_have_a_number(calls, device, first):
+    run("compress", "m.onnx", "--device", device)
+    assert calls[0]["providers"] == (f"CUDAExecutionProvider{first}", "CPUExecutionProvider")
+
+
 def test_ways_to_name_providers_output_and_ratio(calls):
     run("compress", "m.onnx", "-o", "p.onnx", "--providers", "A,B", "--providers", "C", "--sparsity", "0.4")
     assert calls[0]["providers"] == ("A", "B", "C")
@@ -152,6 +158,8 @@ def test_ways_to_name_providers_output_and_ratio(calls):
         (["--selector", "foo"], "--selector"),
         (["--samples", "0"], "--samples"),
         (["--device", "cuda", "--providers", "A"], "not both"),
+        (["--device", "gpu"], "choose cpu, cuda"),
+        (["--device", "cuda:"], "choose cpu, cuda"),
         (["--no-check", "--min-cosine", "0.9"], "needs the check"),
         (["o.onnx", "-o", "p.onnx"], "once"),
         (["--nonsense"], "--nonsense"),

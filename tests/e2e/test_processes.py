@@ -19,7 +19,7 @@ import pytest
 
 import onnxgrail
 from bench.kill_and_resume import finished
-from onnxgrail import models, processes
+from onnxgrail import models
 from onnxgrail.processes import join
 
 from . import nets
@@ -240,15 +240,3 @@ def test_an_incomplete_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(onnxgrail.UsageError, match="torchrun"), join():
         pass
-
-
-@pytest.mark.parametrize(("visible", "wanted"), [(None, "1"), ("4,6", "6"), ("4", "4"), ("", "")])
-def test_each_process_takes_the_gpu_of_its_number(
-    visible: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    processes._take_device()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == wanted
