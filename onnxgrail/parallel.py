@@ -1,8 +1,9 @@
 """Sums over calibration batches that come out the same, bit for bit, in however many processes they are taken.
 
-Floating sums depend on their order, so there is one order for all: batches are cut into `FEWER` to `LEAVES` equal
-stretches of four batches where there are enough, a stretch is summed in the order of its batches, and stretches are the leaves of a binary tree.  A process
-owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that tree, and go to the others.
+Floating sums depend on their order, so there is one order for all: batches are cut into equal stretches of two or more
+(of one where there are few), a stretch is summed in the order of its batches, and stretches are the leaves of a binary
+tree.  A process owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that tree, and
+go to the others.
 At any time only a logarithmic number of partial sums exists.
 """
 
@@ -168,4 +169,4 @@ def _plus(total: Floats, other: Floats) -> Floats:
 
 def _each(total: int) -> int:
     """Batches of one leaf."""
-    return -(-total // min(LEAVES, max(FEWER, total // 4)))
+    return -(-total // min(LEAVES, max(FEWER, total // 2)))

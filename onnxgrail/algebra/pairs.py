@@ -20,38 +20,40 @@ class Pairs:
 
     def __init__(self, features: int, outputs: int) -> None:
         self._features, self._outputs = features, outputs
-        self._double: tuple[Floats, ...] = ()
-        self._gram, self._cross = np.zeros((2, 0), np.float32)
+        self._single: list[Array] = []  # the triangle and z tT, in float32
+        self._double: list[Floats] = []
+        self._small: tuple[Floats, ...] = ()
         self._rows = 0  # in float32
 
     def add(self, z: Array, t: Array) -> None:
         """Add rows of float32 z (n, features) and t (n, outputs)."""
         if not len(z):
             return
-        if not self._gram.size:
-            self._gram = np.zeros((self._features, self._features), np.float32, order="F")
-            self._cross = np.zeros((self._features, self._outputs), np.float32)
-        if not self._double:
-            self._double = self._zeros()
-        self._gram = syrk(z[None].transpose(0, 2, 1), self._gram)
-        blas.sgemm(1.0, t.T, z.T, trans_b=1, beta=1.0, c=self._cross.T, overwrite_c=1)
-        _, _, z_total, t_total, energy, count = self._double
+        f, o = self._features, self._outputs
+        if not self._single:
+            self._single = [np.zeros((f, f), np.float32, order="F"), np.zeros((f, o), np.float32)]
+        if not self._small:
+            self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
+        gram, cross = self._single
+        self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
+        blas.sgemm(1.0, t.T, z.T, trans_b=1, beta=1.0, c=cross.T, overwrite_c=1)
         ones = np.ones(len(z), np.float32)
-        z_total += ones @ z
-        t_total += ones @ t
-        energy += np.einsum("no,no->o", t, t, dtype=np.float64)
-        count += len(z)
+        energy = np.einsum("no,no->o", t, t, dtype=np.float64)
+        for total, part in zip(self._small, (ones @ z, ones @ t, energy, len(z)), strict=True):
+            np.add(total, part, out=total)
         self._rows += len(z)
         if self._rows >= TOGETHER:
             self._take()
 
-    def _zeros(self) -> tuple[Floats, ...]:
-        f, o = self._features, self._outputs
-        return tuple(np.zeros(shape) for shape in ((f, f), (f, o), f, o, o, 1))
-
     def _take(self) -> None:
-        for total, part in zip(self._double, (self._gram.T, self._cross), strict=False):
-            np.add(total, part, out=total)
+        """Move what is in float32 over."""
+        gram, cross = self._single
+        if not self._double:
+            self._double = [gram.T.astype(np.float64), cross.astype(np.float64)]
+        else:
+            for total, part in zip(self._double, (gram.T, cross), strict=True):
+                np.add(total, part, out=total)
+        for part in self._single:
             part.fill(0)
         self._rows = 0
 
@@ -59,7 +61,8 @@ class Pairs:
         """What was added, the lower triangle of z zT first; empty arrays where nothing was.  Then all begins anew."""
         if self._rows:
             self._take()
-        found, self._double = self._double or (np.zeros(0),) * 6, ()
+        found = (*self._double, *self._small) if self._double else (np.zeros(0),) * 6
+        self._double, self._small = [], ()
         return found
 
 

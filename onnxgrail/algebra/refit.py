@@ -18,6 +18,7 @@ from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
+ENOUGH = 2  # weaker ridges in a row that gain less end the search
 SOME = 64  # outputs of a layer that are looked at to choose its ridge
 
 
@@ -131,8 +132,9 @@ def refit(
         mine = [(fit.outputs(part), held.outputs(part)) for fit, held in trials]
         choices.append(_Choice.among(starts, mine, _Rules(margin, prior, blend)))
     for alpha in alphas if sum(fold.count for fold in folds) else ():
-        solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
-        for choice in choices:
+        searching = [choice for choice in choices if choice.worse < ENOUGH]
+        solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials if searching]
+        for choice in searching:
             choice.try_some(alpha, solvers)
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
         solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
@@ -204,6 +206,7 @@ class _Choice:
     blend: float = 0.0
     promising: float = 0.0
     promise: float = 0.0
+    worse: int = 0
 
     @classmethod
     def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], rules: _Rules) -> _Choice:
@@ -217,12 +220,17 @@ class _Choice:
         return cls(trials=mine, rules=rules, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
 
     def try_some(self, alpha: float, solvers: Sequence[Solver]) -> None:
-        """Note the ridge that gains most for a few outputs: a strength that suits them suits them all."""
+        """Note the ridge that gains most for a few outputs: a strength that suits them suits them all.
+
+        After a good one the gain falls with every further step; `worse` counts them.
+        """
         outputs = self.start.shape[1]
         some = slice(None, None, -(-outputs // SOME))
         _, gains = self._gains(solvers, some)
         if gains.sum() > self.promise and (gains > 0.0).all():
-            self.promise, self.promising = float(gains.sum()), alpha
+            self.promise, self.promising, self.worse = float(gains.sum()), alpha, 0
+        elif self.promising:
+            self.worse += 1
 
     def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
         """Take a step if some share of it does better on held-out rows; where folds take turns, on each of them."""
