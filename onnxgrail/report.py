@@ -115,7 +115,8 @@ class Inspection:
 
     Attributes:
         path: the model file; params, macs, bytes: its size (elements, multiply-accumulates per sample, bytes on disk).
-        blocks: dicts of name, kind, units, unit_size, producers, consumers (names), params, macs (what it holds).
+        blocks: dicts of name, kind, units, unit_size, span (positions of its first and last node), producers, consumers
+            (names), params, macs (what it holds).
         refusals: what is left alone, with node and reason.
         shares: per kind, and for all of them together, {params, macs}: the share of the whole model that its blocks
             hold, 0 to 1 (a weight between blocks of two kinds counts for both).
@@ -234,6 +235,7 @@ def block_entry(
         "kind": block.kind,
         "units": block.units,
         "unit_size": block.unit_size,
+        "span": list(block.span),
         "kept": len(kept),
         "kept_units": kept.tolist(),
         "exact": exact,
