@@ -10,6 +10,7 @@ from onnxgrail.page.markup import Child, Markup, el, join, name
 from onnxgrail.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 from onnxgrail.page.table import section
 
+HELD_OUT = "against the original network, narrowing in front included, on held-out samples"
 NAMED = 6  # nodes named in one row; the list of what was left alone has more
 
 
@@ -24,7 +25,7 @@ def block_map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
     last = "Error" if narrowed else "Share of the model"
     columns = [el("th", c, scope="col", role="columnheader") for c in ("Block", "Width", "Units", last)]
     total = data.get("params"), data.get("macs")
-    body = [_block(r, widest, total, narrowed=narrowed) if isinstance(r, BlockRow) else _left(r) for r in rows]
+    body = _rows(rows, widest, total, narrowed=narrowed)
     return section(
         "network",
         "The network, block by block",
@@ -52,7 +53,7 @@ def _legend(blocks: list[BlockRow], *, measured: bool) -> Markup | None:
         return None
     items = [("before compensation", "plain"), ("after", "compensated")]
     if any(block.validation is not None for block in blocks):
-        items.append(("of the fitted network, held-out samples", "validation"))
+        items.append((HELD_OUT, "validation"))
     keys = [el("li", _mark(kind), text) for text, kind in items]
     scale = (
         "Error: squared, as a share of the block's output; scale from 0.01 % to 100 %, each tick ten times the last."
@@ -81,30 +82,29 @@ def _block(block: BlockRow, widest: int, total: tuple[float | None, float | None
             role="rowheader",
         ),
         el("td", drawing.lying(block, widest), class_="drawn", role="cell"),
-        el("td", *_units(block, narrowed=narrowed), class_="units", role="cell"),
+        el("td", *_units(block), class_="units", role="cell"),
         el("td", last, class_="errors", role="cell"),
         role="row",
     )
 
 
-def _units(block: BlockRow, *, narrowed: bool) -> list[Child]:
-    size = f" of {block.unit_size}" if block.unit_size > 1 else ""
-    noun = block.noun + ("" if block.units == 1 else "s") + size
-    if block.kept < block.units:
-        left = figures.share(block.share, 0)
-        return [el("span", f"{block.units:,} → {block.kept:,}"), el("span", f"{noun}, {left} left", class_="sub")]
-    why = f", {block.status}: {block.reason}" if block.reason else ", all kept" if narrowed else ""
-    return [el("span", f"{block.units:,}"), el("span", f"{noun}{why}", class_="sub")]
+def _units(block: BlockRow) -> list[Child]:
+    noun = block.noun + ("" if block.units == 1 else "s")
+    wide = f"each {block.unit_size} wide" if block.unit_size > 1 else ""
+    if block.kept == block.units:
+        return [el("span", f"{block.units:,} {noun}"), el("span", wide, class_="sub") if wide else None]
+    left = ", ".join(part for part in (f"{figures.share(block.share, 0)} left", wide) if part)
+    return [el("span", f"{block.units:,} → {block.kept:,} {noun}"), el("span", left, class_="sub")]
 
 
 def _errors(block: BlockRow) -> Markup:
     """The drawing, and the same in words."""
     known = (("before", block.plain), ("after", block.compensated), ("held-out", block.validation))
     words = [el("span", f"{label} ", el("b", figures.error(e))) for label, e in known if e is not None]
-    if block.kept < block.units and block.status not in ("", "ok"):
-        words.append(el("span", f"{block.status}: {block.reason}" if block.reason else block.status))
+    if block.status not in ("", "ok"):
+        words.append(el("span", f"{block.status}: {block.reason}" if block.reason else block.status, class_="why"))
     if not words:
-        return el("span", "not narrowed" if block.kept == block.units else "not measured", class_="sub")
+        words.append(el("span", "all kept" if block.kept == block.units else "not measured"))
     return join((drawing.dumbbell(block), el("span", *words, class_="sub words")))
 
 
@@ -117,12 +117,28 @@ def _held(block: BlockRow, total: tuple[float | None, float | None]) -> Markup:
     return join((drawing.bar(share, "fill"), el("span", *words, class_="sub words")))
 
 
-def _left(row: LeftRow) -> Markup:
+def _left(row: LeftRow, *, again: bool) -> Markup:
+    """A place left alone; a reason that the place before it had is not said once more."""
     more = len(row.nodes) - NAMED
     nodes = ", ".join(row.nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    why = ", same reason" if again else f": {row.reason}"
     return el(
         "tr",
-        el("td", el("b", "Left alone"), " at ", name(nodes), ": ", row.reason, colspan=4, role="cell"),
+        el("td", el("b", "Left alone"), " at ", name(nodes), why, colspan=4, role="cell"),
         class_="left",
         role="row",
     )
+
+
+def _rows(
+    rows: tuple[Row, ...], widest: int, total: tuple[float | None, float | None], *, narrowed: bool
+) -> list[Markup]:
+    drawn = []
+    reason = None
+    for row in rows:
+        if isinstance(row, BlockRow):
+            drawn.append(_block(row, widest, total, narrowed=narrowed))
+        else:
+            drawn.append(_left(row, again=row.reason == reason))
+            reason = row.reason
+    return drawn

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxgrail.page import drawing, figures
-from onnxgrail.page.markup import Child, Markup, el, join, name
+from onnxgrail.page.markup import Child, Markup, el, name
 from onnxgrail.page.network import places
 from onnxgrail.page.table import section, table
 from onnxgrail.summary import summary_rows
@@ -58,19 +58,16 @@ def fidelity(data: Mapping[str, Any]) -> Markup | None:
     ]
     shown = [item for item in optional if any(o.get(item[0]) is not None for o in outputs)]
     columns = ("Output", "Cosine", "Squared error", "Largest difference", *(title for _, title, _ in shown))
-    rows: list[Sequence[Child]] = []
-    for o in outputs:
-        cosine = o.get("cosine")
-        drawn = None if cosine is None else drawing.bar(cosine, "fill", height=6)
-        rows.append(
-            (
-                name(str(o["name"])),
-                join((figures.number(cosine, ".5f"), drawn)),
-                figures.error(o.get("nmse")),
-                figures.number(o.get("max_abs")),
-                *(show(o.get(key)) for key, _, show in shown),
-            )
+    rows: list[Sequence[Child]] = [
+        (
+            name(str(o["name"])),
+            figures.number(o.get("cosine"), ".5f"),
+            figures.error(o.get("nmse")),
+            figures.number(o.get("max_abs")),
+            *(show(o.get(key)) for key, _, show in shown),
         )
+        for o in outputs
+    ]
     counts = {o["samples"] for o in outputs if "samples" in o}
     calibration = data.get("calibration") or {}
     source = "drawn inputs" if calibration.get("synthetic") else "the calibration data"

@@ -14,6 +14,7 @@ from onnxgrail.page.table import section
 
 REMOVED = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # where the heat takes its next colour
+DRAWN = 48  # curves at most; the heat table has them all
 Curve = Mapping[str, Any]
 
 
@@ -27,19 +28,21 @@ def sensitivity(data: Mapping[str, Any]) -> Markup | None:
             "Measured on the original model: the error of each block alone, after compensation, at several widths. "
             "In the last column, what removing half of it does to the model's outputs."
         )
+        shown = _most_felt(curves)
+        title = "Error over width" + (f", the {len(shown)} blocks felt most" if len(shown) < len(curves) else "")
         return section(
             "sensitivity",
             "Sensitivity",
             el("p", text),
             _heat(curves),
-            el("h3", "Error over width"),
+            el("h3", title),
             el(
                 "p",
                 "From nothing kept (left) to everything (right); lines at 0, 1, 10 and 100 % error, and a dot at "
                 "the width that was taken.",
                 class_="sub",
             ),
-            el("ul", *(_small(curve, kept.get(str(curve["block"]))) for curve in curves), class_="multiples"),
+            el("ul", *(_small(curve, kept.get(str(curve["block"]))) for curve in shown), class_="multiples"),
         )
     if any(block.plain is not None or block.compensated is not None for block in blocks):
         return section("sensitivity", "Sensitivity", _strip(blocks))
@@ -49,6 +52,13 @@ def sensitivity(data: Mapping[str, Any]) -> Markup | None:
 def _ordered(curves: Sequence[Curve], blocks: Sequence[BlockRow]) -> list[Curve]:
     place = {block.name: number for number, block in enumerate(blocks)}
     return sorted((c for c in curves if len(c["points"]) > 1), key=lambda c: place.get(str(c["block"]), len(place)))
+
+
+def _most_felt(curves: Sequence[Curve]) -> list[Curve]:
+    """As many curves as a page should draw: those of the blocks with most effect on the outputs, in order."""
+    ranked = sorted(curves, key=lambda curve: curve.get("effect") or 0.0, reverse=True)
+    chosen = {str(curve["block"]) for curve in ranked[:DRAWN]}
+    return [curve for curve in curves if str(curve["block"]) in chosen]
 
 
 def _points(curve: Curve) -> list[tuple[float, float]]:
@@ -72,7 +82,7 @@ def heat_step(error: float) -> int:
 
 def _heat(curves: Sequence[Curve]) -> Markup:
     """Numbers on colours: a reader who does not see the colours reads the numbers."""
-    head = [el("th", c, scope="col") for c in ("Block", *(figures.share(r, 0) for r in REMOVED), "Outputs")]
+    head = [el("th", c, scope="col") for c in ("Block", *(f"{100 * r:g}" for r in REMOVED), "Outputs")]
     body = []
     for curve in curves:
         cells = []
@@ -82,7 +92,7 @@ def _heat(curves: Sequence[Curve]) -> Markup:
         effect = curve.get("effect")
         cells.append(el("td", figures.error(effect), class_="effect"))
         body.append(el("tr", el("th", name(str(curve["block"])), scope="row"), *cells))
-    caption = "Error in percent of the block's output, by the share of its units that is removed"
+    caption = el("span", "Error in percent of the block's output, by the percentage of its units that is removed")
     grid = el("table", el("caption", caption), el("thead", el("tr", *head)), el("tbody", *body), class_="heat")
     return el("div", grid, class_="scroll", role="region", tabindex=0, aria_label="Heat table of errors")
 
@@ -106,14 +116,14 @@ def _strip(blocks: Sequence[BlockRow]) -> Markup:
     lines: list[tuple[str, list[float | None]]] = [
         ("before compensation", [block.plain for block in blocks]),
         ("after compensation", [block.compensated for block in blocks]),
-        ("fitted network, held-out samples", [block.validation for block in blocks]),
+        ("against the original network, held-out samples", [block.validation for block in blocks]),
     ]
     items: list[Child] = []
     for title, errors in lines:
         known = [(e, block.name) for e, block in zip(errors, blocks, strict=True) if e is not None]
         if not known:
             continue
-        worst, where = max(known)
+        worst, where = max(known, key=lambda item: item[0])
         label = f"{title}: largest {figures.error(worst)} in {where}, mean {figures.error(_mean(known))}"
         items.append(el("h3", title.capitalize(), class_="small"))
         items.append(_cells(errors, blocks, label))

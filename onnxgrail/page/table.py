@@ -10,8 +10,12 @@ from onnxgrail.page.markup import Child, Markup, el
 def table(caption: Child, columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, class_: str = "") -> Markup:
     """A table whose first column names the row; the others hold numbers."""
     head = el("tr", *(el("th", column, scope="col") for column in columns))
-    body = [el("tr", el("th", row[0], scope="row"), *(el("td", cell) for cell in row[1:])) for row in rows]
-    return el("table", el("caption", caption), el("thead", head), el("tbody", *body), class_=f"plain {class_}".strip())
+    body = []
+    for first, *rest in rows:
+        cells = (el("td", cell, data_label=label) for label, cell in zip(columns[1:], rest, strict=True))
+        body.append(el("tr", el("th", first, scope="row"), *cells))
+    parts = el("caption", caption), el("thead", head), el("tbody", *body)
+    return el("table", *parts, class_=f"plain {class_}".strip())
 
 
 def section(identity: str, title: str, *children: Child) -> Markup:
