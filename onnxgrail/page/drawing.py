@@ -75,12 +75,12 @@ def dumbbell(block: BlockRow, height: int = 16) -> Markup | None:
     if block.plain is not None and block.compensated is not None:
         ends = percent(on_scale(block.plain)), percent(on_scale(block.compensated))
         shapes.append(el("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, class_="gain"))
-    if block.validation is not None:
-        shapes.append(_diamond(on_scale(block.validation), middle))
     if block.plain is not None:
         shapes.append(el("circle", cx=percent(on_scale(block.plain)), cy=middle, r=4, class_="before"))
     if block.compensated is not None:
         shapes.append(el("circle", cx=percent(on_scale(block.compensated)), cy=middle, r=4.5, class_="after"))
+    if block.validation is not None:
+        shapes.append(_diamond(on_scale(block.validation), middle))
     return svg(*shapes, height=height)
 
 

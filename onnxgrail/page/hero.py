@@ -10,7 +10,6 @@ from onnxgrail.page import drawing, figures
 from onnxgrail.page.markup import Child, Markup, el, name
 from onnxgrail.page.network import BlockRow, blocks_of, kinds_of, rows_of
 
-LETTERED = 40  # blocks up to which a legend of kinds is worth its place
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
 

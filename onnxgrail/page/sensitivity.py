@@ -98,17 +98,13 @@ def _heat(curves: Sequence[Curve]) -> Markup:
 
 
 def _short(error: float) -> str:
-    """Percent in few digits."""
+    """Percent in at most three characters."""
     value = 100 * error
-    return (
-        "0"
-        if value < 0.005
-        else f"{value:.2f}"[1:]
-        if value < 0.1
-        else f"{value:.1f}"
-        if value < 10
-        else f"{value:.0f}"
-    )
+    if value < 0.005:
+        return "0"
+    if value < 0.095:
+        return f"{value:.2f}"[1:]
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def _strip(blocks: Sequence[BlockRow]) -> Markup:

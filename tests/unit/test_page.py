@@ -17,7 +17,7 @@ import pytest
 from onnxgrail.page import figures, inspection_page, report_page
 from onnxgrail.page.markup import Markup, el, escape
 from onnxgrail.page.network import BlockRow, LeftRow, rows_of
-from onnxgrail.page.sensitivity import STEPS, heat_step
+from onnxgrail.page.sensitivity import STEPS, _short, heat_step
 from tests.cli.standin import data as partial
 from tests.page_data import JOINED, block, encoder, inspection, refusal
 
@@ -211,6 +211,7 @@ def test_sensitivity_is_drawn_from_what_there_is() -> None:
     nothing = Page(report_page(variants()["nothing done"])).text
     assert "Sensitivity" not in nothing
     assert "skipped: not selected" in nothing
+    assert [_short(e) for e in (0.0, 2e-4, 0.0996, 0.00951, 1.0)] == ["0", ".02", "10", "1.0", "100"]
     assert [heat_step(e) for e in (0.0, *STEPS, 1.0)] == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
