@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +27,7 @@ def command_of(data: Mapping[str, Any]) -> str:
         words.append(["--output", str(model["output"])])
     calibration = data.get("calibration") or {}
     if calibration.get("source") and not calibration.get("synthetic"):
-        words.append(["--data", str(calibration["source"])])
+        words.append(["--data", "DATA" if _in_memory(data) else str(calibration["source"])])
     if recipe.get("ratio") is not None:
         words.append(["--ratio", f"{recipe['ratio']:g}"])
     for name, value in recipe.items():
@@ -35,6 +36,11 @@ def command_of(data: Mapping[str, Any]) -> str:
     if not model.get("output"):
         words.append(["--dry-run"])
     return " \\\n  ".join(shlex.join(group) for group in words)
+
+
+def _in_memory(data: Mapping[str, Any]) -> bool:
+    """Whether the data came as arrays of a Python call and have no file."""
+    return bool(re.match(r"(arrays?|feeds?)\b(?!\.\w)", str((data.get("calibration") or {}).get("source"))))
 
 
 def _plain(value: Any) -> Any:
@@ -66,6 +72,7 @@ def again(data: Mapping[str, Any]) -> Markup:
     return section(
         "again",
         "Do it again",
+        el("p", "The data were arrays of a Python call; DATA stands for a file of them.") if _in_memory(data) else None,
         copied("command", command_of(data)),
         el("details", el("summary", "The whole recipe"), copied("recipe", recipe)),
         el("details", el("summary", "Files and versions"), _identity(data)),

@@ -49,3 +49,13 @@ def test_a_dry_run_and_drawn_data_stay_what_they_were(monkeypatch):
     run(*shlex.split(command_of(data).replace("\\\n", " "))[1:])
     assert calls[0]["dry_run"] is True
     assert calls[0]["data"] is None
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [("arrays", "DATA"), ("feeds[3]", "DATA"), ("arrays.npz", "arrays.npz"), ("feeds.py:f", "feeds.py:f")],
+)
+def test_data_without_a_file_are_not_taken_for_one(source, word):
+    data = encoder(calibration={"source": source, "samples": 4, "synthetic": False, "notes": []})
+    words = shlex.split(command_of(data).replace("\\\n", " "))
+    assert words[words.index("--data") + 1] == word
