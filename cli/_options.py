@@ -107,10 +107,18 @@ def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
 def report_file(value: Any) -> Path:
     """A report file, of the kind its suffix says, in a folder that can be written."""
     path = Path(value)
-    if path.suffix.lower() != ".json":
-        raise click.BadParameter(f"{str(path)!r}: reports are written as .json")
+    if path.suffix.lower() not in (".json", ".html", ".htm"):
+        raise click.BadParameter(f"{str(path)!r}: reports are written as .json or .html")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
         raise click.BadParameter(f"{str(path)!r}: its folder does not exist or cannot be written")
+    return path
+
+
+def page_file(value: Any) -> Path:
+    """A page for a browser, in a folder that can be written."""
+    path = report_file(value)
+    if path.suffix.lower() == ".json":
+        raise click.BadParameter(f"{str(path)!r}: a page is written as .html")
     return path
 
 

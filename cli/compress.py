@@ -107,9 +107,9 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     "--report",
     "reports",
     type=options.report_file,
-    metavar="FILE.json",
+    metavar="FILE",
     multiple=True,
-    help="Write the report; repeatable.",
+    help="Write the report, as .json or as a page, .html; repeatable.",
 )
 @click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
 @click.option(

@@ -17,9 +17,12 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @options.shapes_option
 @options.kv_io_option
+@click.option("--html", "page", type=options.page_file, metavar="FILE", help="Write it as a page, .html.")
 @options.json_option
 @options.verbose_option
-def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], kv_io: bool, as_json: bool) -> None:
+def inspect(
+    model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], kv_io: bool, page: Path | None, as_json: bool
+) -> None:
     """Show what can be narrowed, what not, and why; needs no data.
 
     --verbose names the weights of every block and every node that is left alone.  Sizes are per sample of drawn inputs;
@@ -27,7 +30,11 @@ def inspect(model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], 
     """
     import onnxgrail
 
+    if page is not None and page.resolve() == model.resolve():
+        raise click.UsageError(f"the page {str(page)!r} would replace the model")
     found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
+    if page is not None:
+        found.save(page)
     if as_json:
         click.echo(found.to_json())
         return

@@ -111,12 +111,16 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Channels that are left alone, with the node that stands in the way and why."""
+    """Channels that are left alone, with the node that stands in the way and why.
+
+    `position` is that node's place in node order; it is looked up for reports and None before.
+    """
 
     value: str
     node: str
     op: str
     reason: str
+    position: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

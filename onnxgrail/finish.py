@@ -22,6 +22,7 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.model_io import weight_bytes
+from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
@@ -116,7 +117,7 @@ def report_of(
         environment=environment(providers=recipe.providers, threads=None),
         model=sizes,
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
-        refusals=[*survey.refusals, *decision.refusals],
+        refusals=located(prepared.model, [*survey.refusals, *decision.refusals]),
         verification=verification,
         calibration=_calibration(prepared.batches, decision),
         timing=timing,

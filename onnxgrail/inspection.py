@@ -11,6 +11,7 @@ from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.graph import cost
 from onnxgrail.graph.meter import dead_of
+from onnxgrail.graph.places import located
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.report import Inspection
 
@@ -65,7 +66,7 @@ def inspect(
             _entry(b, held, prepared.samples)
             for b, held in zip(survey.blocks, cost.block_shares(survey, prepared.model), strict=True)
         ),
-        refusals=survey.refusals,
+        refusals=located(prepared.model, survey.refusals),
         shares=shares,
         predicted=tuple(predicted),
     )
@@ -87,6 +88,7 @@ def _entry(block: Block, held: tuple[int, int], samples: int) -> dict[str, Any]:
         "kind": block.kind,
         "units": block.units,
         "unit_size": block.unit_size,
+        "span": list(block.span),
         "producers": sorted({s.initializer for s in block.producers}),
         "consumers": sorted({s.initializer for s in block.consumers}),
         "params": held[0],

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail import page
 from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
@@ -77,12 +78,16 @@ class Report:
         return to_json(self.data)
 
     def save(self, path: Path) -> None:
-        """Write the JSON, whole or not at all.
+        """Write the report, whole or not at all: as a page where the suffix is .html, else as JSON.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        write_text(path, self.to_json() + "\n")
+        write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
+
+    def to_html(self) -> str:
+        """The report as one HTML file that needs nothing else."""
+        return page.report_page(plain(self.data))
 
     def summary_rows(self) -> tuple[SummaryRow, ...]:
         """The before/after table."""
@@ -115,7 +120,8 @@ class Inspection:
 
     Attributes:
         path: the model file; params, macs, bytes: its size (elements, multiply-accumulates per sample, bytes on disk).
-        blocks: dicts of name, kind, units, unit_size, producers, consumers (names), params, macs (what it holds).
+        blocks: dicts of name, kind, units, unit_size, span (positions of its first and last node), producers, consumers
+            (names), params, macs (what it holds).
         refusals: what is left alone, with node and reason.
         shares: per kind, and for all of them together, {params, macs}: the share of the whole model that its blocks
             hold, 0 to 1 (a weight between blocks of two kinds counts for both).
@@ -138,6 +144,23 @@ class Inspection:
     def to_json(self) -> str:
         """As indented JSON."""
         return to_json(self.to_data())
+
+    def to_html(self) -> str:
+        """As one HTML file that needs nothing else."""
+        return page.inspection_page(plain(self.to_data()))
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all: as a page where the suffix is .html, else as JSON.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
+
+
+def is_page(path: Path) -> bool:
+    """Whether a report of this name is a page for a browser."""
+    return path.suffix.lower() in (".html", ".htm")
 
 
 def make_report(
@@ -234,6 +257,7 @@ def block_entry(
         "kind": block.kind,
         "units": block.units,
         "unit_size": block.unit_size,
+        "span": list(block.span),
         "kept": len(kept),
         "kept_units": kept.tolist(),
         "exact": exact,

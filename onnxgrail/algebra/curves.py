@@ -24,10 +24,15 @@ def error_curve(view: View, narrow: Narrow) -> Floats:
         narrow: the decision for the block at a width.
     """
     units = view.block.units
-    widths = sorted({max(1, round(share * units)) for share in SHARES} - {units})
+    widths = widths_measured(units)[1:-1]
     known = [(0, 1.0), *((k, _error(narrow(view, k))) for k in widths), (units, 0.0)]
     values = np.maximum.accumulate(np.clip([e for _, e in known], 0.0, 1.0)[::-1])[::-1]
     return np.asarray(np.interp(np.arange(units + 1), [k for k, _ in known], values))
+
+
+def widths_measured(units: int) -> list[int]:
+    """The widths at which an error curve is not interpolated, nothing and everything included."""
+    return [0, *sorted({max(1, round(share * units)) for share in SHARES} - {units}), units]
 
 
 def _error(change: Change) -> float:

@@ -11,12 +11,12 @@ from typing import TypeVar
 import numpy as np
 
 from onnxgrail import plan
-from onnxgrail.algebra.curves import Narrow, error_curve, fluctuation
+from onnxgrail.algebra.curves import Narrow, error_curve, fluctuation, widths_measured
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, fitted, ladder
 from onnxgrail.allocation.lagrange import lagrangian, multiplied, prices
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
-from onnxgrail.allocation.result import Allocation, Budget, rounding_table
+from onnxgrail.allocation.result import Allocation, Budget, Curve, rounding_table
 from onnxgrail.allocation.statistics import impact, measured
 from onnxgrail.allocation.timed import fitted_to_time
 from onnxgrail.budget import Metric, Target, target_of
@@ -164,12 +164,15 @@ def _validated(job: Job, metric: Metric, measure: Measure, limit: float, target:
     """Lagrangian widths, unless uniform ones within the same budget do less harm to the outputs."""
     plain = schedules.uniform(job.ladders)
     fits = {"uniform": _corrected(job, metric, measure, limit, lambda most: fitted(job.ladders, plain, measure, most))}
+    curves: tuple[Curve, ...] = ()
     if fits["uniform"].reached:
-        for name, losses in _losses(job).items():
+        found, curves = _losses(job)
+        for name, losses in found.items():
             find = functools.partial(lagrangian, job.ladders, losses, measure)
             fits[name] = _corrected(job, metric, measure, limit, find)
     winner, harm = _least_harm(job, fits)
-    return _result(job, _counted(target, measure, limit, fits[winner]), fits[winner], used=winner, errors=harm)
+    budget = _counted(target, measure, limit, fits[winner])
+    return replace(_result(job, budget, fits[winner], used=winner, errors=harm), curves=curves)
 
 
 def _least_harm(job: Job, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float]]:
@@ -184,28 +187,35 @@ def _least_harm(job: Job, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float
     return min(harm, key=lambda name: (harm[name], name != "uniform")), harm
 
 
-def _losses(job: Job) -> dict[str, dict[str, Floats]]:
+def _losses(job: Job) -> tuple[dict[str, dict[str, Floats]], tuple[Curve, ...]]:
     """What a block's error does to the outputs: block name -> loss at each step of its ladder, by two weightings.
 
     The loss is −w log(1 − e): shares that get through multiply, and a block that loses nearly all is no bargain.  The
     weight w is what halving this block alone does to the outputs, over its own error e then.  Effects that are
-    measured one by one need not add up, so a second candidate trusts them less (`global-sqrt`).
+    measured one by one need not add up, so a second candidate trusts them less (`global-sqrt`).  The curves behind it
+    come along, for the report.
     """
 
     def read(view: View) -> tuple[Floats, float]:
         curve = error_curve(view, job.narrow)
         half = max(1, view.block.units // 2)
         effect = impact(job.prepared, job.recipe, job.narrow(view, half))
-        return curve, min(effect / max(float(curve[half]), SMALL), LARGE)
+        return curve, effect
 
     found = _evidence(job, read)
     losses: dict[str, dict[str, Floats]] = {"global": {}, "global-sqrt": {}}
     for one in job.ladders:
-        curve, weight = found[one.name]
+        curve, effect = found[one.name]
+        weight = min(effect / max(float(curve[max(1, one.units // 2)]), SMALL), LARGE)
         lost = -np.log(np.maximum(1 - curve[np.array(one.steps)], SMALL))
         losses["global"][one.name] = weight * lost
         losses["global-sqrt"][one.name] = math.sqrt(weight) * lost
-    return losses
+    return losses, tuple(_curve(one, *found[one.name]) for one in job.ladders)
+
+
+def _curve(one: Ladder, errors: Floats, effect: float) -> Curve:
+    points = tuple((kept, float(errors[kept])) for kept in widths_measured(one.units))
+    return Curve(block=one.name, units=one.units, points=points, effect=effect)
 
 
 # ------------------------------------------------------------------------------------------------------ latency
@@ -214,16 +224,18 @@ def _losses(job: Job) -> dict[str, dict[str, Floats]]:
 def _within_time(job: Job, target: Target, macs: Measure) -> Allocation:
     watch, asked = stopwatch(job.prepared, job.recipe), job.recipe.allocate
     ideals = {"uniform": schedules.uniform(job.ladders)} if asked == "global" else {asked: _schedule(job, asked)}
+    curves: tuple[Curve, ...] = ()
     if asked == "global":
         full: Widths = {one.name: one.units for one in job.ladders}
         costs = {one.name: prices(one, macs, full) for one in job.ladders}
-        for name, losses in _losses(job).items():
+        every, curves = _losses(job)
+        for name, losses in every.items():
             ideals[name] = multiplied(job.ladders, losses, costs)
     found = {name: fitted_to_time(job.ladders, ideal, watch, target) for name, ideal in ideals.items()}
     used, harm = _least_harm(job, {n: t.fit for n, t in found.items()}) if asked == "global" else (asked, {})
     best = found[used]
     budget = Budget(target=target, before=best.before, limit=best.limit, found=best.found)
-    return _result(job, budget, best.fit, used=used, errors=harm)
+    return replace(_result(job, budget, best.fit, used=used, errors=harm), curves=curves)
 
 
 # ------------------------------------------------------------------------------------------------------ results

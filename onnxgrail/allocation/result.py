@@ -32,6 +32,21 @@ class Rounding:
     params: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """What was measured of one block on the original model.
+
+    Attributes:
+        points: (units kept, relative squared error of its consumers' outputs).
+        effect: error of the model's outputs with half of this block, and nothing else, removed.
+    """
+
+    block: str
+    units: int
+    points: tuple[tuple[int, float], ...]
+    effect: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Allocation:
     """Widths of blocks and how they came about.
@@ -43,6 +58,7 @@ class Allocation:
         budget: None where a ratio ruled.
         errors: schedule -> end-to-end error in the comparison that decided; empty where there was none.
         note: what the user should know.
+        curves: how the error of each block grows as it is narrowed, where that was measured.
     """
 
     asked: str
@@ -52,6 +68,7 @@ class Allocation:
     budget: Budget | None = None
     errors: Mapping[str, float] | None = None
     note: str = ""
+    curves: tuple[Curve, ...] = ()
 
     def narrows(self, block: Block) -> bool:
         """Whether a block is to lose units."""
@@ -65,6 +82,7 @@ class Allocation:
             "errors": dict(self.errors or {}),
             "note": self.note,
             "rounding": [asdict(row) for row in self.rounding],
+            "curves": [asdict(curve) for curve in self.curves],
         }
 
 
@@ -79,9 +97,15 @@ def allocation_of(record: Record) -> Allocation:
     budget = notes.pop("budget")
     return Allocation(
         rounding=tuple(Rounding(**row) for row in notes.pop("rounding")),
+        curves=tuple(_curve(**row) for row in notes.pop("curves", ())),
         budget=None if budget is None else Budget(**{**budget, "target": Target(**budget["target"])}),
         **notes,
     )
+
+
+def _curve(*, points: Sequence[Sequence[float]], **rest: Any) -> Curve:
+    """A curve out of a file, where pairs have become lists."""
+    return Curve(points=tuple((int(kept), float(error)) for kept, error in points), **rest)
 
 
 def rounding_table(

@@ -153,7 +153,7 @@ def test_ways_to_name_providers_output_and_ratio(calls):
         (["--include", "("], "regular expression"),
         (["--input-shapes", "1,2"], "is not NAME:"),
         (["--input-shapes", "x:1,-2"], "is not NAME:"),
-        (["--report", "r.html"], "written as .json"),
+        (["--report", "r.md"], "written as .json"),
         (["--report", "no/r.json"], "does not exist"),
         (["--selector", "foo"], "--selector"),
         (["--samples", "0"], "--samples"),

@@ -36,15 +36,15 @@ FIELDS = {
         "input output sha256_before sha256_after params_before params_after macs_before macs_after "
         "bytes_before bytes_after asked_ratio achieved_ratio sha256_data_before sha256_data_after budget"
     ),
-    "allocation": "asked used errors note rounding",
+    "allocation": "asked used errors note rounding curves",
     "verification": "checker ort_load outputs",
-    "block": "name kind units unit_size kept exact members error outcome",
+    "block": "name kind units unit_size span kept exact members error outcome",
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
     "outcome": "status reason clamped",
     "refit": "node weight alpha blend before after",
     "norm": "node kind before after outcome",
-    "refusal": "value node op reason",
+    "refusal": "value node op reason position",
     "output": "name cosine nmse max_abs",
 }
 

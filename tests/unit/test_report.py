@@ -171,6 +171,7 @@ def test_inspection_is_json():
         "node": "n3",
         "op": "Add",
         "reason": "graph output",
+        "position": None,
     }
 
 

@@ -1,0 +1,32 @@
+"""Where in the node order things stand, for readers who want to see them in the order of the network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnxgrail.core import Refusal
+
+
+def located(model: ir.Model, refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
+    """The refusals with the positions of their nodes, or of what makes their values where no node is named.
+
+    An output of the model stands behind the last node; what is not found in the graph has no position.
+    """
+    graph = model.graph
+    places: dict[str, int] = {}
+    for position, node in enumerate(graph):
+        for value in node.outputs:
+            if value.name:
+                places.setdefault(value.name, position)
+    ends = {value.name: len(graph) for value in graph.outputs if value.name}
+    places |= {node.name: position for position, node in reversed(list(enumerate(graph))) if node.name}
+
+    def place(refusal: Refusal) -> int | None:
+        if refusal.op == "output" and refusal.node in ends:
+            return ends[refusal.node]
+        return places.get(refusal.node, places.get(refusal.value))
+
+    return tuple(dataclasses.replace(refusal, position=place(refusal)) for refusal in refusals)

@@ -1,0 +1,163 @@
+"""Sections of numbers: before and after, output fidelity, latency, repairs, time."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from onnxgrail.page import drawing, figures
+from onnxgrail.page.markup import Child, Markup, el, name
+from onnxgrail.page.network import places
+from onnxgrail.page.table import section, table
+from onnxgrail.summary import summary_rows
+
+PRINTERS: dict[str, Callable[[float | None], str]] = {"count": figures.count, "bytes": figures.size}
+REFINED = {"laco": "Blocks fitted by gradient (laco)", "distill": "Whole model fitted by gradient (distill)"}
+BROUGHT = {
+    "repair": "Activations behind convolutions, mean and deviation brought back (repair)",
+    "refit": "Scale and bias of normalisations fitted (refit)",
+}
+
+
+def sizes(data: Mapping[str, Any]) -> Markup:
+    """The before/after table."""
+    rows = [
+        (row.label, *(PRINTERS[row.unit](v) for v in (row.before, row.after)), figures.change(row.before, row.after))
+        for row in summary_rows(data)
+    ]
+    columns = ("", "Before", "After", "Change")
+    return section("sizes", "Before and after", table("Size of the model and of its blocks", columns, rows))
+
+
+def predicted(data: Mapping[str, Any]) -> Markup | None:
+    """What an inspection expects of narrowing at a few ratios."""
+    guesses = data.get("predicted") or ()
+    if not guesses:
+        return None
+    rows: list[Sequence[Child]] = [
+        ("as it is", figures.count(data["params"]), figures.count(data["macs"]), figures.size(data["bytes"]))
+    ]
+    for guess in guesses:
+        label = f"{figures.share(guess['ratio'], 0)} of the units removed"
+        rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
+    columns = ("", "Parameters", "MACs", "File size")
+    caption = "Predicted for the usual blocks, nothing else changed"
+    return section("predicted", "What narrowing would save", table(caption, columns, rows))
+
+
+def fidelity(data: Mapping[str, Any]) -> Markup | None:
+    """How far each output is from the original's."""
+    outputs = (data.get("verification") or {}).get("outputs") or ()
+    if not outputs:
+        return None
+    optional: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("agreement", "Same top class", figures.share),
+        ("kl", "KL divergence", functools.partial(figures.number, spec=".2e")),
+    ]
+    shown = [item for item in optional if any(o.get(item[0]) is not None for o in outputs)]
+    columns = ("Output", "Cosine", "Squared error", "Largest difference", *(title for _, title, _ in shown))
+    rows: list[Sequence[Child]] = [
+        (
+            name(str(o["name"])),
+            figures.number(o.get("cosine"), ".5f"),
+            figures.error(o.get("nmse")),
+            figures.number(o.get("max_abs")),
+            *(show(o.get(key)) for key, _, show in shown),
+        )
+        for o in outputs
+    ]
+    counts = {o["samples"] for o in outputs if "samples" in o}
+    calibration = data.get("calibration") or {}
+    source = "drawn inputs" if calibration.get("synthetic") else "the calibration data"
+    samples = f"{figures.plural(max(counts), 'sample')} of {source}" if counts else source
+    caption = f"Outputs of the narrowed model beside the original's, on {samples}"
+    return section("fidelity", "Output fidelity", table(caption, columns, rows, class_="stacked"))
+
+
+def latency(data: Mapping[str, Any]) -> Markup | None:
+    """Measured times, where a target asked for them."""
+    budget = data["model"].get("budget") or {}
+    if budget.get("metric") != "latency":
+        return None
+    longest = max(budget[key] for key in ("before", "limit", "achieved"))
+    bars = (("Original", "before", "ghost"), ("Limit", "limit", "limit"), ("Narrowed", "achieved", "fill"))
+    rows: list[Sequence[Child]] = [
+        (label, drawing.bar(budget[key] / longest, style, height=14), f"{figures.number(budget[key])}{figures.SPACE}ms")
+        for label, key, style in bars
+    ]
+    caption = f"One run of one sample, measured in turn on the machine that made this report; asked: {budget['asked']}"
+    return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
+
+
+def repairs(data: Mapping[str, Any]) -> Markup | None:
+    """What was fitted beyond the blocks' own compensation."""
+    rows: list[Sequence[Child]] = []
+    refits = data.get("refits") or ()
+    if refits:
+        better = [r for r in refits if r["after"] is not None and r["before"] is not None and r["after"] < r["before"]]
+        rows.append(("Layers fitted to the original network", f"{len(better)} of {len(refits)}", *_means(better)))
+    for kind, label in BROUGHT.items():
+        every = [n for n in data.get("norms") or () if n["kind"] == kind]
+        if every:
+            good = [n for n in every if n["outcome"]["status"] == "ok"]
+            rows.append((label, f"{len(good)} of {len(every)}", *_means(good)))
+    for kind, label in REFINED.items():
+        every = [r for r in data.get("refines") or () if r["kind"] == kind]
+        for entry in every:
+            if entry["block"] == "model":
+                parts = [r for r in every if r["block"] != "model"]
+                taken = sum(r["outcome"]["status"] == "ok" for r in parts)
+                of = f"{taken} of {len(parts)}" if parts else figures.seconds(entry["seconds"])
+                rows.append((label, of, figures.error(entry["before"]), figures.error(entry["after"])))
+    if not rows:
+        return None
+    columns = ("", "Improved", "Error before", "Error after")
+    return section("repairs", "Repairs", table("Mean error of those improved, on held-out samples", columns, rows))
+
+
+def _means(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    if not entries:
+        return figures.NONE, figures.NONE
+    before, after = (sum(e[key] for e in entries) / len(entries) for key in ("before", "after"))
+    return figures.error(before), figures.error(after)
+
+
+def time(data: Mapping[str, Any]) -> Markup | None:
+    """Where the time went; `forward` is a part of other stages."""
+    stages = {k: v for k, v in (data.get("timing") or {}).items() if k != "forward" and v >= 0.005}
+    if not stages:
+        return None
+    total = sum(stages.values())
+    rows: list[Sequence[Child]] = [
+        (stage, drawing.bar(seconds / total, "fill"), figures.seconds(seconds)) for stage, seconds in stages.items()
+    ]
+    rows.append(("together", None, figures.seconds(total)))
+    peak = data.get("peak_rss_bytes")
+    caption = "Time of each stage" + (f"; memory at most {figures.size(peak)}" if peak else "")
+    return section("time", "Time", table(caption, ("Stage", "", "Time"), rows, class_="bars"))
+
+
+def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
+    """Reasons, the most frequent first, each with its nodes."""
+    refusals = data.get("refusals") or ()
+    if not refusals:
+        return None
+    items = []
+    for reason, times in Counter(str(r["reason"]) for r in refusals).most_common():
+        nodes = places(r for r in refusals if str(r["reason"]) == reason)
+        shown = [el("li", name(node)) for node in nodes[:limit]]
+        if len(nodes) > limit:
+            shown.append(el("li", f"and {len(nodes) - limit} more"))
+        head = el("summary", el("b", f"{times:,} ×"), f" {reason}")
+        items.append(el("details", head, el("ul", *shown, class_="nodes")))
+    text = "Channels that stay as they are, with the reason and the nodes that stand in the way."
+    return section("left", "Left alone", el("p", text), *items)
+
+
+def notes(data: Mapping[str, Any]) -> Markup | None:
+    """What the user should know."""
+    calibration = data.get("calibration") or {}
+    lines = list(dict.fromkeys([*(calibration.get("notes") or ()), *(data.get("notes") or ())]))
+    return section("notes", "Notes", el("ul", *(el("li", line) for line in lines))) if lines else None

@@ -1,0 +1,24 @@
+"""Tables with a caption, column headers and row headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from onnxgrail.page.markup import Child, Markup, el
+
+
+def table(caption: Child, columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, class_: str = "") -> Markup:
+    """A table whose first column names the row; the others hold numbers."""
+    head = el("tr", *(el("th", column, scope="col") for column in columns))
+    body = []
+    for first, *rest in rows:
+        cells = (el("td", cell, data_label=label) for label, cell in zip(columns[1:], rest, strict=True))
+        body.append(el("tr", el("th", first, scope="row"), *cells))
+    parts = el("caption", caption), el("thead", head), el("tbody", *body)
+    return el("table", *parts, class_=f"plain {class_}".strip())
+
+
+def section(identity: str, title: str, *children: Child) -> Markup:
+    """A part of the page with a heading that names it."""
+    heading = el("h2", title, id=f"{identity}-title")
+    return el("section", heading, *children, id=identity, aria_labelledby=f"{identity}-title")

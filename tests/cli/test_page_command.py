@@ -1,0 +1,61 @@
+"""The command on the page, read by the command line itself, asks for what the report's recipe says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+
+import pytest
+
+from onnxgrail.core import Recipe
+from onnxgrail.page.command import command_of
+from onnxgrail.recipe import recipe_of
+from tests.cli.standin import recorded, run
+from tests.page_data import encoder
+
+RECIPES = {
+    "defaults": {},
+    "ratio": {"ratio": 0.55},
+    "target": {"ratio": None, "target_macs": "60%"},
+    "switches": {"closed_loop": False, "kv_io": True, "check": False},
+    "lists": {"blocks": ("conv", "mlp"), "fit": (), "refine": ("laco",), "providers": ("A", "B")},
+    "fit": {"fit": ("prior", "behind"), "norms": "repair"},
+    "words": {"include": "a b|c$", "exclude": "'", "selector": "obs", "reducer": "fold", "compensate": "none"},
+    "numbers": {"samples": 7, "batch_size": 3, "seed": 5, "round_to": 1, "min_cosine": 0.95, "budget_seconds": 12.5},
+    "shapes": {"input_shapes": {"x:0": (1, 3, 8), "y": (2,)}, "cache_budget": "2G", "allocate": "global"},
+}
+
+
+@pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
+def test_it_asks_for_the_same_recipe(changes, monkeypatch):
+    calls = recorded(monkeypatch)
+    wanted = dataclasses.replace(Recipe(), **changes)
+    data = encoder(recipe=json.loads(json.dumps(dataclasses.asdict(wanted))))
+    words = shlex.split(command_of(data).replace("\\\n", " "))
+    assert words[0] == "onnxgrail"
+    result = run(*words[1:])
+    assert calls, result.output
+    call = calls[0]
+    names = {f.name for f in dataclasses.fields(Recipe)}
+    assert recipe_of({name: value for name, value in call.items() if name in names}) == wanted
+    assert (str(call["model"]), str(call["output"]), call["data"]) == ("minilm.onnx", "small.onnx", "calib.npz")
+
+
+def test_a_dry_run_and_drawn_data_stay_what_they_were(monkeypatch):
+    calls = recorded(monkeypatch)
+    data = encoder(calibration={"source": "synthetic", "samples": 64, "synthetic": True, "notes": []})
+    data["model"]["output"] = None
+    run(*shlex.split(command_of(data).replace("\\\n", " "))[1:])
+    assert calls[0]["dry_run"] is True
+    assert calls[0]["data"] is None
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [("arrays", "DATA"), ("feeds[3]", "DATA"), ("arrays.npz", "arrays.npz"), ("feeds.py:f", "feeds.py:f")],
+)
+def test_data_without_a_file_are_not_taken_for_one(source, word):
+    data = encoder(calibration={"source": source, "samples": 4, "synthetic": False, "notes": []})
+    words = shlex.split(command_of(data).replace("\\\n", " "))
+    assert words[words.index("--data") + 1] == word
