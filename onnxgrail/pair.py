@@ -128,7 +128,7 @@ def _targets(stage: Stage, goals: Mapping[str, Array], slim: Mapping[str, Array]
     for task in stage.tasks:
         mine = found[:, first : (first := first + task.outputs)]
         goal = rows.outputs(goals[task.goal], task.consumer.made, where)
-        mine[...] = goal if task.made.all() else goal[:, task.made]
+        mine[...] = goal if task.made.all() else np.take(goal, np.flatnonzero(task.made), axis=1)
         if task.consumer.residual:
             mine -= rows.outputs(slim[task.consumer.residual], task.consumer.made, where)
         mine -= task.consumer.bias[task.made].astype(np.float32)

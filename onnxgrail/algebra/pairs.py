@@ -38,8 +38,7 @@ class Pairs:
         self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
         blas.sgemm(1.0, t.T, z.T, trans_b=1, beta=1.0, c=cross.T, overwrite_c=1)
         ones = np.ones(len(z), np.float32)
-        energy = np.einsum("no,no->o", t, t, dtype=np.float64)
-        for total, part in zip(self._small, (ones @ z, ones @ t, energy, len(z)), strict=True):
+        for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)
         self._rows += len(z)
         if self._rows >= TOGETHER:

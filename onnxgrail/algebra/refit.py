@@ -88,7 +88,13 @@ def moments(z: Array, t: Array) -> Moments:
 
 def error(sums: Moments, weights: Floats) -> float:
     """Sum of squared errors of t ~ wT [z, 1] over all rows and outputs, for w (f + 1, o); never negative."""
-    quadratic = np.einsum("fo,fo->", weights, sums.gram @ weights - 2.0 * sums.cross)
+    return _error(sums, weights, sums.gram @ weights)
+
+
+def _error(sums: Moments, weights: Floats, product: Floats) -> float:
+    """The same, with `gram @ weights` at hand."""
+    cross = np.einsum("fo,fo->", weights, sums.cross)
+    quadratic = np.einsum("fo,fo->", weights, product) - 2.0 * cross
     return max(float(sums.energy.sum() + quadratic), 0.0)
 
 
@@ -183,9 +189,9 @@ class _Trial:
     open: Floats
 
     @classmethod
-    def of(cls, fit: Moments, held: Moments, start: Floats, *, prior: bool) -> _Trial:
-        """The products with both Gram matrices, made once for all ridges."""
-        rest = held.cross - held.gram @ start
+    def of(cls, fit: Moments, held: Moments, start: Floats, product: Floats, *, prior: bool) -> _Trial:
+        """The products with both Gram matrices, made once for all ridges; that of `held` is given."""
+        rest = held.cross - product
         if not prior:
             return cls(fit, held, fit.cross, fit.cross + held.cross, rest)
         todo = fit.cross - fit.gram @ start
@@ -212,11 +218,18 @@ class _Choice:
     def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], rules: _Rules) -> _Choice:
         """The best of the starts."""
         begin = [np.concatenate([s, np.zeros((1, s.shape[1]))]) for s in starts]
-        gaps = [sum(error(held, w) for _, held in trials) for w in begin]
+        products = [[held.gram @ w for _, held in trials] for w in begin]
+        gaps = [
+            sum(_error(held, w, p) for (_, held), p in zip(trials, some, strict=True))
+            for w, some in zip(begin, products, strict=True)
+        ]
         place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - rules.margin) else 0
         gap, alpha = gaps[place], np.inf if place else None
         start = begin[place]
-        mine = [_Trial.of(fit, held, start, prior=rules.prior) for fit, held in trials]
+        mine = [
+            _Trial.of(fit, held, start, product, prior=rules.prior)
+            for (fit, held), product in zip(trials, products[place], strict=True)
+        ]
         return cls(trials=mine, rules=rules, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
 
     def try_some(self, alpha: float, solvers: Sequence[Solver]) -> None:

@@ -47,6 +47,8 @@ def cut(
         name=model.graph.name,
     )
     graph = view.clone()
+    for node in graph:
+        node.metadata_props.clear()  # stack traces of the exporter are longer than the graph
     for value in [*graph.inputs, *graph.outputs]:
         name = value.name or ""
         if name in facts.shapes:  # the runtime wants an element type; sizes stay open
