@@ -73,7 +73,8 @@ class Sums:
         else:
             stack = stack.astype(np.float64, copy=False)
             self._double = syrk(stack, self._double)
-        self._total = self._total + stack.sum(axis=2).sum(axis=0, dtype=np.float64)
+        sums = stack.sum(axis=2) if stack.shape[2] > 1 else stack[:, :, 0]
+        self._total = self._total + np.ones(len(sums), sums.dtype) @ sums
         self._count += count
 
     def take(self, part: Sums) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import onnx
@@ -31,6 +32,13 @@ def pack(model: ir.Model, outputs: Sequence[str] = ()) -> Packed:
     """As `to_bytes`, with large weights beside the bytes."""
     if has_bfloat16(model):
         return Packed(to_bytes(model, outputs), {})
+    with _beside(model) as weights:
+        return Packed(to_bytes(model, outputs), dict(weights))
+
+
+@contextmanager
+def _beside(model: ir.Model) -> Iterator[dict[str, Array]]:
+    """Have the large weights that lie in memory stand outside of the model for a while."""
     weights: dict[str, Array] = {}
     inside = dict(model.graph.initializers)
     tensors = {name: value.const_value for name, value in inside.items()}
@@ -43,7 +51,7 @@ def pack(model: ir.Model, outputs: Sequence[str] = ()) -> Packed:
                 weights[name] = tensor.numpy()
                 shape = ir.Shape(weights[name].shape)
                 value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
-        return Packed(to_bytes(model, outputs), weights)
+        yield weights
     finally:
         for name, value in inside.items():
             value.const_value = tensors[name]
@@ -67,8 +75,9 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) 
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model with weights that lie in files turned into inputs: their type is all there is to say."""
-    proto: onnx.ModelProto = ir.to_proto(model)
+    """The model with its large weights turned into inputs: their type is all there is to say."""
+    with _beside(model):
+        proto: onnx.ModelProto = ir.to_proto(model)
     inputs = {value.name for value in proto.graph.input}
     inside = []
     for tensor in proto.graph.initializer:
