@@ -91,6 +91,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     show_default=True,
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
+@options.method_options
 @options.refine_options
 @options.stats_options
 @options.cache_option

@@ -18,6 +18,8 @@ def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
     Raises:
         UsageError: a pattern is not a regular expression.
     """
+    if "grail" not in recipe.method:
+        return ()
     include, exclude = _pattern("include", recipe.include), _pattern("exclude", recipe.exclude)
     return tuple(
         b
