@@ -1,0 +1,88 @@
+"""A matrix as the product of two narrow ones: how many of its singular directions stay, and which.
+
+A weight is W (m, n) as in y = x W, W = U diag(s) V with U (m, q), V (q, n), q = min(m, n).  With k directions kept it
+becomes `down` (m, k) times `up` (k, n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from onnxgrail.core import Array, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spectrum:
+    """Singular values, the largest first, with their directions: left (m, q), right (q, n)."""
+
+    left: Floats
+    values: Floats
+    right: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Two matrices in place of one, and the share of its squared norm that they do not have."""
+
+    down: Floats
+    up: Floats
+    lost: float
+
+
+def rank_of(inputs: int, outputs: int, retain: float) -> int:
+    """k: with k (m + n) numbers a share `retain` of the m n parameters stays, rounded down, but never none.
+
+    References:
+        Liu et al. 2024 (GRASP), arXiv:2501.00339: its table of overall ratios counts parameters, not components.
+    """
+    return max(1, int(inputs * outputs * retain / (inputs + outputs) + 1e-9))
+
+
+def saving(inputs: int, outputs: int, rank: int) -> int:
+    """Parameters that go; not above 0 where a pair would be no smaller."""
+    return inputs * outputs - rank * (inputs + outputs)
+
+
+def removed(shapes: Iterable[tuple[int, int]], retain: float) -> int:
+    """Parameters that go when all matrices of these shapes are replaced."""
+    return sum(max(saving(m, n, rank_of(m, n, retain)), 0) for m, n in shapes)
+
+
+def spectrum(weight: Array) -> Spectrum:
+    """The singular values of a matrix, in float64."""
+    wide = np.asarray(weight, dtype=np.float64)
+    try:
+        found = scipy.linalg.svd(wide, full_matrices=False)
+    except np.linalg.LinAlgError:  # the faster driver does not always converge
+        found = scipy.linalg.svd(wide, full_matrices=False, lapack_driver="gesvd")
+    return Spectrum(*found)
+
+
+def attribution(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) first-order change of a loss when each singular value goes: |s dL/ds| with dL/ds = uT (dL/dW) v.
+
+    `gradient` (m, n) is that of the loss summed over all batches: signs cancel before the absolute value is taken.
+
+    References:
+        Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 6 and appendix A.1.
+    """
+    slope = np.einsum("mq,qm->q", found.left, found.right @ np.asarray(gradient, dtype=np.float64).T)
+    scores: Floats = np.abs(found.values * slope)
+    return scores
+
+
+def best(scores: Floats, rank: int) -> Ints:
+    """The `rank` directions with the highest scores, ascending; of equal ones the first, which are larger."""
+    return np.sort(np.argsort(-scores, kind="stable")[:rank])
+
+
+def pair(found: Spectrum, kept: Ints) -> Pair:
+    """The kept directions, each singular value shared between the two matrices so that both are of one size."""
+    root = np.sqrt(found.values[kept])
+    energy = float(np.square(found.values).sum())
+    share = 1.0 - float(np.square(found.values[kept]).sum()) / energy if energy else 0.0
+    return Pair(down=found.left[:, kept] * root, up=root[:, None] * found.right[kept], lost=max(share, 0.0))
