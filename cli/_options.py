@@ -21,7 +21,7 @@ FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
 REFINES = ("laco", "distill")
 METHODS = ("grail", "grasp")
-GRASP_RANKS = ("attribution", "magnitude")
+GRASP_RANKS = ("attribution", "taylor", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
@@ -218,7 +218,8 @@ method_options = chain(
         type=click.Choice(GRASP_RANKS),
         default="attribution",
         show_default=True,
-        help="Which singular values stay: by their effect on the loss (needs torch), or the largest.",
+        help="Which singular values stay: by what they do for the loss half way to none (attribution) or at the whole "
+        "weights, as published (taylor), both with torch; or the largest.",
     ),
     click.option(
         "--grasp-refit/--no-grasp-refit",

@@ -27,7 +27,7 @@ NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 REFINES = ("laco", "distill")
 METHODS = ("grail", "grasp")
-GRASP_RANKS = ("attribution", "magnitude")
+GRASP_RANKS = ("attribution", "taylor", "magnitude")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

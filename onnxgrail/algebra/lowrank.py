@@ -62,17 +62,39 @@ def spectrum(weight: Array) -> Spectrum:
     return Spectrum(*found)
 
 
-def attribution(found: Spectrum, gradient: Array) -> Floats:
-    """(q,) first-order change of a loss when each singular value goes: |s dL/ds| with dL/ds = uT (dL/dW) v.
-
-    `gradient` (m, n) is that of the loss summed over all batches: signs cancel before the absolute value is taken.
+def slope(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) dL/ds = uT (dL/dW) v of every singular value, from the gradient (m, n) of a loss.
 
     References:
-        Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 6 and appendix A.1.
+        Liu et al. 2024 (GRASP), arXiv:2501.00339, appendix A.1.
     """
-    slope = np.einsum("mq,qm->q", found.left, found.right @ np.asarray(gradient, dtype=np.float64).T)
-    scores: Floats = np.abs(found.values * slope)
+    product: Floats = np.einsum("mq,qm->q", found.left, found.right @ np.asarray(gradient, dtype=np.float64).T)
+    return product
+
+
+def taylor(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) |s dL/ds|: the first-order change of a loss when each singular value goes, either way.
+
+    `gradient` is that at W, summed over all batches: signs cancel before the absolute value is taken.
+
+    References:
+        Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 6.
+    """
+    scores: Floats = np.abs(found.values * slope(found, gradient))
     return scores
+
+
+def attribution(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) - s dL/ds: how far each singular value takes a loss down on the way from none of the matrix to all of it.
+
+    `gradient` is that at W / 2: by the midpoint rule the scores of all values add up to what the whole matrix does for
+    the loss.  At W itself a trained network has hardly any gradient, and what there is says nothing about a place as
+    far away as a tenth of the parameters.
+
+    References:
+        Sundararajan et al. 2017, integrated gradients, arXiv:1703.01365, with one step in the middle of the path.
+    """
+    return -found.values * slope(found, gradient)
 
 
 def best(scores: Floats, rank: int) -> Ints:

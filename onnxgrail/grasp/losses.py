@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnxgrail.torchgraph.slope import Loss
 
 
-def loss_of(model: ir.Model, feed: Feed, outputs: Mapping[str, Array]) -> Loss | None:
+def loss_of(model: ir.Model, feed: Feed, outputs: Mapping[str, Array], *, share: float) -> Loss | None:
     """The loss that fits a model; None where no output is of floating point.
 
     A language model has an output (batch, length, vocabulary) and an integer input (batch, length) that looks up rows
@@ -26,23 +26,28 @@ def loss_of(model: ir.Model, feed: Feed, outputs: Mapping[str, Array]) -> Loss |
         model: the graph.
         feed: the first batch.
         outputs: what the model makes of it.
+        share: of every weight, at which gradients are taken.
     """
     from onnxgrail.torchgraph.slope import Loss
 
     for name, array in outputs.items():
         ids = _ids(model, feed, array)
         if ids is not None:
-            return Loss(ids=ids, rows=(name,), probable=frozenset(_probable({name: array})))
+            return Loss(share=share, ids=ids, rows=(name,), probable=frozenset(_probable({name: array})))
     floats = {n: a for n, a in outputs.items() if a.dtype.kind in "fV" and a.size}
     rows = {n: a for n, a in floats.items() if looks_like_logits(n, a)}
     others = tuple(n for n in floats if n not in rows)
-    return Loss(rows=tuple(rows), probable=frozenset(_probable(rows)), others=others) if floats else None
+    return Loss(share=share, rows=tuple(rows), probable=frozenset(_probable(rows)), others=others) if floats else None
 
 
 def said(loss: Loss) -> str:
     """The loss in words, for the report."""
     if loss.ids is not None:
         return f"cross entropy of {loss.rows[0]} with the next token of {loss.ids}"
+    if loss.share < 1:
+        words = [f"divergence of {name} from the original" for name in loss.rows]
+        words += [f"squared distance of {name} from the original" for name in loss.others]
+        return ", ".join(words)
     words = [f"cross entropy of {name} with its own highest class" for name in loss.rows]
     words += [f"mean square of {name}" for name in loss.others]
     return ", ".join(words)

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.algebra.lowrank import Pair, attribution, best, pair, rank_of, saving, spectrum
+from onnxgrail.algebra.lowrank import Pair, Spectrum, attribution, best, pair, rank_of, saving, spectrum, taylor
 from onnxgrail.algebra.refit import Fitted
 from onnxgrail.core import Applied, Array, Floats, Progress, Recipe, Refusal
 from onnxgrail.errors import ModelError, NothingToCompressError, UnsupportedOpError
@@ -27,12 +27,16 @@ from onnxgrail.grasp.losses import loss_of, said
 from onnxgrail.grasp.measure import Task, feeds_of, masks_of, redundancies, refitted, walk_of
 from onnxgrail.preparation import Prepared
 
-ATTRIBUTION = "attribution"
+RANKS: dict[str, tuple[float, Callable[[Spectrum, Array], Floats]]] = {
+    "attribution": (0.5, attribution),
+    "taylor": (1.0, taylor),
+}
+"""Ways to rank by gradients: at which share of the weights they are taken, and the score."""
 
 
 def needs_torch(recipe: Recipe) -> bool:
     """Whether singular values are ranked by gradients."""
-    return recipe.grasp_rank == ATTRIBUTION
+    return recipe.grasp_rank in RANKS
 
 
 def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.Model, progress: Progress) -> Applied:
@@ -66,7 +70,8 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
         return _nothing(recipe, refusals, _layer_rows(found, chosen, redundancy), chosen.notes)
     loss, gradients = None, None
     if needs_torch(recipe):
-        loss, gradients = _gradients(prepared, slim, list(targets), walk.source(_outputs(slim, fixed))(0), progress)
+        outputs = walk.source(_outputs(slim, fixed))(0)
+        loss, gradients = _gradients(prepared, recipe, slim, list(targets), outputs, progress)
     pairs = {name: _pair(m, slim.graph, recipe, (gradients or {}).get(name)) for name, m in targets.items()}
     begin = {m.weight: layer.nodes[0] for layer in reversed(every) for m in chosen.matrices.get(layer.name, ())}
     reference = copy(slim) if recipe.grasp_refit else slim
@@ -119,13 +124,19 @@ def _refusal(matrix: Matrix, reason: str) -> Refusal:
 
 
 def _gradients(
-    prepared: Prepared, slim: ir.Model, names: Sequence[str], outputs: Mapping[str, Array], progress: Progress
+    prepared: Prepared,
+    recipe: Recipe,
+    slim: ir.Model,
+    names: Sequence[str],
+    outputs: Mapping[str, Array],
+    progress: Progress,
 ) -> tuple[tuple[str, float], Mapping[str, Array]]:
     """The loss in words with its value, and its gradients by weight."""
     from onnxgrail.torchgraph.slope import slopes
 
     feeds = feeds_of(prepared, slim)
-    loss = loss_of(slim, feeds[0](), outputs)
+    share, _ = RANKS[recipe.grasp_rank]
+    loss = loss_of(slim, feeds[0](), outputs, share=share)
     if loss is None:
         raise ModelError("no output is of floating point, so there is no loss", hint="Use --grasp-rank magnitude")
     expected = {name: outputs[name] for name in loss.outputs}
@@ -149,7 +160,8 @@ def _pair(matrix: Matrix, graph: ir.Graph, recipe: Recipe, gradient: Array | Non
     found = spectrum(array_of(matrix, graph))
     scores: Floats = found.values
     if gradient is not None:
-        scores = attribution(found, gradient.T if matrix.turned else gradient)
+        _, score = RANKS[recipe.grasp_rank]
+        scores = score(found, gradient.T if matrix.turned else gradient)
     return pair(found, best(scores, rank_of(matrix.inputs, matrix.outputs, recipe.grasp_retain)))
 
 

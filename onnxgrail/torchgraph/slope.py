@@ -12,7 +12,7 @@ import torch
 from onnxgrail.core import Array, Bools, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.torchgraph.call import Tensor, as_array
-from onnxgrail.torchgraph.fit import HALF
+from onnxgrail.torchgraph.fit import HALF, divergence, shown
 from onnxgrail.torchgraph.guard import check
 from onnxgrail.torchgraph.program import program_of, tensors
 
@@ -22,14 +22,15 @@ class Loss:
     """What is differentiated.
 
     Attributes:
-        ids: the input whose next tokens the output predicts: cross entropy, shifted by one.  None where the outputs
-            are held against themselves.
-        rows: outputs that hold scores of classes along their last axis: cross entropy with the class that is the
-            highest; or of tokens.
+        share: of every weight, at which gradients are taken; at 1 there is no distance from the outputs that it makes.
+        ids: the input whose next tokens the output predicts: cross entropy, shifted by one.
+        rows: outputs that hold scores along their last axis.  Without `ids`, their divergence from what the whole
+            weights make; at share 1 the cross entropy with their own highest class.
         probable: those of them that hold probabilities.
-        others: outputs whose mean square is taken.
+        others: outputs whose squared distance from what the whole weights make is taken; at share 1 their mean square.
     """
 
+    share: float = 1.0
     ids: str | None = None
     rows: tuple[str, ...] = ()
     probable: frozenset[str] = frozenset()
@@ -78,12 +79,15 @@ def slopes(
     program = program_of(model, floats=torch.float32 if half else None)
     with torch.no_grad():
         check(program.run(tensors(feeds[0](), program.floats), list(expected)), expected, "the model")
-    weights = {n: program.weights[n].detach().clone().requires_grad_() for n in names}
+    weights = {n: (loss.share * program.weights[n].detach()).requires_grad_() for n in names}
+    whole = loss.share < 1 and loss.ids is None
     total = 0.0
     for make, mask in zip(feeds, masks, strict=True):
         given = tensors(make(), program.floats)
+        with torch.no_grad():
+            goals = program.run(given, list(loss.outputs)) if whole else {}
         found = program.run(given, list(loss.outputs), override=weights)
-        value = _value(loss, given, found, mask)
+        value = _value(loss, given, found, goals, mask)
         value.backward()
         total += float(value.detach())
         tick()
@@ -94,28 +98,39 @@ def slopes(
     return Slopes(loss=total / len(feeds), gradients=gradients)
 
 
-def _value(loss: Loss, given: Mapping[str, Tensor], found: Mapping[str, Tensor], mask: Bools | None) -> Tensor:
-    seen = torch.from_numpy(np.ascontiguousarray(mask)) if mask is not None else None
-    terms = [_rows(found[n], loss, n, given, seen) for n in loss.rows]
-    terms += [_square(found[n], seen) for n in loss.others]
+def _value(
+    loss: Loss,
+    given: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    goals: Mapping[str, Tensor],
+    mask: Bools | None,
+) -> Tensor:
+    terms = []
+    for name in loss.outputs:
+        probable = name in loss.probable
+        if name in goals:
+            y, goal = (shown(t, mask) for t in (found[name], goals[name]))
+            rows = name in loss.rows
+            terms.append(divergence(y, goal, probable=probable) if rows else _square(y - goal, goal))
+        elif name in loss.rows:
+            terms.append(_entropy(found[name], given[loss.ids] if loss.ids is not None else None, mask, probable))
+        else:
+            y = shown(found[name], mask)
+            terms.append(0.5 * _square(y, y.detach()))
     return torch.stack(terms).sum()
 
 
-def _rows(y: Tensor, loss: Loss, name: str, given: Mapping[str, Tensor], seen: Tensor | None) -> Tensor:
+def _entropy(y: Tensor, ids: Tensor | None, mask: Bools | None, probable: bool) -> Tensor:
     """Cross entropy with the next token, or with the row's own highest class."""
-    y = y.clamp(min=1e-30).log() if name in loss.probable else torch.log_softmax(y, dim=-1)
-    if loss.ids is not None:
-        goal, y = given[loss.ids][:, 1:], y[:, :-1]
-        seen = seen[:, 1:] & seen[:, :-1] if seen is not None else None
-    else:
-        goal = y.detach().argmax(dim=-1)
-    picked = y.gather(-1, goal.to(torch.int64).unsqueeze(-1)).squeeze(-1)
-    fits = seen is not None and picked.shape == seen.shape
-    return -(picked[seen] if fits else picked).mean()
+    y = y.clamp(min=1e-30).log() if probable else torch.log_softmax(y, dim=-1)
+    goal = y.detach().argmax(dim=-1) if ids is None else ids[:, 1:].to(torch.int64)
+    if ids is not None:
+        y = y[:, :-1]
+        mask = mask[:, 1:] & mask[:, :-1] if mask is not None else None
+    picked = y.gather(-1, goal.unsqueeze(-1)).squeeze(-1)
+    return -shown(picked, mask).mean()
 
 
-def _square(y: Tensor, seen: Tensor | None) -> Tensor:
-    """Half the mean square, as a share of what it is."""
-    y = y[seen] if seen is not None and y.shape[:2] == seen.shape else y
-    square = y.square().mean()
-    return 0.5 * square / square.detach().clamp(min=1e-30)
+def _square(y: Tensor, like: Tensor) -> Tensor:
+    """The mean square as a share of another."""
+    return y.square().mean() / like.square().mean().clamp(min=1e-30)
