@@ -222,6 +222,12 @@ method_options = chain(
         "weights, as published (taylor), both with torch; or the largest.",
     ),
     click.option(
+        "--grasp-whiten/--no-grasp-whiten",
+        default=False,
+        show_default=True,
+        help="Decompose what a matrix makes of its inputs, and not the matrix alone.",
+    ),
+    click.option(
         "--grasp-refit/--no-grasp-refit",
         default=False,
         show_default=True,

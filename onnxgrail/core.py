@@ -248,6 +248,7 @@ class Recipe:
     grasp_layers: str | None = None
     grasp_retain: float = 0.1
     grasp_rank: str = "attribution"
+    grasp_whiten: bool = False
     grasp_refit: bool = False
     budget_seconds: float | None = None
     closed_loop: bool = True

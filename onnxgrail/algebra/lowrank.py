@@ -14,10 +14,15 @@ import scipy.linalg
 
 from onnxgrail.core import Array, Floats, Ints
 
+DAMPING = 1e-4  # of a Gram matrix, as a share of its mean diagonal
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spectrum:
-    """Singular values, the largest first, with their directions: left (m, q), right (q, n)."""
+    """W = left diag(values) right, the largest value first: left (m, q), values (q,), right (q, n).
+
+    Rows of `right` are orthonormal; columns of `left` are so, too, or with the inputs' second moments between them.
+    """
 
     left: Floats
     values: Floats
@@ -26,7 +31,7 @@ class Spectrum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Two matrices in place of one, and the share of its squared norm that they do not have."""
+    """Two matrices in place of one, and the share of the squared values that they do not have."""
 
     down: Floats
     up: Floats
@@ -54,16 +59,33 @@ def removed(shapes: Iterable[tuple[int, int]], retain: float) -> int:
 
 def spectrum(weight: Array) -> Spectrum:
     """The singular values of a matrix, in float64."""
-    wide = np.asarray(weight, dtype=np.float64)
+    return Spectrum(*_svd(np.asarray(weight, dtype=np.float64)))
+
+
+def whitened(weight: Array, gram: Floats) -> Spectrum:
+    """The singular values of what a matrix makes of its inputs: those of LT W, where L LT is the inputs' Gram matrix.
+
+    What is left out of them is the squared error of the outputs, and not only of the weight.
+
+    References:
+        Wang et al. 2024, SVD-LLM, arXiv:2403.07378, with damping.
+    """
+    level = DAMPING * max(float(np.trace(gram)) / len(gram), 1e-30)
+    root = scipy.linalg.cholesky(gram + level * np.eye(len(gram)), lower=True)
+    left, values, right = _svd(root.T @ np.asarray(weight, dtype=np.float64))
+    return Spectrum(scipy.linalg.solve_triangular(root, left, lower=True, trans="T"), values, right)
+
+
+def _svd(array: Floats) -> tuple[Floats, Floats, Floats]:
     try:
-        found = scipy.linalg.svd(wide, full_matrices=False)
+        found: tuple[Floats, Floats, Floats] = scipy.linalg.svd(array, full_matrices=False)
     except np.linalg.LinAlgError:  # the faster driver does not always converge
-        found = scipy.linalg.svd(wide, full_matrices=False, lapack_driver="gesvd")
-    return Spectrum(*found)
+        found = scipy.linalg.svd(array, full_matrices=False, lapack_driver="gesvd")
+    return found
 
 
 def slope(found: Spectrum, gradient: Array) -> Floats:
-    """(q,) dL/ds = uT (dL/dW) v of every singular value, from the gradient (m, n) of a loss.
+    """(q,) dL/ds = uT (dL/dW) v of every value, from the gradient (m, n) of a loss.
 
     References:
         Liu et al. 2024 (GRASP), arXiv:2501.00339, appendix A.1.
@@ -103,8 +125,11 @@ def best(scores: Floats, rank: int) -> Ints:
 
 
 def pair(found: Spectrum, kept: Ints) -> Pair:
-    """The kept directions, each singular value shared between the two matrices so that both are of one size."""
-    root = np.sqrt(found.values[kept])
+    """The kept directions, scaled so that both matrices have columns and rows of one size."""
+    left, values = found.left[:, kept], found.values[kept]
+    norms = np.linalg.norm(left, axis=0)
+    sizes = np.sqrt(values * norms)
     energy = float(np.square(found.values).sum())
-    share = 1.0 - float(np.square(found.values[kept]).sum()) / energy if energy else 0.0
-    return Pair(down=found.left[:, kept] * root, up=root[:, None] * found.right[kept], lost=max(share, 0.0))
+    share = 1.0 - float(np.square(values).sum()) / energy if energy else 0.0
+    down = left * (sizes / np.where(norms == 0, 1.0, norms))
+    return Pair(down=down, up=sizes[:, None] * found.right[kept], lost=max(share, 0.0))

@@ -6,32 +6,27 @@ is worth to the loss, and all pairs are written at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.algebra.lowrank import Pair, Spectrum, attribution, best, pair, rank_of, saving, spectrum, taylor
+from onnxgrail.algebra.lowrank import Pair, saving
 from onnxgrail.algebra.refit import Fitted
-from onnxgrail.core import Applied, Array, Floats, Progress, Recipe, Refusal
-from onnxgrail.errors import ModelError, NothingToCompressError, UnsupportedOpError
+from onnxgrail.core import Applied, Progress, Recipe, Refusal
+from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.cost import parameters
 from onnxgrail.graph.facts import constants, key
 from onnxgrail.graph.lowrank import Matrix, array_of, factor, work
 from onnxgrail.graph.model_io import copy
 from onnxgrail.graph.names import names_kept
-from onnxgrail.graph.residual import layers
+from onnxgrail.graph.residual import Layer, layers
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.grasp.choice import Candidates, Chosen, candidates, choose, sharing
-from onnxgrail.grasp.losses import loss_of, said
-from onnxgrail.grasp.measure import Task, feeds_of, masks_of, redundancies, refitted, walk_of
+from onnxgrail.grasp.fitting import Task, refitted
+from onnxgrail.grasp.measure import Cursor, masks_of, redundancies, walk_of
+from onnxgrail.grasp.pairs import RANKS, pairs_of, rank, slope_of
 from onnxgrail.preparation import Prepared
-
-RANKS: dict[str, tuple[float, Callable[[Spectrum, Array], Floats]]] = {
-    "attribution": (0.5, attribution),
-    "taylor": (1.0, taylor),
-}
-"""Ways to rank by gradients: at which share of the weights they are taken, and the score."""
 
 
 def needs_torch(recipe: Recipe) -> bool:
@@ -68,20 +63,21 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
     targets, refusals = _targets(found, chosen, recipe)
     if not targets:
         return _nothing(recipe, refusals, _layer_rows(found, chosen, redundancy), chosen.notes)
-    loss, gradients = None, None
+    slope = None
     if needs_torch(recipe):
-        outputs = walk.source(_outputs(slim, fixed))(0)
-        loss, gradients = _gradients(prepared, recipe, slim, list(targets), outputs, progress)
-    pairs = {name: _pair(m, slim.graph, recipe, (gradients or {}).get(name)) for name, m in targets.items()}
-    begin = {m.weight: layer.nodes[0] for layer in reversed(every) for m in chosen.matrices.get(layer.name, ())}
-    reference = copy(slim) if recipe.grasp_refit else slim
-    order = {node: place for place, node in enumerate(slim.graph)}
-    ordered = sorted(targets.values(), key=lambda m: min(order[n] for n in m.nodes))
+        inputs = {v.name for v in slim.graph.inputs} | fixed
+        outputs = walk.source([v.name for v in slim.graph.outputs if v.name and v.name not in inputs])(0)
+        slope = slope_of(prepared, recipe, slim, list(targets), outputs, _ticks(progress, "gradients", len(masks)))
+    groups = _groups(slim, targets, chosen, every)
+    pairs = pairs_of(prepared, recipe, slim, groups, slope, Cursor(walk, slim))
+    ordered = [m for _, some in groups for m in some]
     itemsize = {m.weight: array_of(m, slim.graph).dtype.itemsize for m in ordered}
+    reference = copy(slim) if recipe.grasp_refit else slim
     with names_kept(slim.graph):
         tasks = [
-            Task(m, factor(slim.graph, m, pairs[m.weight].down, pairs[m.weight].up), begin.get(m.weight))
-            for m in ordered
+            Task(m, factor(slim.graph, m, pairs[m.weight].down, pairs[m.weight].up), begin)
+            for begin, some in groups
+            for m in some
         ]
     fits: Mapping[str, Fitted] = {}
     if recipe.grasp_refit:
@@ -92,7 +88,8 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
         entry={
             "retain": recipe.grasp_retain,
             "rank_by": recipe.grasp_rank,
-            "loss": None if loss is None else {"what": loss[0], "value": loss[1]},
+            "whiten": recipe.grasp_whiten,
+            "loss": None if slope is None else {"what": slope.what, "value": slope.value},
             "layers": _layer_rows(found, chosen, redundancy),
             "matrices": rows,
         },
@@ -111,11 +108,30 @@ def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[st
         del targets[matrix.weight]
         refusals.append(_refusal(matrix, f"its weight is shared with {other}, which stays"))
     for matrix in list(targets.values()):
-        rank = rank_of(matrix.inputs, matrix.outputs, recipe.grasp_retain)
-        if saving(matrix.inputs, matrix.outputs, rank) <= 0:
+        if saving(matrix.inputs, matrix.outputs, rank(matrix, recipe)) <= 0:
             del targets[matrix.weight]
             refusals.append(_refusal(matrix, "a pair of rank 1 would be no smaller"))
     return targets, refusals
+
+
+def _groups(
+    slim: ir.Model, targets: Mapping[str, Matrix], chosen: Chosen, every: Sequence[Layer]
+) -> list[tuple[ir.Node | None, list[Matrix]]]:
+    """Matrices layer by layer in the order of the network, each once, behind the layer's first node.
+
+    Those outside all layers come as groups of their own, between them.
+    """
+    order = {node: place for place, node in enumerate(slim.graph)}
+    first = {layer.name: layer.nodes[0] for layer in every}
+    groups: list[tuple[int, ir.Node | None, list[Matrix]]] = []
+    seen: set[str] = set()
+    for name, some in chosen.matrices.items():
+        mine = [m for m in some if m.weight in targets and m.weight not in seen]
+        seen.update(m.weight for m in mine)
+        mine.sort(key=lambda m: min(order[n] for n in m.nodes))
+        parts = [mine] if name in first else [[m] for m in mine]
+        groups += [(min(order[n] for n in part[0].nodes), first.get(name), part) for part in parts if part]
+    return [(begin, part) for _, begin, part in sorted(groups, key=lambda g: g[0])]
 
 
 def _refusal(matrix: Matrix, reason: str) -> Refusal:
@@ -123,63 +139,24 @@ def _refusal(matrix: Matrix, reason: str) -> Refusal:
     return Refusal(value=matrix.weight, node=node.name or key(node), op=node.op_type, reason=reason)
 
 
-def _gradients(
-    prepared: Prepared,
-    recipe: Recipe,
-    slim: ir.Model,
-    names: Sequence[str],
-    outputs: Mapping[str, Array],
-    progress: Progress,
-) -> tuple[tuple[str, float], Mapping[str, Array]]:
-    """The loss in words with its value, and its gradients by weight."""
-    from onnxgrail.torchgraph.slope import slopes
-
-    feeds = feeds_of(prepared, slim)
-    share, _ = RANKS[recipe.grasp_rank]
-    loss = loss_of(slim, feeds[0](), outputs, share=share)
-    if loss is None:
-        raise ModelError("no output is of floating point, so there is no loss", hint="Use --grasp-rank magnitude")
-    expected = {name: outputs[name] for name in loss.outputs}
-    tick = _ticks(progress, "gradients", len(feeds))
-    try:
-        found = slopes(slim, names, feeds, masks_of(prepared), loss, expected=expected, tick=tick)
-    except UnsupportedOpError as error:
-        hint = "Rank without gradients: --grasp-rank magnitude"
-        raise UnsupportedOpError(str(error.args[0]), hint=hint, op=error.op) from error
-    return (said(loss), found.loss), found.gradients
-
-
-def _outputs(slim: ir.Model, fixed: Collection[str]) -> list[str]:
-    """Outputs that are computed from inputs."""
-    inputs = {v.name for v in slim.graph.inputs}
-    return [v.name for v in slim.graph.outputs if v.name and v.name not in inputs and v.name not in fixed]
-
-
-def _pair(matrix: Matrix, graph: ir.Graph, recipe: Recipe, gradient: Array | None) -> Pair:
-    """What replaces a matrix; the gradient is laid out as the weight is stored."""
-    found = spectrum(array_of(matrix, graph))
-    scores: Floats = found.values
-    if gradient is not None:
-        _, score = RANKS[recipe.grasp_rank]
-        scores = score(found, gradient.T if matrix.turned else gradient)
-    return pair(found, best(scores, rank_of(matrix.inputs, matrix.outputs, recipe.grasp_retain)))
-
-
 def _row(
     matrix: Matrix, chosen: Chosen, redundancy: Mapping[str, float], made: Pair, fitted: Fitted | None
 ) -> dict[str, Any]:
-    """One matrix, for the report: `lost` is the share of its squared norm that the kept directions do not have."""
+    """One matrix, for the report.
+
+    `lost` is the share of its squared norm that the kept directions do not have (of its outputs' where inputs are
+    whitened); `before` and `after` are the errors of its outputs on held-out rows without and with the fit.
+    """
     layer = next(name for name, some in chosen.matrices.items() if any(m.weight == matrix.weight for m in some))
-    rank = made.down.shape[1]
     return {
         "layer": layer or None,
         "weight": matrix.weight,
         "nodes": [node.name or key(node) for node in matrix.nodes],
         "inputs": matrix.inputs,
         "outputs": matrix.outputs,
-        "rank": rank,
+        "rank": made.down.shape[1],
         "params_before": matrix.inputs * matrix.outputs,
-        "params_after": rank * (matrix.inputs + matrix.outputs),
+        "params_after": made.down.size + made.up.size,
         "redundancy": redundancy.get(layer),
         "error": {
             "lost": made.lost,
@@ -207,6 +184,7 @@ def _nothing(
     entry = {
         "retain": recipe.grasp_retain,
         "rank_by": recipe.grasp_rank,
+        "whiten": recipe.grasp_whiten,
         "loss": None,
         "layers": list(rows),
         "matrices": [],
