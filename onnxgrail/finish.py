@@ -103,6 +103,7 @@ def report_of(
     applied = applied or {}
     sizes = _model(prepared, recipe, decision, slim, output, tuple(applied.values()))
     survey = prepared.survey
+    refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
     said = (
         INTERFACE if ports else "",
@@ -117,7 +118,7 @@ def report_of(
         environment=environment(providers=recipe.providers, threads=None),
         model=sizes,
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
-        refusals=[*survey.refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)],
+        refusals=[*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)],
         verification=verification,
         calibration=_calibration(prepared.batches, decision, used=bool(applied)),
         timing=timing,

@@ -166,7 +166,8 @@ def _inside(last: ir.Value, first: ir.Value, order: Mapping[ir.Node, int]) -> fr
             continue
         seen.add(node)
         for operand in node.inputs:
-            if operand is first:
+            beside = operand is not None and maker is not None and operand.producer() is maker
+            if operand is first or beside:  # a fused sum and normalisation puts out both
                 met = True
             elif operand is not None:
                 queue.append(operand)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Matrix, matrices, refusal
 from onnxgrail.graph.residual import Layer
+from onnxgrail.plan import pattern
 
 ALL = "all"
 OUTSIDE = ""  # the layer of a matrix that is in none
@@ -156,7 +156,7 @@ def _weights(chosen: Chosen, layer: str) -> set[str]:
 
 def _wanted(names: Sequence[str], recipe: Recipe) -> bool:
     """Whether one of the names matches `include` and none matches `exclude`."""
-    include, exclude = (re.compile(text) if text is not None else None for text in (recipe.include, recipe.exclude))
+    include, exclude = pattern("include", recipe.include), pattern("exclude", recipe.exclude)
     if exclude is not None and any(exclude.search(n) for n in names if n):
         return False
     return include is None or any(include.search(n) for n in names if n)
