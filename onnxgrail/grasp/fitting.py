@@ -12,9 +12,10 @@ from onnxgrail import slots
 from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
+from onnxgrail.fidelity import Sums, add_batch, finish
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.attributes import number
-from onnxgrail.graph.facts import key
+from onnxgrail.graph.facts import constants, key
 from onnxgrail.graph.lowrank import Factored, Matrix
 from onnxgrail.grasp.measure import Cursor, Tick, masks_of, rows_of, walk_of
 from onnxgrail.preparation import Prepared
@@ -32,14 +33,24 @@ class Task:
     begin: ir.Node | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """How far the model's outputs are from the reference's without the fits and with them, and whether they stay."""
+
+    before: float
+    after: float
+    taken: bool
+
+
 def refitted(
     prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model, tasks: Sequence[Task], tick: Tick
-) -> dict[str, Fitted]:
+) -> tuple[dict[str, Fitted], Judged]:
     """Fit `up` of every pair to the outputs that the matrix had, behind the pairs that are fitted already.
 
     The kept directions stay: with z = x down, `up` minimises |x0 W - z up|^2 + lambda |up - up0|^2, where x0 is the
     input in the reference and x the one it has now.  Strength and share of the way are chosen on held-out samples, and
-    what does not win there stays as the singular values made it.
+    what does not win there stays as the singular values made it.  All fits together are taken back where the outputs
+    of the whole model come no closer by them: each one repairs its own outputs, whatever that does to later ones.
 
     Args:
         prepared: the data.
@@ -50,8 +61,9 @@ def refitted(
         tick: called once per pair.
 
     Returns:
-        Per weight, errors as shares of the outputs' energy, without and with the fit.
+        Per weight, errors as shares of the outputs' energy, without and with the fit; and the judgement of all.
     """
+    before, old = _apart(prepared, recipe, reference, slim), _ups(slim, tasks)
     dense, narrow = (Cursor(walk_of(prepared, model, recipe), model) for model in (reference, slim))
     found: dict[str, Fitted] = {}
     for task in tasks:
@@ -59,7 +71,27 @@ def refitted(
             cursor.to(task.begin)
         found[task.matrix.weight] = _fitted(prepared, recipe, slim, task, (dense.walk, narrow.walk))
         tick()
-    return found
+    after = _apart(prepared, recipe, reference, slim)
+    if not after < before:
+        for name, tensor in old.items():
+            slim.graph.initializers[name].const_value = tensor
+    return found, Judged(before=before, after=after, taken=after < before)
+
+
+def _ups(slim: ir.Model, tasks: Sequence[Task]) -> dict[str, ir.TensorProtocol | None]:
+    return {task.now.up: slim.graph.initializers[task.now.up].const_value for task in tasks}
+
+
+def _apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model) -> float:
+    """Divergence or squared error of the outputs on the calibration data, as `fidelity` measures them."""
+    inputs, fixed = {v.name for v in slim.graph.inputs}, constants(slim)
+    names = [v.name for v in slim.graph.outputs if v.name and v.name not in inputs and v.name not in fixed]
+    wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))
+    sums: dict[str, Sums] = {}
+    for batch, mask in enumerate(masks_of(prepared)):
+        sums = add_batch(sums, wanted(batch), got(batch), mask=mask)
+    errors = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]
+    return float(np.mean([e for e in errors if e is not None] or [0.0]))
 
 
 def _fitted(prepared: Prepared, recipe: Recipe, slim: ir.Model, task: Task, walks: tuple[Walk, Walk]) -> Fitted:

@@ -7,6 +7,7 @@ is worth to the loss, and all pairs are written at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import onnx_ir as ir
@@ -23,7 +24,7 @@ from onnxgrail.graph.names import names_kept
 from onnxgrail.graph.residual import Layer, layers
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.grasp.choice import Candidates, Chosen, candidates, choose, sharing
-from onnxgrail.grasp.fitting import Task, refitted
+from onnxgrail.grasp.fitting import Judged, Task, refitted
 from onnxgrail.grasp.measure import Cursor, masks_of, redundancies, walk_of
 from onnxgrail.grasp.pairs import RANKS, pairs_of, rank, slope_of
 from onnxgrail.preparation import Prepared
@@ -80,8 +81,9 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
             for m in some
         ]
     fits: Mapping[str, Fitted] = {}
+    judged: Judged | None = None
     if recipe.grasp_refit:
-        fits = refitted(prepared, recipe, reference, slim, tasks, _ticks(progress, "refit", len(tasks)))
+        fits, judged = refitted(prepared, recipe, reference, slim, tasks, _ticks(progress, "refit", len(tasks)))
     rows = [_row(m, chosen, redundancy, pairs[m.weight], fits.get(m.weight)) for m in ordered]
     gone = {m.weight: saving(m.inputs, m.outputs, pairs[m.weight].down.shape[1]) for m in ordered}
     return Applied(
@@ -90,6 +92,7 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
             "rank_by": recipe.grasp_rank,
             "whiten": recipe.grasp_whiten,
             "loss": None if slope is None else {"what": slope.what, "value": slope.value},
+            "refit": None if judged is None else asdict(judged),
             "layers": _layer_rows(found, chosen, redundancy),
             "matrices": rows,
         },
@@ -186,6 +189,7 @@ def _nothing(
         "rank_by": recipe.grasp_rank,
         "whiten": recipe.grasp_whiten,
         "loss": None,
+        "refit": None,
         "layers": list(rows),
         "matrices": [],
     }

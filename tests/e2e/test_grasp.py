@@ -134,9 +134,20 @@ def test_directions_that_matter_to_the_data_and_a_fit_behind_them_come_closer() 
 
 def test_errors_of_a_fit_are_reported() -> None:
     rows = grasped(mlp(3, 24, features=12), grasp_layers="all", grasp_refit=True).report.data["methods"]["grasp"]
+    assert rows["refit"]["after"] < rows["refit"]["before"]
+    assert rows["refit"]["taken"]
     errors = [row["error"] for row in rows["matrices"]]
     assert all(0 <= e["after"] <= e["before"] for e in errors)
     assert any(e["after"] < 0.9 * e["before"] for e in errors)
+
+
+def test_fits_that_bring_the_outputs_no_closer_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([1.0, 2.0])
+    monkeypatch.setattr("onnxgrail.grasp.fitting._apart", lambda *_: next(errors))
+    model = mlp(3, 24, features=12)
+    plain, found = (grasped(model, grasp_layers="all", grasp_refit=refit) for refit in (False, True))
+    assert found.report.data["methods"]["grasp"]["refit"] == {"before": 1.0, "after": 2.0, "taken": False}
+    assert to_bytes(plain.model) == to_bytes(found.model)
 
 
 def test_narrowed_first_and_then_replaced() -> None:
