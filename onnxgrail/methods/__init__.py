@@ -56,7 +56,8 @@ def require(recipe: Recipe) -> None:
     for name, method in METHODS.items():
         if name in recipe.method and method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
             raise MissingExtraError(
-                f"--method {name} needs torch, which is not installed", hint="Run: pip install 'onnxgrail[torch]'"
+                f"--method {name} needs torch for this, which is not installed",
+                hint="Run: pip install 'onnxgrail[torch]'",
             )
 
 
