@@ -206,14 +206,14 @@ def _gate(data: Any) -> str:
 
 def _tables(report: Any, output: Path | None) -> None:
     data, model = report.data, report.data["model"]
-    chosen = _of_kinds(report, data["recipe"]["blocks"] if "grail" in data["recipe"]["method"] else ())
+    chosen = _of_kinds(report, data["recipe"]["blocks"] if _narrows(data) else ())
     printers = {"count": render.count, "bytes": render.size}
     rows = []
     for row in chosen.summary_rows():
         show = printers[row.unit]
         rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
     render.table(model["input"], ("", "before", "after", "change"), rows)
-    if "grail" in data["recipe"]["method"]:
+    if _narrows(data):
         click.echo(_asked(model))
     for line in _allocated(data.get("allocation")):
         click.echo(line)
@@ -268,6 +268,11 @@ def _refines(entries: Any) -> list[str]:
         why = f" ({entry['outcome']['reason']})" if entry["outcome"]["reason"] else ""
         lines.append(f"Refine {entry['kind']}: {change}{blocks}, {entry['seconds']:.0f} s{why}")
     return lines
+
+
+def _narrows(data: Any) -> bool:
+    """Whether blocks were narrowed at all; reports of before there was a choice do not say."""
+    return "grail" in data["recipe"].get("method", ("grail",))
 
 
 def _grasp(entry: Any) -> list[str]:
