@@ -20,6 +20,8 @@ COMPENSATORS = ("grail", "best", "none")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
 REFINES = ("laco", "distill")
+METHODS = ("grail", "grasp")
+GRASP_RANKS = ("attribution", "taylor", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
@@ -94,6 +96,14 @@ def device(value: Any) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", text):
         raise click.BadParameter(f"{value!r}: choose cpu, cuda, cuda:1, or cuda:0,1 for two processes")
     return text
+
+
+def methods(value: Any) -> tuple[str, ...]:
+    """A comma list of methods."""
+    found = _words(value, METHODS)
+    if not found:
+        raise click.BadParameter(f"'nothing': choose from {', '.join(METHODS)}")
+    return found
 
 
 def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -198,6 +208,51 @@ budget_options = chain(
         show_default=True,
         help="How narrowing is spread over blocks: alike, more with depth, by standardised scores, or by measured "
         "effect on the outputs (kept only where it beats uniform).",
+    ),
+)
+
+method_options = chain(
+    click.option(
+        "--method",
+        type=methods,
+        metavar="METHODS",
+        default="grail",
+        show_default=True,
+        help="Narrow blocks (grail), replace redundant layers by low rank (grasp), or both: grail,grasp.",
+    ),
+    click.option(
+        "--grasp-layers",
+        metavar="LAYERS",
+        help="How many layers grasp replaces, the most redundant first; or a comma list of names of layers, nodes or "
+        "weights; or all that --include lets through.  [default: as many as --ratio takes]",
+    ),
+    click.option(
+        "--grasp-retain",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        metavar="R",
+        default=0.1,
+        show_default=True,
+        help="Share of the parameters of a replaced matrix that stays.",
+    ),
+    click.option(
+        "--grasp-rank",
+        type=click.Choice(GRASP_RANKS),
+        default="attribution",
+        show_default=True,
+        help="Which singular values stay: by what they do for the loss half way to none (attribution) or at the whole "
+        "weights, as published (taylor), both with torch; or the largest.",
+    ),
+    click.option(
+        "--grasp-whiten/--no-grasp-whiten",
+        default=False,
+        show_default=True,
+        help="Decompose what a matrix makes of its inputs, and not the matrix alone.",
+    ),
+    click.option(
+        "--grasp-refit/--no-grasp-refit",
+        default=False,
+        show_default=True,
+        help="Fit what is behind the kept directions to the calibration data by least squares.",
     ),
 )
 

@@ -91,6 +91,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     show_default=True,
     help="Keep multiples of this where the width allows it; 1 turns it off.",
 )
+@options.method_options
 @options.refine_options
 @options.stats_options
 @options.cache_option
@@ -205,19 +206,21 @@ def _gate(data: Any) -> str:
 
 def _tables(report: Any, output: Path | None) -> None:
     data, model = report.data, report.data["model"]
-    chosen = _of_kinds(report, data["recipe"]["blocks"])
+    chosen = _of_kinds(report, data["recipe"]["blocks"] if _narrows(data) else ())
     printers = {"count": render.count, "bytes": render.size}
     rows = []
     for row in chosen.summary_rows():
         show = printers[row.unit]
         rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
     render.table(model["input"], ("", "before", "after", "change"), rows)
-    click.echo(_asked(model))
+    if _narrows(data):
+        click.echo(_asked(model))
     for line in _allocated(data.get("allocation")):
         click.echo(line)
     for line in (
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
+        *_grasp(data.get("methods", {}).get("grasp")),
         *_refines(data.get("refines", ())),
     ):
         click.echo(line)
@@ -265,6 +268,23 @@ def _refines(entries: Any) -> list[str]:
         why = f" ({entry['outcome']['reason']})" if entry["outcome"]["reason"] else ""
         lines.append(f"Refine {entry['kind']}: {change}{blocks}, {entry['seconds']:.0f} s{why}")
     return lines
+
+
+def _narrows(data: Any) -> bool:
+    """Whether blocks were narrowed at all; reports of before there was a choice do not say."""
+    return "grail" in data["recipe"].get("method", ("grail",))
+
+
+def _grasp(entry: Any) -> list[str]:
+    """Which layers got low-rank matrices."""
+    if entry is None:
+        return []
+    layers = [e for e in entry["layers"] if e["replaced"]]
+    kept = sum(m["params_after"] for m in entry["matrices"])
+    whole = sum(m["params_before"] for m in entry["matrices"])
+    named = ", ".join(f"{e['name']} (cosine {render.number(e['redundancy'], '.3f')})" for e in layers)
+    share = f", {render.share(kept / whole)} of their parameters stay" if whole else ""
+    return [f"GRASP: {len(entry['matrices'])} matrices of {named or 'no layer'}{share}"]
 
 
 def _milliseconds(value: float | None) -> str:

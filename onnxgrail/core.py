@@ -26,6 +26,8 @@ KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 REFINES = ("laco", "distill")
+METHODS = ("grail", "grasp")
+GRASP_RANKS = ("attribution", "taylor", "magnitude")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -246,6 +248,12 @@ class Recipe:
     ridge: float = 1e-3
     norms: str = "none"
     refine: tuple[str, ...] = ()
+    method: tuple[str, ...] = ("grail",)
+    grasp_layers: str | None = None
+    grasp_retain: float = 0.1
+    grasp_rank: str = "attribution"
+    grasp_whiten: bool = False
+    grasp_refit: bool = False
     budget_seconds: float | None = None
     closed_loop: bool = True
     round_to: int = 8
@@ -256,6 +264,25 @@ class Recipe:
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     check: bool = True
     min_cosine: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Applied:
+    """What a method did to the graph that narrowing left.
+
+    Attributes:
+        entry: for the report, under the method's name.
+        refusals: what it left alone.
+        macs, bytes: how many less than the narrowed model has: multiply-accumulates on the probe feed, bytes of
+            weights.  Negative where there are more.
+        notes: what the user should know.
+    """
+
+    entry: Mapping[str, Any]
+    refusals: tuple[Refusal, ...] = ()
+    macs: int = 0
+    bytes: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class Progress(Protocol):

@@ -15,7 +15,7 @@ from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.lanes import why_host
 from onnxgrail.comparison import bytes_on_disk, run_both
-from onnxgrail.core import Change, Progress, Recipe
+from onnxgrail.core import Applied, Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
@@ -98,11 +98,14 @@ def report_of(
     verification: Verification | None,
     timing: Mapping[str, float],
     refines: Sequence[Refined] = (),
+    applied: Mapping[str, Applied] | None = None,
 ) -> Report:
     """Everything that was done and left alone, as schema 1."""
     decided = {c.block.name: c for c in decision.changes}
-    sizes = _model(prepared, recipe, decision, slim, output)
+    applied = applied or {}
+    sizes = _model(prepared, recipe, decision, slim, output, tuple(applied.values()))
     survey = prepared.survey
+    refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
     said = (
         INTERFACE if ports else "",
@@ -111,15 +114,18 @@ def report_of(
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
         why_host(recipe.providers),
+        *(note for one in applied.values() for note in one.notes),
     )
     return make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
         model=sizes,
         blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
-        refusals=located(prepared.model, [*survey.refusals, *decision.refusals]),
+        refusals=located(
+            prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
+        ),
         verification=verification,
-        calibration=_calibration(prepared.batches, decision),
+        calibration=_calibration(prepared.batches, decision, used=bool(applied)),
         timing=timing,
         interface=ports,
         notes=[note for note in said if note],
@@ -127,6 +133,7 @@ def report_of(
         refits=[dataclasses.asdict(refit) for refit in decision.refits],
         norms=[dataclasses.asdict(norm) for norm in decision.norms],
         refines=[dataclasses.asdict(entry) for entry in refines],
+        methods={name: one.entry for name, one in applied.items()},
     )
 
 
@@ -144,8 +151,8 @@ def _missed(budget: Mapping[str, Any] | None) -> str:
     return f"target missed: {budget['metric']} {budget['achieved']:,.0f} where {budget['limit']:,.0f} was the limit"
 
 
-def _calibration(batches: Batches, decision: Decision) -> dict[str, Any] | None:
-    if not decision.norms and not any(c.error.plain is not None for c in decision.changes):
+def _calibration(batches: Batches, decision: Decision, *, used: bool) -> dict[str, Any] | None:
+    if not used and not decision.norms and not any(c.error.plain is not None for c in decision.changes):
         return None  # nothing was measured: the data were not used
     return calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
@@ -153,7 +160,12 @@ def _calibration(batches: Batches, decision: Decision) -> dict[str, Any] | None:
 
 
 def _model(
-    prepared: Prepared, recipe: Recipe, decision: Decision, slim: ir.Model | None, output: Path | None
+    prepared: Prepared,
+    recipe: Recipe,
+    decision: Decision,
+    slim: ir.Model | None,
+    output: Path | None,
+    applied: Sequence[Applied],
 ) -> ModelChange:
     model, survey, ledger = prepared.model, prepared.survey, decision.ledger
     params = cost.parameters(model)
@@ -161,8 +173,12 @@ def _model(
     after = params - gone if slim is None else cost.parameters(slim)
     path = prepared.path
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
-    size = before - gone_bytes if output is None or slim is None else _written(slim, output)
-    macs = cost.macs(model, survey, ledger.dead) // prepared.samples
+    size = (
+        before - gone_bytes - sum(a.bytes for a in applied)
+        if output is None or slim is None
+        else _written(slim, output)
+    )
+    macs = (cost.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),

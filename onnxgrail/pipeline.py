@@ -11,10 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail import methods
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
-from onnxgrail.core import Progress, Recipe, silent
+from onnxgrail.core import Applied, Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.fidelity import Fidelity
@@ -95,6 +96,7 @@ def compress(
     """
     recipe, clock = recipe_of(choices), Clock()
     require_torch(recipe)
+    methods.require(recipe)
     first = group.rank == 0
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
@@ -110,14 +112,21 @@ def compress(
             begin(folder, prepared, recipe, files)
             folder.about_to_write(*(path for path in (files.write,) if path is not None))
         decision = decide(prepared, recipe, clock, progress, files, journal=folder or NO_JOURNAL, group=group)
-        if not decision.changes and recipe.ratio != 0:
+        if not decision.changes and recipe.ratio != 0 and recipe.method == (methods.NARROWING,):
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
         refined: tuple[Refined, ...] = ()
+        applied: dict[str, Applied] = {}
+        if first:
+            with clock.stage("methods"):
+                applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
         if recipe.refine and first:
             with clock.stage("refine"):
                 refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
+        if first:
+            with clock.stage("methods"):
+                applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
         verification: Verification | None = None
         results: tuple[Fidelity, ...] = ()
         if recipe.check and first:
@@ -135,6 +144,7 @@ def compress(
         verification=verification,
         timing=clock.seconds,
         refines=refined,
+        applied=applied,
     )
     return Result(report=report, output=target, model=slim, gates_passed=not first or passes(results, recipe))
 

@@ -18,7 +18,9 @@ def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
     Raises:
         UsageError: a pattern is not a regular expression.
     """
-    include, exclude = _pattern("include", recipe.include), _pattern("exclude", recipe.exclude)
+    if "grail" not in recipe.method:
+        return ()
+    include, exclude = pattern("include", recipe.include), pattern("exclude", recipe.exclude)
     return tuple(
         b
         for b in blocks
@@ -28,7 +30,12 @@ def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
     )
 
 
-def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+def pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+    """An option's regular expression, None where it is not given.
+
+    Raises:
+        UsageError: it is none.
+    """
     if text is None:
         return None
     try:

@@ -10,7 +10,7 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
-from onnxgrail.core import FITS, KINDS, NORMS, REFINES, Recipe
+from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
 
@@ -26,12 +26,16 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         if name not in known:
             raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
     given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
-    for name in ("blocks", "fit", "refine"):
+    for name in ("blocks", "fit", "refine", "method"):
         words = given.get(name)
         if words is not None:
             given[name] = tuple(w for w in words.split(",") if w) if isinstance(words, str) else tuple(words)
     if given.get("refine") == ("none",):
         given["refine"] = ()
+    if isinstance(given.get("grasp_layers"), int):
+        given["grasp_layers"] = str(given["grasp_layers"])
+    elif not isinstance(given.get("grasp_layers", ""), str):
+        given["grasp_layers"] = ",".join(given["grasp_layers"])
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
     if "cache_budget" in given:
@@ -86,6 +90,7 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(
             f"refine cannot be {','.join(recipe.refine)}", hint=f"Choose from {', '.join(REFINES)}, each once"
         )
+    _check_methods(recipe)
     if recipe.budget_seconds is not None and not recipe.budget_seconds > 0:
         raise UsageError(f"budget_seconds must be above 0, got {recipe.budget_seconds:g}")
     for name in ("batch_size", "round_to"):
@@ -95,6 +100,23 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(f"samples must be at least 1, got {recipe.samples}")
     if recipe.ridge < 0:
         raise UsageError(f"ridge must not be negative, got {recipe.ridge:g}")
+
+
+def _check_methods(recipe: Recipe) -> None:
+    for name in recipe.method:
+        _among("method", name, METHODS)
+    if not recipe.method:
+        raise UsageError("no method is chosen", hint=f"Choose from {', '.join(METHODS)}")
+    if target_of(recipe) is not None and "grail" not in recipe.method:
+        raise UsageError(f"{_option('target')}-* needs --method grail", hint="Without it, --ratio says how much goes")
+    _among("grasp_rank", recipe.grasp_rank, GRASP_RANKS)
+    if not 0 < recipe.grasp_retain < 1:
+        raise UsageError(f"grasp_retain must be above 0 and below 1, got {recipe.grasp_retain:g}")
+    if recipe.grasp_layers is not None and "grasp" not in recipe.method:
+        raise UsageError("--grasp-layers needs --method grasp")
+    if "grasp" in recipe.method and "grail" in recipe.method and recipe.grasp_layers is None:
+        hint = "Give --grasp-layers: --ratio is the share of units that narrowing removes"
+        raise UsageError("--method grail,grasp does not say how many layers are replaced", hint=hint)
 
 
 def _among(option: str, value: str, known: Collection[str]) -> None:

@@ -179,6 +179,7 @@ def make_report(
     refits: Sequence[Mapping[str, Any]] = (),
     norms: Sequence[Mapping[str, Any]] = (),
     refines: Sequence[Mapping[str, Any]] = (),
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
     """Put a report together.
 
@@ -197,6 +198,7 @@ def make_report(
         refits: layers fitted to the original network, with errors on held-out rows.
         norms: activations brought back to the original's.
         refines: fits by gradient, block by block or of the whole model.
+        methods: what methods beside narrowing did, by name.
     """
     return Report(
         data={
@@ -211,6 +213,7 @@ def make_report(
             "refits": plain(list(refits)),
             "norms": plain(list(norms)),
             "refines": plain(list(refines)),
+            "methods": plain(methods or {}),
             "refusals": [asdict(refusal) for refusal in refusals],
             "verification": plain(asdict(verification or Verification())),
             "interface": plain([asdict(port) for port in interface]),

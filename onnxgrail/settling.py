@@ -14,6 +14,7 @@ from onnxgrail import norms, slots
 from onnxgrail.algebra.compensate import BEST, COMPENSATORS, Compensator
 from onnxgrail.algebra.formats import in_range
 from onnxgrail.algebra.judge import judge
+from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.calibration.dense import Dense, by_block
@@ -23,7 +24,6 @@ from onnxgrail.graph import weights
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.memory import give_back
-from onnxgrail.methods.grail import reduce_and_compensate
 from onnxgrail.norms import Norm
 from onnxgrail.once import Once
 from onnxgrail.order import Step, steps

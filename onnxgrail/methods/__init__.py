@@ -1,1 +1,69 @@
-"""Ways to decide a block: each turns a `View` and a width into a `Change`."""
+"""`--method`: what is done to a model.  `grail` narrows blocks, which is `decision.decide`; the others work on what
+narrowing leaves, one entry each in `METHODS`, in the order of that table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.core import Applied, Progress, Recipe
+from onnxgrail.errors import MissingExtraError
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.grasp.method import needs_torch, replace_layers
+from onnxgrail.preparation import Prepared
+
+NARROWING = "grail"
+
+Run = Callable[[Prepared, Recipe, Ledger, ir.Model, Progress], Applied]
+"""Changes the graph that narrowing left, in place; the prepared model and the ledger say what it was."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One entry.
+
+    Attributes:
+        run: does it.
+        needs_torch: whether it takes gradients with this recipe.
+        last: it comes behind `--refine`, which then does not see it.
+    """
+
+    run: Run
+    needs_torch: Callable[[Recipe], bool]
+    last: bool = False
+
+
+METHODS: dict[str, Method] = {
+    "grasp": Method(run=replace_layers, needs_torch=needs_torch),
+}
+
+
+def narrows(recipe: Recipe) -> bool:
+    """Whether blocks are narrowed at all."""
+    return NARROWING in recipe.method
+
+
+def require(recipe: Recipe) -> None:
+    """Whether what was asked for can run at all.
+
+    Raises:
+        MissingExtraError: it takes gradients, and torch is not installed.
+    """
+    for name, method in METHODS.items():
+        if name in recipe.method and method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
+            raise MissingExtraError(
+                f"--method {name} needs torch for this, which is not installed",
+                hint="Run: pip install 'onnxgrail[torch]'",
+            )
+
+
+def further(
+    prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.Model, progress: Progress, *, last: bool
+) -> dict[str, Applied]:
+    """Run the methods that come in front of `--refine`, or those that come behind it, by name."""
+    chosen = {n: m for n, m in METHODS.items() if n in recipe.method and m.last == last}
+    return {n: m.run(prepared, recipe, ledger, slim, progress) for n, m in chosen.items()}

@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.channelwise import pool_of, pooled
 from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
-from onnxgrail.refine.walk import Walk
 
 EVERY = 5  # batches: the last of so many is held out
 

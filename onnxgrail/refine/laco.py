@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Outcome, Progress
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.graph.chunks import Chunk, chunks
@@ -17,7 +18,6 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
 from onnxgrail.refine.job import Job, Refined
-from onnxgrail.refine.walk import Walk
 
 KIND = "laco"
 NEAR = 1e-10  # squared error, as a share, below which a block is what it was

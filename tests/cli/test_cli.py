@@ -12,7 +12,7 @@ import pytest
 
 from onnxgrail.budget import METRICS
 from onnxgrail.cli import _options, main
-from onnxgrail.core import FITS, KINDS, NORMS, REFINES, Recipe
+from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, REFINES, Recipe
 from onnxgrail.plan import ALLOCATIONS
 from tests.cli.standin import recorded, run, usage_error
 
@@ -61,6 +61,8 @@ def test_literal_choices_equal_the_library():
     assert _options.NORMS == NORMS
     assert _options.FITS == FITS
     assert _options.REFINES == REFINES
+    assert _options.METHODS == METHODS
+    assert _options.GRASP_RANKS == GRASP_RANKS
     assert _options.TARGETS == METRICS
 
 

@@ -27,8 +27,8 @@ from . import nets
 
 FIELDS = {
     "": (
-        "schema tool recipe environment model allocation blocks refits norms refines refusals verification interface "
-        "timing peak_rss_bytes"
+        "schema tool recipe environment model allocation blocks refits norms refines methods refusals verification "
+        "interface timing peak_rss_bytes"
     ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",

@@ -206,13 +206,13 @@ def test_narrowed_streams_aim_at_the_channels_that_are_left(reducer: str, compen
 def test_logits_are_compared_as_distributions() -> None:
     """Rows of scores may be shifted as a whole, which costs the squared error and not the divergence."""
     y = torch.randn(4, 7)
-    assert float(fitting._divergence(y + 3, y, probable=False)) == pytest.approx(0, abs=1e-6)
+    assert float(fitting.divergence(y + 3, y, probable=False)) == pytest.approx(0, abs=1e-6)
     wanted = torch.nn.functional.kl_div(
         torch.log_softmax(-y, -1), torch.log_softmax(y, -1), log_target=True, reduction="batchmean"
     )
-    assert float(fitting._divergence(-y, y, probable=False)) == pytest.approx(float(wanted))
+    assert float(fitting.divergence(-y, y, probable=False)) == pytest.approx(float(wanted))
     shares = torch.softmax(y, -1), torch.softmax(-y, -1)
-    assert float(fitting._divergence(shares[1], shares[0], probable=True)) == pytest.approx(float(wanted), rel=1e-5)
+    assert float(fitting.divergence(shares[1], shares[0], probable=True)) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def piece_and_batches() -> tuple[ir.Model, list[Callable[[], Batch]]]:

@@ -11,11 +11,11 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.compensate.grail import Grail
 from onnxgrail.algebra.compensate.plain import Plain
 from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.core import Change, Floats, Reducer, View
 from onnxgrail.errors import UsageError
-from onnxgrail.methods.grail import reduce_and_compensate
 from tests.unit.algebra_builders import mlp, probe_of, stats_of, view_of, weights_of
 
 PRUNED = Reducer(kept=np.array([1, 2, 4, 7]))

@@ -7,10 +7,10 @@ import pytest
 
 from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.curves import error_curve, fluctuation
+from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.core import Change, View
-from onnxgrail.methods.grail import reduce_and_compensate
 from tests.unit.algebra_builders import mlp, view_of
 
 

@@ -1,0 +1,135 @@
+"""A matrix as the product of two narrow ones: how many of its singular directions stay, and which.
+
+A weight is W (m, n) as in y = x W, W = U diag(s) V with U (m, q), V (q, n), q = min(m, n).  With k directions kept it
+becomes `down` (m, k) times `up` (k, n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from onnxgrail.core import Array, Floats, Ints
+
+DAMPING = 1e-4  # of a Gram matrix, as a share of its mean diagonal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spectrum:
+    """W = left diag(values) right, the largest value first: left (m, q), values (q,), right (q, n).
+
+    Rows of `right` are orthonormal; columns of `left` are so, too, or with the inputs' second moments between them.
+    """
+
+    left: Floats
+    values: Floats
+    right: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Two matrices in place of one, and the share of the squared values that they do not have."""
+
+    down: Floats
+    up: Floats
+    lost: float
+
+
+def rank_of(inputs: int, outputs: int, retain: float) -> int:
+    """k: with k (m + n) numbers a share `retain` of the m n parameters stays, rounded down, but never none.
+
+    References:
+        Liu et al. 2024 (GRASP), arXiv:2501.00339: its table of overall ratios counts parameters, not components.
+    """
+    return max(1, int(inputs * outputs * retain / (inputs + outputs) + 1e-9))
+
+
+def saving(inputs: int, outputs: int, rank: int) -> int:
+    """Parameters that go; not above 0 where a pair would be no smaller."""
+    return inputs * outputs - rank * (inputs + outputs)
+
+
+def removed(shapes: Iterable[tuple[int, int]], retain: float) -> int:
+    """Parameters that go when all matrices of these shapes are replaced."""
+    return sum(max(saving(m, n, rank_of(m, n, retain)), 0) for m, n in shapes)
+
+
+def spectrum(weight: Array) -> Spectrum:
+    """The singular values of a matrix, in float64."""
+    return Spectrum(*_svd(np.asarray(weight, dtype=np.float64)))
+
+
+def whitened(weight: Array, gram: Floats) -> Spectrum:
+    """The singular values of what a matrix makes of its inputs: those of LT W, where L LT is the inputs' Gram matrix.
+
+    What is left out of them is the squared error of the outputs, and not only of the weight.
+
+    References:
+        Wang et al. 2024, SVD-LLM, arXiv:2403.07378, with damping.
+    """
+    level = DAMPING * max(float(np.trace(gram)) / len(gram), 1e-30)
+    root = scipy.linalg.cholesky(gram + level * np.eye(len(gram)), lower=True)
+    left, values, right = _svd(root.T @ np.asarray(weight, dtype=np.float64))
+    return Spectrum(scipy.linalg.solve_triangular(root, left, lower=True, trans="T"), values, right)
+
+
+def _svd(array: Floats) -> tuple[Floats, Floats, Floats]:
+    try:
+        found: tuple[Floats, Floats, Floats] = scipy.linalg.svd(array, full_matrices=False)
+    except np.linalg.LinAlgError:  # the faster driver does not always converge
+        found = scipy.linalg.svd(array, full_matrices=False, lapack_driver="gesvd")
+    return found
+
+
+def slope(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) dL/ds = uT (dL/dW) v of every value, from the gradient (m, n) of a loss.
+
+    References:
+        Liu et al. 2024 (GRASP), arXiv:2501.00339, appendix A.1.
+    """
+    product: Floats = np.einsum("mq,qm->q", found.left, found.right @ np.asarray(gradient, dtype=np.float64).T)
+    return product
+
+
+def taylor(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) |s dL/ds|: the first-order change of a loss when each singular value goes, either way.
+
+    `gradient` is that at W, summed over all batches: signs cancel before the absolute value is taken.
+
+    References:
+        Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 6.
+    """
+    scores: Floats = np.abs(found.values * slope(found, gradient))
+    return scores
+
+
+def attribution(found: Spectrum, gradient: Array) -> Floats:
+    """(q,) - s dL/ds: how far each singular value takes a loss down on the way from none of the matrix to all of it.
+
+    `gradient` is that at W / 2: by the midpoint rule the scores of all values add up to what the whole matrix does for
+    the loss.  At W itself a trained network has hardly any gradient, and what there is says nothing about a place as
+    far away as a tenth of the parameters.
+
+    References:
+        Sundararajan et al. 2017, integrated gradients, arXiv:1703.01365, with one step in the middle of the path.
+    """
+    return -found.values * slope(found, gradient)
+
+
+def best(scores: Floats, rank: int) -> Ints:
+    """The `rank` directions with the highest scores, ascending; of equal ones the first, which are larger."""
+    return np.sort(np.argsort(-scores, kind="stable")[:rank])
+
+
+def pair(found: Spectrum, kept: Ints) -> Pair:
+    """The kept directions, scaled so that both matrices have columns and rows of one size."""
+    left, values = found.left[:, kept], found.values[kept]
+    norms = np.linalg.norm(left, axis=0)
+    sizes = np.sqrt(values * norms)
+    energy = float(np.square(found.values).sum())
+    share = 1.0 - float(np.square(values).sum()) / energy if energy else 0.0
+    down = left * (sizes / np.where(norms == 0, 1.0, norms))
+    return Pair(down=down, up=sizes[:, None] * found.right[kept], lost=max(share, 0.0))

@@ -1,0 +1,162 @@
+"""Which matrices are replaced: those of the most redundant layers, or those that are named."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.algebra.lowrank import rank_of, saving
+from onnxgrail.core import Recipe, Refusal
+from onnxgrail.errors import UsageError
+from onnxgrail.graph.facts import key
+from onnxgrail.graph.lowrank import Matrix, matrices, refusal
+from onnxgrail.graph.residual import Layer
+from onnxgrail.plan import pattern
+
+ALL = "all"
+OUTSIDE = ""  # the layer of a matrix that is in none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidates:
+    """What could be replaced.
+
+    Attributes:
+        layers: in the order of the network; known: per product its matrix.
+        matrices: by layer, those that the recipe's names let through; under `OUTSIDE` those of no layer.
+        refusals: by layer, weights that have no low-rank form.
+    """
+
+    layers: tuple[Layer, ...]
+    known: Mapping[ir.Node, Matrix]
+    matrices: Mapping[str, tuple[Matrix, ...]]
+    refusals: Mapping[str, tuple[Refusal, ...]]
+
+    def saves(self, layer: str, retain: float) -> int:
+        """Parameters that go with a layer's matrices."""
+        sizes = ((m.inputs, m.outputs) for m in self.matrices[layer])
+        return sum(max(saving(i, o, rank_of(i, o, retain)), 0) for i, o in sizes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chosen:
+    """Matrices by the name of their layer, in the order of the network; `notes` says what did not go as asked."""
+
+    matrices: Mapping[str, tuple[Matrix, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def candidates(model: ir.Model, layers: Sequence[Layer], fixed: Collection[str], recipe: Recipe) -> Candidates:
+    """Everything in a graph that could be replaced under the recipe's `include` and `exclude`."""
+    known = matrices(model)
+    owner: dict[ir.Node, str] = {}
+    for layer in layers:
+        owner.update(dict.fromkeys((n for n in layer.nodes if n not in owner), layer.name))
+    inside: dict[str, dict[str, Matrix]] = {name: {} for name in [*(layer.name for layer in layers), OUTSIDE]}
+    refusals: dict[str, list[Refusal]] = {name: [] for name in inside}
+    for node in model.graph:
+        name, why = owner.get(node, OUTSIDE), refusal(node, known, fixed)
+        matrix = known.get(node)
+        if matrix is not None and _wanted((name, *matrix.names), recipe):
+            inside[name].setdefault(matrix.weight, matrix)
+        if why is not None and _wanted((name, why.value, why.node, key(node)), recipe):
+            refusals[name].append(why)
+    return Candidates(
+        layers=tuple(layers),
+        known=known,
+        matrices={name: tuple(found.values()) for name, found in inside.items()},
+        refusals={name: tuple(found) for name, found in refusals.items()},
+    )
+
+
+def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, parameters: int) -> Chosen:
+    """What the recipe asks for.
+
+    Args:
+        found: what there is.
+        redundancy: per layer, how alike its input and its output are.
+        recipe: `grasp_layers` and `ratio`.
+        parameters: of the whole model, of which the ratio is a share.
+
+    Raises:
+        UsageError: a name that nothing has, or more layers than there are.
+    """
+    asked = recipe.grasp_layers
+    able = [layer.name for layer in found.layers if found.matrices[layer.name]]
+    by_redundancy = sorted(able, key=lambda name: -redundancy[name])  # of equal ones the first
+    if asked is None:
+        return _by_ratio(found, by_redundancy, recipe, parameters)
+    if asked == ALL:
+        outside = [OUTSIDE] if recipe.include is not None else []
+        return _in_order(found, {name: found.matrices[name] for name in [*able, *outside]})
+    if asked.strip().isdigit():
+        count = int(asked)
+        if not 1 <= count <= len(able):
+            raise UsageError(f"--grasp-layers {count}: there are {len(able)} layers with matrices to replace")
+        return _in_order(found, {name: found.matrices[name] for name in by_redundancy[:count]})
+    return _named(found, [word.strip() for word in asked.split(",") if word.strip()])
+
+
+def _by_ratio(found: Candidates, order: Sequence[str], recipe: Recipe, parameters: int) -> Chosen:
+    """As many layers as it takes to lose a share of all parameters."""
+    taken: dict[str, tuple[Matrix, ...]] = {}
+    gone = 0
+    wanted = (recipe.ratio or 0.0) * parameters
+    for name in order:
+        if gone >= wanted:
+            break
+        taken[name] = found.matrices[name]
+        gone += found.saves(name, recipe.grasp_retain)
+    short = gone < wanted
+    text = f"grasp: all {len(order)} layers together take {gone / max(parameters, 1):.1%} of the parameters"
+    notes = (f"{text}, and --ratio asked for {recipe.ratio:.1%}",) if short and order else ()
+    return _in_order(found, taken, notes)
+
+
+def _named(found: Candidates, words: Sequence[str]) -> Chosen:
+    """Layers and matrices by name."""
+    taken: dict[str, dict[str, Matrix]] = {}
+    for word in words:
+        mine = [(word, m) for m in found.matrices.get(word, ())] if word else []
+        mine = mine or [(layer, m) for layer, some in found.matrices.items() for m in some if word in m.names]
+        if not mine:
+            why = next((r.reason for some in found.refusals.values() for r in some if word in (r.node, r.value)), "")
+            names = ", ".join(layer.name for layer in found.layers) or "none"
+            raise UsageError(
+                f"--grasp-layers: {word!r} " + (f"cannot be replaced: {why}" if why else "is no layer, node or weight"),
+                hint=f"Layers are: {names}",
+            )
+        for layer, matrix in mine:
+            taken.setdefault(layer, {})[matrix.weight] = matrix
+    return _in_order(found, {layer: tuple(some.values()) for layer, some in taken.items()})
+
+
+def _in_order(found: Candidates, taken: Mapping[str, tuple[Matrix, ...]], notes: tuple[str, ...] = ()) -> Chosen:
+    """Layers as the network has them; a matrix that other layers share goes only where all of them do."""
+    names = [name for name in [*(layer.name for layer in found.layers), OUTSIDE] if taken.get(name)]
+    return Chosen(matrices={name: taken[name] for name in names}, notes=notes)
+
+
+def sharing(found: Candidates, chosen: Chosen) -> list[tuple[Matrix, str]]:
+    """Chosen matrices that layers share which are not chosen, with the name of one of these."""
+    taken = {m.weight: m for some in chosen.matrices.values() for m in some}
+    holders = {
+        weight: [name for name, some in found.matrices.items() if any(m.weight == weight for m in some)]
+        for weight in taken
+    }
+    left = {w: [n for n in names if w not in _weights(chosen, n)] for w, names in holders.items()}
+    return [(taken[weight], names[0] or "the rest of the model") for weight, names in left.items() if names]
+
+
+def _weights(chosen: Chosen, layer: str) -> set[str]:
+    return {m.weight for m in chosen.matrices.get(layer, ())}
+
+
+def _wanted(names: Sequence[str], recipe: Recipe) -> bool:
+    """Whether one of the names matches `include` and none matches `exclude`."""
+    include, exclude = pattern("include", recipe.include), pattern("exclude", recipe.exclude)
+    if exclude is not None and any(exclude.search(n) for n in names if n):
+        return False
+    return include is None or any(include.search(n) for n in names if n)

@@ -1,0 +1,159 @@
+"""What is behind the kept directions, fitted to the outputs that the matrices had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail import slots
+from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
+from onnxgrail.calibration.walk import Walk
+from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
+from onnxgrail.fidelity import Sums, add_batch, finish
+from onnxgrail.graph.assign import assign
+from onnxgrail.graph.attributes import number
+from onnxgrail.graph.facts import constants, key
+from onnxgrail.graph.lowrank import Factored, Matrix
+from onnxgrail.grasp.measure import Cursor, Tick, masks_of, rows_of, walk_of
+from onnxgrail.preparation import Prepared
+
+FOLDS, FEW, SURE = 4, 64, 0.1  # of the samples; below so many each fold judges in turn, and must win that share
+ROWS = 65536  # that a fit looks at
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A matrix that was replaced and what it became; `begin` is the first node of its layer, if it is in one."""
+
+    matrix: Matrix
+    now: Factored
+    begin: ir.Node | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """How far the model's outputs are from the reference's without the fits and with them, and whether they stay."""
+
+    before: float
+    after: float
+    taken: bool
+
+
+def refitted(
+    prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model, tasks: Sequence[Task], tick: Tick
+) -> tuple[dict[str, Fitted], Judged]:
+    """Fit `up` of every pair to the outputs that the matrix had, behind the pairs that are fitted already.
+
+    The kept directions stay: with z = x down, `up` minimises |x0 W - z up|^2 + lambda |up - up0|^2, where x0 is the
+    input in the reference and x the one it has now.  Strength and share of the way are chosen on held-out samples, and
+    what does not win there stays as the singular values made it.  All fits together are taken back where the outputs
+    of the whole model come no closer by them: each one repairs its own outputs, whatever that does to later ones.
+
+    Args:
+        prepared: the data.
+        recipe: seed and providers.
+        reference: the model before anything was replaced.
+        slim: the model with all pairs in place; their second weights get new numbers.
+        tasks: pairs in the order of the network.
+        tick: called once per pair.
+
+    Returns:
+        Per weight, errors as shares of the outputs' energy, without and with the fit; and the judgement of all.
+    """
+    before, old = _apart(prepared, recipe, reference, slim), _ups(slim, tasks)
+    dense, narrow = (Cursor(walk_of(prepared, model, recipe), model) for model in (reference, slim))
+    found: dict[str, Fitted] = {}
+    for task in tasks:
+        for cursor in (dense, narrow):
+            cursor.to(task.begin)
+        found[task.matrix.weight] = _fitted(prepared, recipe, slim, task, (dense.walk, narrow.walk))
+        tick()
+    after = _apart(prepared, recipe, reference, slim)
+    if not after < before:
+        for name, tensor in old.items():
+            slim.graph.initializers[name].const_value = tensor
+    return found, Judged(before=before, after=after, taken=after < before)
+
+
+def _ups(slim: ir.Model, tasks: Sequence[Task]) -> dict[str, ir.TensorProtocol | None]:
+    return {task.now.up: slim.graph.initializers[task.now.up].const_value for task in tasks}
+
+
+def _apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model) -> float:
+    """Divergence or squared error of the outputs on the calibration data, as `fidelity` measures them."""
+    inputs, fixed = {v.name for v in slim.graph.inputs}, constants(slim)
+    names = [v.name for v in slim.graph.outputs if v.name and v.name not in inputs and v.name not in fixed]
+    wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))
+    sums: dict[str, Sums] = {}
+    for batch, mask in enumerate(masks_of(prepared)):
+        sums = add_batch(sums, wanted(batch), got(batch), mask=mask)
+    errors = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]
+    return float(np.mean([e for e in errors if e is not None] or [0.0]))
+
+
+def _fitted(prepared: Prepared, recipe: Recipe, slim: ir.Model, task: Task, walks: tuple[Walk, Walk]) -> Fitted:
+    value = slim.graph.initializers[task.now.up]
+    assert value.const_value is not None
+    stored = value.const_value.numpy()
+    start = (stored.T if task.now.turned else stored).astype(np.float64)
+    folds = _sums(task, start, walks, masks_of(prepared), recipe.seed)
+    few = prepared.batches.samples < FEW and all(fold.count for fold in folds)
+    (best,) = refit(folds, [[start]], affine=False, judges=FOLDS if few else 1, margin=SURE if few else MARGIN)
+    if best.alpha is not None:
+        limit = slots.largest(stored.dtype)
+        array = np.clip(best.weights, -limit, limit)
+        assign(value, np.ascontiguousarray(array.T if task.now.turned else array).astype(stored.dtype))
+    return best
+
+
+def _sums(
+    task: Task, start: Floats, walks: tuple[Walk, Walk], masks: Sequence[Bools | None], seed: int
+) -> list[Moments]:
+    """Moments of z and of what `up` should make of it, by fold."""
+    dense, narrow = walks
+    outputs = list(task.now.between)
+    wanted, got = dense.source(outputs), narrow.source([*task.now.between.values(), *outputs])
+    folds = [zero_moments(*start.shape) for _ in range(FOLDS)]
+    rng, first = np.random.default_rng(seed), 0
+    for batch, mask in enumerate(masks):
+        goal, now = wanted(batch), got(batch)
+        for z, t, sample in _pairs(task, start, goal, now, mask):
+            some = _some(len(z), max(ROWS, 16 * len(start)) // len(masks) + 1, rng)
+            number_of = (sample[some] + first) % FOLDS
+            for fold in range(FOLDS):
+                mine = some[number_of == fold]
+                folds[fold] = folds[fold] + moments(z[mine], t[mine])
+        first += max(goal[outputs[0]].shape[0], 1)
+    return folds
+
+
+def _pairs(
+    task: Task, start: Floats, goal: Mapping[str, Array], now: Mapping[str, Array], mask: Bools | None
+) -> Iterator[tuple[Array, Array, Ints]]:
+    """Per product: z, what it should become behind `up`, and the sample of every row.
+
+    The product's bias is in both outputs and falls out.
+    """
+    for node in task.matrix.nodes:
+        name = key(node)
+        scale = number(node, "alpha", 1.0) if node.op_type != "MatMul" else 1.0
+        z, y, wanted = (
+            rows_of(a, mask).astype(np.float32) for a in (now[task.now.between[name]], now[name], goal[name])
+        )
+        whole = np.arange(goal[name].shape[0]) if goal[name].ndim > 2 else None
+        rows = int(np.prod(goal[name].shape[:-1]))
+        sample = np.repeat(whole, rows // len(whole)) if whole is not None else np.arange(rows)
+        yield z, z @ start.astype(np.float32) + (wanted - y) / scale, _sample(sample, goal[name], mask)
+
+
+def _sample(sample: Ints, like: Array, mask: Bools | None) -> Ints:
+    """The sample of every row that is not padding."""
+    fits = mask is not None and like.shape[:-1] in (mask.shape, (mask.size,))
+    return sample[mask.ravel()] if fits and mask is not None else sample
+
+
+def _some(count: int, wanted: int, rng: np.random.Generator) -> Ints:
+    return np.arange(count) if count <= wanted else np.sort(rng.choice(count, wanted, replace=False))

@@ -1,0 +1,136 @@
+"""Gradients of a loss with respect to weights, summed over calibration batches: one backward pass each, no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxgrail.core import Array, Bools, Feed
+from onnxgrail.errors import ModelError
+from onnxgrail.torchgraph.call import Tensor, as_array
+from onnxgrail.torchgraph.fit import HALF, divergence, shown
+from onnxgrail.torchgraph.guard import check
+from onnxgrail.torchgraph.program import program_of, tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """What is differentiated.
+
+    Attributes:
+        share: of every weight, at which gradients are taken; at 1 there is no distance from the outputs that it makes.
+        ids: the input whose next tokens the output predicts: cross entropy, shifted by one.
+        rows: outputs that hold scores along their last axis.  Without `ids`, their divergence from what the whole
+            weights make; at share 1 the cross entropy with their own highest class.
+        probable: those of them that hold probabilities.
+        others: outputs whose squared distance from what the whole weights make is taken; at share 1 their mean square.
+    """
+
+    share: float = 1.0
+    ids: str | None = None
+    rows: tuple[str, ...] = ()
+    probable: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that it looks at."""
+        return self.rows + self.others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Slopes:
+    """Mean loss over batches, and the sum of its gradients over them by weight."""
+
+    loss: float
+    gradients: Mapping[str, Array]
+
+
+def slopes(
+    model: ir.Model,
+    names: Sequence[str],
+    feeds: Sequence[Callable[[], Feed]],
+    masks: Sequence[Bools | None],
+    loss: Loss,
+    *,
+    expected: Mapping[str, Array],
+    tick: Callable[[], None],
+) -> Slopes:
+    """One pass over the data, forward and backward.
+
+    Args:
+        model: the whole graph.
+        names: initializers.
+        feeds: batches.
+        masks: per batch, which positions count; None where all do.
+        loss: what is differentiated.
+        expected: what ONNX Runtime makes of the first batch, to be sure that this is the same function.
+        tick: called once per batch.
+
+    Raises:
+        UnsupportedOpError: an op that gradients cannot pass.
+        ModelError: torch and ONNX Runtime disagree, or the loss is not finite.
+    """
+    half = any(v.dtype in HALF for v in model.graph.initializers.values())
+    program = program_of(model, floats=torch.float32 if half else None)
+    with torch.no_grad():
+        check(program.run(tensors(feeds[0](), program.floats), list(expected)), expected, "the model")
+    weights = {n: (loss.share * program.weights[n].detach()).requires_grad_() for n in names}
+    whole = loss.share < 1 and loss.ids is None
+    total = 0.0
+    for make, mask in zip(feeds, masks, strict=True):
+        given = tensors(make(), program.floats)
+        with torch.no_grad():
+            goals = program.run(given, list(loss.outputs)) if whole else {}
+        found = program.run(given, list(loss.outputs), override=weights)
+        value = _value(loss, given, found, goals, mask)
+        value.backward()
+        total += float(value.detach())
+        tick()
+    if not np.isfinite(total):
+        raise ModelError("the loss on the calibration data is not finite, so nothing can be ranked by it")
+    wide = np.dtype(np.float64)
+    gradients = {n: as_array(w.grad if w.grad is not None else torch.zeros_like(w), wide) for n, w in weights.items()}
+    return Slopes(loss=total / len(feeds), gradients=gradients)
+
+
+def _value(
+    loss: Loss,
+    given: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    goals: Mapping[str, Tensor],
+    mask: Bools | None,
+) -> Tensor:
+    terms = []
+    for name in loss.outputs:
+        probable = name in loss.probable
+        if name in goals:
+            y, goal = (shown(t, mask) for t in (found[name], goals[name]))
+            rows = name in loss.rows
+            terms.append(divergence(y, goal, probable=probable) if rows else _square(y - goal, goal))
+        elif name in loss.rows:
+            terms.append(_entropy(found[name], given[loss.ids] if loss.ids is not None else None, mask, probable))
+        else:
+            y = shown(found[name], mask)
+            terms.append(0.5 * _square(y, y.detach()))
+    return torch.stack(terms).sum()
+
+
+def _entropy(y: Tensor, ids: Tensor | None, mask: Bools | None, probable: bool) -> Tensor:
+    """Cross entropy with the next token, or with the row's own highest class."""
+    y = y.clamp(min=1e-30).log() if probable else torch.log_softmax(y, dim=-1)
+    goal = y.detach().argmax(dim=-1) if ids is None else ids[:, 1:].to(torch.int64)
+    if ids is not None:
+        y = y[:, :-1]
+        mask = mask[:, 1:] & mask[:, :-1] if mask is not None else None
+    picked = y.gather(-1, goal.unsqueeze(-1)).squeeze(-1)
+    return -shown(picked, mask).mean()
+
+
+def _square(y: Tensor, like: Tensor) -> Tensor:
+    """The mean square as a share of another."""
+    return y.square().mean() / like.square().mean().clamp(min=1e-30)
