@@ -25,8 +25,8 @@ Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
-REFINES = ("laco", "distill")
-METHODS = ("grail", "grasp")
+REFINES = ("laco", "distill", "regional", "norms", "ic")
+METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "magnitude")
 
 
@@ -249,6 +249,7 @@ class Recipe:
     grasp_retain: float = 0.1
     grasp_rank: str = "attribution"
     grasp_refit: bool = False
+    ic_rank: int | None = None
     budget_seconds: float | None = None
     closed_loop: bool = True
     round_to: int = 8

@@ -15,10 +15,11 @@ from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
 from onnxgrail.refine.distill import distill
+from onnxgrail.refine.ic import ic
 from onnxgrail.refine.job import Job, Refined, masks_of
 from onnxgrail.refine.laco import laco
 
-KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {"laco": laco, "distill": distill}
+KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {"laco": laco, "distill": distill, "ic": ic}
 
 
 def require_torch(recipe: Recipe) -> None:
