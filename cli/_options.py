@@ -19,7 +19,7 @@ REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold
 COMPENSATORS = ("grail", "best", "none")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
-REFINES = ("laco", "distill", "regional", "norms", "ic")
+REFINES = ("laco", "distill", "norms", "ic")
 METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
@@ -197,7 +197,8 @@ method_options = chain(
         metavar="METHODS",
         default="grail",
         show_default=True,
-        help="Narrow blocks (grail), replace redundant layers by low rank (grasp), or both: grail,grasp.",
+        help="Narrow blocks (grail), replace redundant layers by low rank (grasp), or both: grail,grasp; ic adds input "
+        "compensation to either.",
     ),
     click.option(
         "--grasp-layers",
@@ -235,8 +236,14 @@ refine_options = chain(
         metavar="KINDS",
         default="none",
         show_default=True,
-        help="Then fit all weights by gradient (needs torch): block by block (laco), as a whole (distill), or both "
-        "in turn (laco,distill).",
+        help="Then fit to the original by gradient (needs torch), in this order: all weights block by block (laco), or "
+        "as a whole (distill); normalisations alone (norms); additions to the input (ic).",
+    ),
+    click.option(
+        "--ic-rank",
+        type=click.IntRange(min=1),
+        metavar="R",
+        help="Additions that ic chooses from.  [default: as many as 3 % of the parameters allow, at most 32]",
     ),
     click.option(
         "--budget-seconds",

@@ -25,7 +25,7 @@ Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
-REFINES = ("laco", "distill", "regional", "norms", "ic")
+REFINES = ("laco", "distill", "norms", "ic")
 METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "magnitude")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Plan:
 
     @property
     def parameters(self) -> int:
-        """r (d_v + sides d_e)."""
+        """Numbers in all keys and values: r (d_v + sides d_e)."""
         return self.rank * (self.value + self.sides * self.query)
 
     def macs(self, positions: int = 1) -> int:
@@ -102,22 +103,26 @@ def entry_of(model: ir.Model, widths: Mapping[str, tuple[int, ...]]) -> Entry:
     )
 
 
-def plan_of(entry: Entry, opset: int, *, limit: int, rank: int, least: int = 4) -> Plan:
+def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: int = 4) -> Plan:
     """The largest pool within a limit of parameters, up to a rank; a frame where whole images are too many pixels.
+
+    Without a limit the rank is what it is.
 
     Raises:
         ModelError: not even one compensation fits.
     """
     query = query_size(entry)
     plans = [Plan(form="image" if entry.image else "token", rank=1, query=query, value=math.prod(entry.size))]
+    if limit is None:
+        return dataclasses.replace(plans[0], rank=rank)
     if entry.image and opset >= PADS_AS_INPUT:
-        plans.append(
-            Plan(form="frame", rank=1, query=query, value=framed(*entry.size, border_of(entry)), sides=len(SIDES))
-        )
+        channels, height, width = entry.size
+        pixels = framed(channels, height, width, border_of(entry))
+        plans.append(Plan(form="frame", rank=1, query=query, value=pixels, sides=len(SIDES)))
     for plan, low in zip(plans, [least if len(plans) > 1 else 1, 1], strict=False):
         found = min(rank, limit // plan.parameters)
         if found >= min(low, rank):
-            return Plan(form=plan.form, rank=found, query=plan.query, value=plan.value, sides=plan.sides)
+            return dataclasses.replace(plan, rank=found)
     raise ModelError(
         f"one compensation of {entry.value!r} has {min(p.parameters for p in plans)} numbers, and {limit} are allowed",
         hint="The model is too small for a pool at its input",
@@ -142,8 +147,10 @@ def insert(model: ir.Model, entry: Entry, plan: Plan, keys: Sequence[Array], val
 
     Args:
         model: changed in place.
-        entry: where; plan: how large.
-        keys: per side (d_e, r), divided by sqrt(d_e) already; values: per side (r, numbers of that side).
+        entry: where.
+        plan: how large.
+        keys: per side (d_e, r), divided by sqrt(d_e) already.
+        values: per side (r, numbers of that side).
     """
     graph = model.graph
     with names_kept(graph):
@@ -215,9 +222,7 @@ class _Maker:
     def frame(self, parts: Sequence[ir.Value], border: int) -> ir.Value:
         """Strips put together around zeros."""
         shapes = strips(self.entry, border)
-        top, bottom, left, right = (
-            self._shaped(p, s, side) for p, s, side in zip(parts, shapes, SIDES, strict=True)
-        )
+        top, bottom, left, right = (self._shaped(p, s, side) for p, s, side in zip(parts, shapes, SIDES, strict=True))
         gap = self.entry.size[2] - 2 * border
         pads = constant(self.graph, np.array([0, 0, 0, 0, 0, 0, 0, gap], dtype=np.int64), "ic/gap")
         wide = self.node("Pad", [left, pads], "padded", self.entry.dtype, mode="constant")
@@ -235,8 +240,15 @@ class _Maker:
 
 
 def _entry(value: ir.Value, widths: Mapping[str, tuple[int, ...]], *, image: bool) -> Entry:
-    size = _fixed(value) if image else _shape(value, widths)[-1:]
-    return Entry(value=value.name or "", dtype=value.dtype or ir.DataType.FLOAT, size=size, rank=len(_shape(value, widths)), image=image)
+    shape = _shape(value, widths)
+    size = _fixed(value) if image else shape[-1:]
+    return Entry(
+        value=value.name or "",
+        dtype=value.dtype or ir.DataType.FLOAT,
+        size=size,
+        rank=len(shape),
+        image=image,
+    )
 
 
 def _value(graph: ir.Graph, name: str) -> ir.Value:

@@ -27,7 +27,10 @@ TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """A chunk of the dense model, where it begins and ends in the narrowed one, and the tensors to be matched."""
+    """A chunk of the dense model, where it begins and ends in the narrowed one, and the tensors to be matched.
+
+    Goals have the names of the dense model.
+    """
 
     name: str
     chunk: Chunk
@@ -94,14 +97,14 @@ def _blocks(job: Job) -> list[_Block]:
     every = chunks(model, found, alive)
     for chunk in every:
         final = chunk is every[-1]
-        there = chunk.last in place and all(n in named for n in alive.at(chunk.end))
+        there = chunk.last in job.alias or (chunk.last in place and all(n in named for n in alive.at(chunk.end)))
         if not final and not there:
             continue  # goes on into the next one
         whole = Chunk(start, chunk.end, chunk.last, chunk.heavy)
-        end = len(list(job.slim.graph)) if final else place[chunk.last]
+        end = len(list(job.slim.graph)) if final else place[job.here(chunk.last)]
         made = {v.name or "" for node in nodes[start : chunk.end] for v in node.outputs}
         names = job.outputs() if final else [n for n in alive.at(chunk.end) if n in found.carriers]
-        goals = tuple(n for n in names if n in made and n in place and facts.dtypes[n].kind in "fV")
+        goals = tuple(n for n in names if n in made and job.here(n) in place and facts.dtypes[n].kind in "fV")
         blocks.append(_Block(_name(nodes[start : chunk.end], found), whole, begin, end, goals))
         begin, start = end, chunk.end
     return blocks
@@ -134,7 +137,8 @@ def _fitted(
         )
 
     names = found.within(block.begin, block.end)
-    first = slim.source(block.goals)(job.learnt[0]) if block.goals and names else {}
+    made = slim.source([job.here(n) for n in block.goals])(job.learnt[0]) if block.goals and names else {}
+    first = {n: made[job.here(n)] for n in block.goals if made}
     wanted = {n: job.goal(n, targets[job.learnt[0]][n]) for n in first}
     goals = [n for n in first if first[n].shape == wanted[n].shape]
     if not goals:
@@ -145,14 +149,15 @@ def _fitted(
     def batch(number: int) -> Batch:
         return Batch(
             inputs=slim.cache[number],
-            goals={n: job.goal(n, targets[number][n]) for n in goals},
+            goals={job.here(n): job.goal(n, targets[number][n]) for n in goals},
             mask=job.masks[number],
         )
 
     settings = Settings(rate=RATE, epochs=EPOCHS, steps=STEPS, seconds=seconds, seed=job.recipe.seed)
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
+    expected = {job.here(n): first[n] for n in goals}
     try:
-        done = fit(slim.piece(goals), names, learnt, held, settings, expected={n: first[n] for n in goals}, tick=tick)
+        done = fit(slim.piece(list(expected)), names, learnt, held, settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         return entry(Outcome(status="skipped", reason=f"no gradient through {error.op}")), {}
     except ModelError as error:

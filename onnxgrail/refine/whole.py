@@ -36,9 +36,12 @@ def whole(
 
     Args:
         job: the two models; the narrowed one is not written to.
-        kind: of refinement, for the report; progress: called as it goes on.
+        kind: of refinement, for the report.
         names: weights that may move.
-        rate, sizes: how far in one step; steps: how many.
+        progress: called as it goes on.
+        rate: how far in one step, as a share of a weight's size.
+        steps: how many.
+        sizes: of weights whose own size says nothing.
 
     Returns:
         The entry, and new numbers for the weights where they are better on held-out batches.
@@ -89,7 +92,7 @@ def whole(
         return entry_of(kind, started, Outcome(status="skipped", reason=error.args[0])), {}
     progress(kind, total, total)
     outcome = Outcome() if found.arrays else Outcome(status="plain", reason="no better weights on held-out samples")
-    errors = found.before, found.after
+    errors = found.before, found.after if found.arrays else found.before
     return entry_of(kind, started, outcome, errors=errors, epochs=found.epochs), found.arrays
 
 
