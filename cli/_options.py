@@ -229,6 +229,25 @@ method_options = chain(
     ),
 )
 
+REFINE_HELP = (
+    "all weights block by block (laco), or as a whole (distill); normalisations alone (norms); additions to the input "
+    "(ic)."
+)
+
+ic_option = click.option(
+    "--ic-rank",
+    type=click.IntRange(min=1),
+    metavar="R",
+    help="Additions that ic chooses from.  [default: as many as 3 % of the parameters allow, at most 32]",
+)
+
+seconds_option = click.option(
+    "--budget-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Time that refining may take; without it, as long as it needs.",
+)
+
 refine_options = chain(
     click.option(
         "--refine",
@@ -236,21 +255,10 @@ refine_options = chain(
         metavar="KINDS",
         default="none",
         show_default=True,
-        help="Then fit to the original by gradient (needs torch), in this order: all weights block by block (laco), or "
-        "as a whole (distill); normalisations alone (norms); additions to the input (ic).",
+        help="Then fit to the original by gradient (needs torch), in this order: " + REFINE_HELP,
     ),
-    click.option(
-        "--ic-rank",
-        type=click.IntRange(min=1),
-        metavar="R",
-        help="Additions that ic chooses from.  [default: as many as 3 % of the parameters allow, at most 32]",
-    ),
-    click.option(
-        "--budget-seconds",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="S",
-        help="Time that refining may take; without it, as long as it needs.",
-    ),
+    ic_option,
+    seconds_option,
 )
 
 stats_options = chain(
