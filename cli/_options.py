@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import click
 
-SELECTORS = ("wanda", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
+SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
 REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
-REFINES = ("laco", "distill", "norms", "ic")
+REFINES = ("laco", "distill", "regional", "norms", "ic")
 METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
@@ -230,8 +230,8 @@ method_options = chain(
 )
 
 REFINE_HELP = (
-    "all weights block by block (laco), or as a whole (distill); normalisations alone (norms); additions to the input "
-    "(ic)."
+    "all weights block by block (laco; in small steps on few samples: regional), or as a whole (distill); "
+    "normalisations alone (norms); additions to the input (ic)."
 )
 
 ic_option = click.option(

@@ -25,7 +25,7 @@ Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
-REFINES = ("laco", "distill", "norms", "ic")
+REFINES = ("laco", "distill", "regional", "norms", "ic")
 METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "magnitude")
 
@@ -142,11 +142,14 @@ class View:
         block: the block.
         weights: one (u, m, r) float64 array per slot, in the order of `block.slots`, with the values as they are now.
         stats: one per probe, in the order of `block.probes`; empty when no method asked for data.
+        gradient: (u,) Σ |W| · g over the unit's consumer weights, g being the root mean square gradient of the size of
+            the region's output, per sample and divided by the root of the rows per sample; None when not asked for.
     """
 
     block: Block
     weights: tuple[Floats, ...]
     stats: tuple[Stats, ...]
+    gradient: Floats | None = None
 
     def of(self, role: Role) -> list[tuple[Slot, Floats]]:
         """Slots of one role with their weights."""

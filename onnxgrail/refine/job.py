@@ -58,6 +58,7 @@ class Job:
         masks: per batch, which positions are real.
         facts: of the narrowed model, where it was not made from the dense one here.
         alias: names that tensors of the dense model have in such a narrowed one.
+        few: numbers of the batches to learn from, where not all but the held-out ones are.
     """
 
     prepared: Prepared
@@ -69,6 +70,7 @@ class Job:
     masks: tuple[Bools | None, ...] = field(default=())
     facts: Facts | None = None
     alias: Mapping[str, str] = field(default_factory=dict)
+    few: tuple[int, ...] | None = None
 
     def walk(self, model: ir.Model) -> Walk:
         """All batches at the entrance of a model."""
@@ -96,6 +98,8 @@ class Job:
     @property
     def learnt(self) -> list[int]:
         """Numbers of the other batches."""
+        if self.few is not None:
+            return list(self.few)
         return sorted(set(range(len(self.prepared.batches))) - set(self.held))
 
     def left(self) -> float | None:

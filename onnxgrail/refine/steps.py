@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.channelwise import twins
 from onnxgrail.algebra.compensate import BEST
+from onnxgrail.algebra.selectors import GRADIENTS
 from onnxgrail.core import Change, Outcome, Progress, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.facts import Facts
@@ -19,13 +20,14 @@ from onnxgrail.preparation import Prepared
 from onnxgrail.refine.distill import distill
 from onnxgrail.refine.ic import ic
 from onnxgrail.refine.job import Job, Refined, masks_of
-from onnxgrail.refine.laco import laco
+from onnxgrail.refine.laco import laco, regional
 from onnxgrail.refine.match import aliases
 from onnxgrail.refine.tuned_norms import norms
 
 KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {
     "laco": laco,
     "distill": distill,
+    "regional": regional,
     "norms": norms,
     "ic": ic,
 }
@@ -37,9 +39,11 @@ def require_torch(recipe: Recipe) -> None:
     Raises:
         MissingExtraError: it takes gradients, and torch is not installed.
     """
-    if recipe.refine and importlib.util.find_spec("torch") is None:
+    gradients = f"--selector {recipe.selector}" if recipe.selector in GRADIENTS else ""
+    what = f"--refine {','.join(recipe.refine)}" if recipe.refine else gradients
+    if what and importlib.util.find_spec("torch") is None:
         raise MissingExtraError(
-            f"--refine {','.join(recipe.refine)} needs torch, which is not installed",
+            f"{what} needs torch, which is not installed",
             hint="Run: pip install 'onnxgrail[torch]'",
         )
 

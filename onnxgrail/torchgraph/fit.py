@@ -163,7 +163,7 @@ def _energy(batches: Batches, settings: Settings) -> dict[str, float]:
         batch = make()
         for name, goal in batch.goals.items():
             if name not in settings.divergence:
-                wide = np.asarray(_shown(goal, batch.mask), dtype=np.float32)
+                wide = np.asarray(shown(goal, batch.mask), dtype=np.float32)
                 one = sums.setdefault(name, [0.0, 0.0])
                 one[0] += float(np.vdot(wide, wide))
                 one[1] += wide.size
@@ -231,7 +231,7 @@ class _Fitted:
 
     def _distance(self, name: str, y: Tensor, goal: Tensor, mask: Bools | None) -> Tensor:
         goal = goal.to(y.dtype)
-        y, goal = _shown(y, mask), _shown(goal, mask)
+        y, goal = shown(y, mask), shown(goal, mask)
         if name in self.settings.divergence:
             # With few samples the divergence alone is met long before the logits are: their distance is a second guide.
             distance = (y - goal).square().mean() / goal.square().mean().clamp(min=1e-30)
@@ -239,7 +239,7 @@ class _Fitted:
         return (y - goal).square().mean() / self.energy[name]
 
 
-def _shown(values: Any, mask: Bools | None) -> Any:
+def shown(values: Any, mask: Bools | None) -> Any:
     """What is not padding of (batch, length, ...), array or tensor."""
     if mask is None or values.ndim < 2 or tuple(values.shape[:2]) != mask.shape:
         return values
