@@ -19,6 +19,7 @@ from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
 from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.walk import Walk
+from onnxgrail.refine.whole import entry_of
 
 KIND = "laco"
 NEAR = 1e-10  # squared error, as a share, below which a block is what it was
@@ -121,9 +122,8 @@ def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...
     if not after <= before:
         job.write(old)
         after, outcome = before, Outcome(status="plain", reason=TAKEN_BACK)
-    spent = time.perf_counter() - started
-    errors: dict[str, float] = {"before": before, "after": after}
-    return (*report, Refined(block="model", kind=preset.kind, epochs=0, seconds=spent, outcome=outcome, **errors))
+    whole = entry_of(preset.kind, started, outcome, errors=(before, after))
+    return (*report, whole)
 
 
 def _ticks(progress: Progress, preset: Preset, number: int, total: int) -> Callable[[], None]:
