@@ -35,7 +35,7 @@ def ic(job: Job, progress: Progress) -> tuple[Refined, ...]:
         Enhancing Pruned Models by Input Compensation, eq. 5 and 7 and algorithm 1, the variant without labels.
     """
     started = time.perf_counter()
-    facts = job.facts if job.facts is not None else job.prepared.survey.facts
+    facts = job.own()  # an embedding may have lost features
     try:
         entry = entry_of(job.slim, facts.shapes)
         plan = _plan(job, entry)
