@@ -89,6 +89,11 @@ class Job:
         """What a tensor of the dense model is called in the narrowed one."""
         return self.alias.get(name, name)
 
+    def alike(self, name: str) -> bool:
+        """Whether a tensor can be compared: of a model narrowed elsewhere nobody knows which channels are left."""
+        known = self.facts.shapes.get(self.here(name)) if self.facts is not None else None
+        return known is None or known == self.prepared.survey.facts.shapes.get(name)
+
     @property
     def held(self) -> list[int]:
         """Numbers of the batches that choose; the others are learnt from.  Empty where there is only one."""

@@ -166,7 +166,7 @@ def _blocks(job: Job) -> list[_Block]:
     for chunk in every:
         final = chunk is every[-1]
         there = chunk.last in job.alias or (chunk.last in place and all(n in named for n in alive.at(chunk.end)))
-        if not final and not there:
+        if not final and not (there and job.alike(chunk.last)):
             continue  # goes on into the next one
         whole = Chunk(start, chunk.end, chunk.last, chunk.heavy)
         end = len(list(job.slim.graph)) if final else place[job.here(chunk.last)]

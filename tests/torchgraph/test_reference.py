@@ -221,3 +221,13 @@ def test_without_normalisations_norms_are_skipped() -> None:
     assert [(e["kind"], e["outcome"]["status"], e["outcome"]["reason"]) for e in entries] == [
         ("norms", "skipped", tuned_norms.NONE)
     ]
+
+
+def test_blocks_with_unknown_channels_are_fitted_together() -> None:
+    dense = mlp(DEPTH, 16)
+    choices: dict[str, Any] = {"ratio": 0.3, "round_to": 1, "compensate": "none", "check": False, "data": data()}
+    small = onnxgrail.compress(ir.to_proto(dense), blocks=("mlp", "stream"), **choices).model
+    result = fitted(dense, small, refine="laco")
+    block, whole = result.report.data["refines"]
+    assert (block["outcome"]["status"], whole["outcome"]["status"]) == ("ok", "ok")
+    assert error(dense, result.model) < 0.7 * error(dense, small)
