@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.names import free_name, names_kept
 from onnxgrail.graph.ops.cut import constant
 
@@ -20,6 +21,7 @@ Form = Literal["token", "image", "frame"]
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32})
 LOOKUPS = frozenset({"Gather", "GatherBlockQuantized", "EmbedLayerNormalization"})
+PASSING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})  # between ids and their lookup
 CHANNELS = (1, 2, 3, 4)  # of something that is called an image
 GRID = 4  # cells along each side of an image's query
 SIDES = ("top", "bottom", "left", "right")
@@ -76,27 +78,27 @@ def framed(channels: int, height: int, width: int, border: int) -> int:
     return 2 * border * channels * (height + width - 2 * border)
 
 
-def entry_of(model: ir.Model, widths: Mapping[str, tuple[int, ...]]) -> Entry:
+def entry_of(model: ir.Model, facts: Facts) -> Entry:
     """Where to compensate: behind the lookup of the token ids, else the largest image, else another input of floats.
 
     Args:
         model: the graph.
-        widths: shapes of activations on some feed; last axes are taken from there.
+        facts: its own; last axes and types are taken from there.
 
     Raises:
         ModelError: there is no such place.
     """
     for node in model.graph:
-        value = node.outputs[0]
-        if node.op_type in LOOKUPS and _ids(node) and value.dtype in FLOATS | {None} and len(_shape(value, widths)) > 1:
-            return _entry(value, widths, image=False)
+        value = _floats(node.outputs[0], facts) if node.op_type in LOOKUPS and _ids(node) else None
+        if value is not None and len(_shape(value, facts)) > 1:
+            return _entry(value, facts, image=False)
     open_ = [v for v in model.graph.inputs if v.name not in model.graph.initializers and v.dtype in FLOATS]
     images = [v for v in open_ if _is_image(v)]
     if images:
-        return _entry(max(images, key=lambda v: math.prod(_fixed(v))), widths, image=True)
-    vectors = [v for v in open_ if len(_shape(v, widths)) in (2, 3) and isinstance(_dims(v)[-1], int)]
+        return _entry(max(images, key=lambda v: math.prod(_fixed(v))), facts, image=True)
+    vectors = [v for v in open_ if len(_shape(v, facts)) in (2, 3) and isinstance(_dims(v)[-1], int)]
     if vectors:
-        return _entry(max(vectors, key=lambda v: _shape(v, widths)[-1]), widths, image=False)
+        return _entry(max(vectors, key=lambda v: _shape(v, facts)[-1]), facts, image=False)
     raise ModelError(
         "no place for input compensation: no image of fixed size (N, C, H, W), no lookup of token ids, no vectors",
         hint="Give the image input a fixed height and width, or leave out ic",
@@ -239,12 +241,12 @@ class _Maker:
         return value
 
 
-def _entry(value: ir.Value, widths: Mapping[str, tuple[int, ...]], *, image: bool) -> Entry:
-    shape = _shape(value, widths)
+def _entry(value: ir.Value, facts: Facts, *, image: bool) -> Entry:
+    shape = _shape(value, facts)
     size = _fixed(value) if image else shape[-1:]
     return Entry(
         value=value.name or "",
-        dtype=value.dtype or ir.DataType.FLOAT,
+        dtype=_type(value, facts),
         size=size,
         rank=len(shape),
         image=image,
@@ -260,7 +262,7 @@ def _ids(node: ir.Node) -> bool:
     """Whether a lookup is by an integer input of the graph, along the first axis of a table."""
     place = 0 if node.op_type == "EmbedLayerNormalization" else 1
     value = node.inputs[place]
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in ("Cast", "Identity"):
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in PASSING:
         value = maker.inputs[0]
     axis = node.attributes.get("axis")
     first = node.op_type != "Gather" or axis is None or axis.as_int() == 0
@@ -280,8 +282,20 @@ def _dims(value: ir.Value) -> list[Any]:
     return [] if value.shape is None else list(value.shape)
 
 
-def _shape(value: ir.Value, widths: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(widths.get(value.name or "", ()))
+def _shape(value: ir.Value, facts: Facts) -> tuple[int, ...]:
+    return tuple(facts.shapes.get(value.name or "", ()))
+
+
+def _floats(value: ir.Value, facts: Facts) -> ir.Value | None:
+    """What was looked up, as floats: where a table holds integers, behind the node that scales them."""
+    for found in (value, *(u.node.outputs[0] for u in value.uses() if u.node.op_type == "DequantizeLinear")):
+        if found.name in facts.dtypes and _type(found, facts) in FLOATS:
+            return found
+    return None
+
+
+def _type(value: ir.Value, facts: Facts) -> ir.DataType:
+    return ir.DataType.from_numpy(facts.dtypes[value.name or ""])
 
 
 def _cell(side: int) -> int:

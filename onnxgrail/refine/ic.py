@@ -37,7 +37,7 @@ def ic(job: Job, progress: Progress) -> tuple[Refined, ...]:
     started = time.perf_counter()
     facts = job.own()  # an embedding may have lost features
     try:
-        entry = entry_of(job.slim, facts.shapes)
+        entry = entry_of(job.slim, facts)
         plan = _plan(job, entry)
     except ModelError as error:
         return (fits.entry_of(KIND, started, Outcome(status="skipped", reason=error.args[0])),)
