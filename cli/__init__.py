@@ -15,6 +15,7 @@ from .compare import compare
 from .compress import compress
 from .demo import demo
 from .inspect import inspect
+from .refine import refine
 
 EXIT_USAGE, EXIT_NOTHING = 2, 4
 
@@ -78,5 +79,6 @@ def main() -> None:
 
 main.add_command(compress)
 main.add_command(inspect)
+main.add_command(refine)
 main.add_command(compare)
 main.add_command(demo)

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import click
 
-SELECTORS = ("wanda", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
+SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
 REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")
-REFINES = ("laco", "distill")
-METHODS = ("grail", "grasp")
+REFINES = ("laco", "distill", "regional", "norms", "ic")
+METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "taylor", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
@@ -218,7 +218,8 @@ method_options = chain(
         metavar="METHODS",
         default="grail",
         show_default=True,
-        help="Narrow blocks (grail), replace redundant layers by low rank (grasp), or both: grail,grasp.",
+        help="Narrow blocks (grail), replace redundant layers by low rank (grasp), or both: grail,grasp; ic adds input "
+        "compensation to either.",
     ),
     click.option(
         "--grasp-layers",
@@ -256,6 +257,25 @@ method_options = chain(
     ),
 )
 
+REFINE_HELP = (
+    "all weights block by block (laco; in small steps on few samples: regional), or as a whole (distill); "
+    "normalisations alone (norms); additions to the input (ic)."
+)
+
+ic_option = click.option(
+    "--ic-rank",
+    type=click.IntRange(min=1),
+    metavar="R",
+    help="Additions that ic chooses from.  [default: as many as 3 % of the parameters allow, at most 32]",
+)
+
+seconds_option = click.option(
+    "--budget-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Time that refining may take; without it, as long as it needs.",
+)
+
 refine_options = chain(
     click.option(
         "--refine",
@@ -263,15 +283,10 @@ refine_options = chain(
         metavar="KINDS",
         default="none",
         show_default=True,
-        help="Then fit all weights by gradient (needs torch): block by block (laco), as a whole (distill), or both "
-        "in turn (laco,distill).",
+        help="Then fit to the original by gradient (needs torch), in this order: " + REFINE_HELP,
     ),
-    click.option(
-        "--budget-seconds",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="S",
-        help="Time that refining may take; without it, as long as it needs.",
-    ),
+    ic_option,
+    seconds_option,
 )
 
 stats_options = chain(

@@ -89,6 +89,24 @@ def notes(lines: Iterable[str], *, quiet: bool) -> None:
         click.echo(f"{label}: {line}", err=True)
 
 
+def refines(entries: Any) -> list[str]:
+    """What gradients did, per refinement: the error of the whole model, and how many blocks took part."""
+    lines = []
+    for entry in entries:
+        if entry["block"] != "model":
+            continue
+        every = [e for e in entries if e["kind"] == entry["kind"] and e["block"] != "model"]
+        taken = sum(e["outcome"]["status"] == "ok" for e in every)
+        change = "nothing was tried"
+        if entry["before"] is not None:
+            change = f"held-out error {number(entry['before'], '.2e')} -> {number(entry['after'], '.2e')}"
+        grown = f", +{count(entry['added']['params'])} parameters" if entry.get("added") else ""
+        blocks = f", {taken} of {len(every)} blocks" if every else ""
+        why = f" ({entry['outcome']['reason']})" if entry["outcome"]["reason"] else ""
+        lines.append(f"Refine {entry['kind']}: {change}{grown}{blocks}, {entry['seconds']:.0f} s{why}")
+    return lines
+
+
 @contextlib.contextmanager
 def progress(*, quiet: bool, no_progress: bool) -> Iterator[Show]:
     """A callable for the library: a bar with ETA on a terminal, lines with --verbose elsewhere, else nothing."""

@@ -221,7 +221,7 @@ def _tables(report: Any, output: Path | None) -> None:
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
         *_grasp(data.get("methods", {}).get("grasp")),
-        *_refines(data.get("refines", ())),
+        *render.refines(data.get("refines", ())),
     ):
         click.echo(line)
     calibration = data.get("calibration")
@@ -251,23 +251,6 @@ def _norms(entries: Any) -> list[str]:
     taken = Counter(e["kind"] for e in entries if e["outcome"]["status"] == "ok")
     every = Counter(e["kind"] for e in entries)
     return [f"Norms: {taken[kind]} of {count} places: {kind}" for kind, count in every.items()]
-
-
-def _refines(entries: Any) -> list[str]:
-    """What gradients did, per refinement: the error of the whole model, and how many blocks took part."""
-    lines = []
-    for entry in entries:
-        if entry["block"] != "model":
-            continue
-        every = [e for e in entries if e["kind"] == entry["kind"] and e["block"] != "model"]
-        taken = sum(e["outcome"]["status"] == "ok" for e in every)
-        change = "nothing was tried"
-        if entry["before"] is not None:
-            change = f"held-out error {render.number(entry['before'], '.2e')} -> {render.number(entry['after'], '.2e')}"
-        blocks = f", {taken} of {len(every)} blocks" if every else ""
-        why = f" ({entry['outcome']['reason']})" if entry["outcome"]["reason"] else ""
-        lines.append(f"Refine {entry['kind']}: {change}{blocks}, {entry['seconds']:.0f} s{why}")
-    return lines
 
 
 def _narrows(data: Any) -> bool:

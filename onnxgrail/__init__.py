@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from onnxgrail.inspection import inspect
     from onnxgrail.pipeline import Result, compress
     from onnxgrail.processes import join
+    from onnxgrail.refinement import refine_model
     from onnxgrail.report import Inspection, Report
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "demo",
     "inspect",
     "join",
+    "refine_model",
 ]
 
 _ERRORS = [name for name in __all__ if name.endswith("Error")]
@@ -73,6 +75,7 @@ _WHERE = {
     "demo": "demonstration",
     "inspect": "inspection",
     "join": "processes",
+    "refine_model": "refinement",
 }
 
 

@@ -127,7 +127,7 @@ def compare(
         check_input(path)
     first, second = (model_io.load(path) for path in paths)
     signature = signature_of(first)
-    _same_inputs(signature, signature_of(second), paths[1])
+    same_inputs(signature, signature_of(second), repr(str(paths[1])))
     if data is None:
         shapes = input_shapes or {}
         batches = synthetic(first, signature, samples=samples, batch_size=batch_size, seed=seed, input_shapes=shapes)
@@ -142,8 +142,8 @@ def compare(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )
     return Comparison(
-        a=weigh(first, paths[0], macs=_macs(first, feed, providers)),
-        b=weigh(second, paths[1], macs=_macs(second, fit(feed, ports), providers)),
+        a=weigh(first, paths[0], macs=counted_macs(first, feed, providers)),
+        b=weigh(second, paths[1], macs=counted_macs(second, fit(feed, ports), providers)),
         outputs=outputs,
         calibration=source,
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
@@ -205,7 +205,7 @@ def weigh(model: ir.Model, path: Path, *, macs: int | None = None) -> Weight:
     return Weight(path=str(path), params=cost.parameters(model), macs=macs, bytes=bytes_on_disk(model, path))
 
 
-def _macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
+def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
     """Multiply-accumulates per sample of `feed`; None where they cannot be counted."""
     if any(node.op_type in UNCOUNTED for node in model.graph):
         return None
@@ -222,7 +222,7 @@ def bytes_on_disk(model: ir.Model, path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())
 
 
-def _same_inputs(wanted: Signature, got: Signature, path: Path) -> None:
+def same_inputs(wanted: Signature, got: Signature, label: str) -> None:
     """Whether two models take the same inputs (fixed dimensions may differ from open ones).
 
     Raises:
@@ -233,4 +233,4 @@ def _same_inputs(wanted: Signature, got: Signature, path: Path) -> None:
         return sorted((e.name, str(e.dtype), None if e.shape is None else len(e.shape)) for e in signature)
 
     if shape(wanted) != shape(got):
-        raise ModelError(f"{str(path)!r} takes {describe(got)}, expected {describe(wanted)}")
+        raise ModelError(f"{label} takes {describe(got)}, expected {describe(wanted)}")

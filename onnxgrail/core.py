@@ -25,8 +25,8 @@ Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
-REFINES = ("laco", "distill")
-METHODS = ("grail", "grasp")
+REFINES = ("laco", "distill", "regional", "norms", "ic")
+METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "taylor", "magnitude")
 
 
@@ -146,11 +146,14 @@ class View:
         block: the block.
         weights: one (u, m, r) float64 array per slot, in the order of `block.slots`, with the values as they are now.
         stats: one per probe, in the order of `block.probes`; empty when no method asked for data.
+        gradient: (u,) Σ |W| · g over the unit's consumer weights, g being the root mean square gradient of the size of
+            the region's output, per sample and divided by the root of the rows per sample; None when not asked for.
     """
 
     block: Block
     weights: tuple[Floats, ...]
     stats: tuple[Stats, ...]
+    gradient: Floats | None = None
 
     def of(self, role: Role) -> list[tuple[Slot, Floats]]:
         """Slots of one role with their weights."""
@@ -254,6 +257,7 @@ class Recipe:
     grasp_rank: str = "attribution"
     grasp_whiten: bool = False
     grasp_refit: bool = False
+    ic_rank: int | None = None
     budget_seconds: float | None = None
     closed_loop: bool = True
     round_to: int = 8

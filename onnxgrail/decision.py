@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from onnxgrail import plan
 from onnxgrail.algebra.curves import Narrow
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
 from onnxgrail.allocation.choose import allocate, by_ratio, simple
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
@@ -26,6 +27,8 @@ from onnxgrail.norms import Norm
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Clock, Prepared, proved, rounds
+from onnxgrail.record import Record
+from onnxgrail.refine.gradients import regional_gradients
 from onnxgrail.settling import Run, bring_back, decided, key, needs_data, settle
 from onnxgrail.sweep import Refit
 
@@ -94,6 +97,9 @@ def decide(
     if weight_files(prepared.model):
         give_back()
     once = Once(journal=journal, group=group)
+    if recipe.selector in GRADIENTS and blocks:
+        with clock.stage("gradients"):
+            prepared = _with_gradients(prepared, blocks, recipe, once, progress)
     done = once.known("allocation") if early else None
     with clock.stage("measure"):
         widths = allocation if done is None else allocation_of(done)
@@ -124,6 +130,17 @@ def decide(
         refits=run.refits,
         norms=run.norms,
     )
+
+
+def _with_gradients(
+    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, once: Once, progress: Progress
+) -> Prepared:
+    """With the gradients that the selector reads, taken by the first process."""
+    known = once.known("gradients")
+    made = known or once.make(
+        "gradients", lambda: Record(arrays=regional_gradients(prepared, blocks, recipe, progress))
+    )
+    return dataclasses.replace(prepared, gradients=made.arrays)
 
 
 def _reads_original(recipe: Recipe) -> bool:

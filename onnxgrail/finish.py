@@ -103,7 +103,8 @@ def report_of(
     """Everything that was done and left alone, as schema 1."""
     decided = {c.block.name: c for c in decision.changes}
     applied = applied or {}
-    sizes = _model(prepared, recipe, decision, slim, output, tuple(applied.values()))
+    grown = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in _grown(refines))
+    sizes = _model(prepared, recipe, decision, slim, output, (*applied.values(), *grown))
     survey = prepared.survey
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
@@ -135,6 +136,11 @@ def report_of(
         refines=[dataclasses.asdict(entry) for entry in refines],
         methods={name: one.entry for name, one in applied.items()},
     )
+
+
+def _grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
+    """What refinements added to the model: multiply-accumulates per sample, and bytes of weights."""
+    return [(entry.added["macs"], entry.added["bytes"]) for entry in refines if entry.added]
 
 
 def _clamped(changes: Sequence[Change]) -> str:

@@ -112,7 +112,7 @@ def compress(
             begin(folder, prepared, recipe, files)
             folder.about_to_write(*(path for path in (files.write,) if path is not None))
         decision = decide(prepared, recipe, clock, progress, files, journal=folder or NO_JOURNAL, group=group)
-        if not decision.changes and recipe.ratio != 0 and recipe.method == (methods.NARROWING,):
+        if not decision.changes and recipe.ratio != 0 and not methods.beside(recipe):
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)

@@ -19,7 +19,7 @@ from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import synthetic
-from onnxgrail.core import Array, Block, Bools, Recipe, Refusal
+from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
@@ -42,6 +42,7 @@ class Prepared:
         source: path or bytes or object as given; path: of the file, where that is what was given.
         model: the graph, never changed; batches: calibration feeds; survey: its trace.
         feed: the small feed of the trace; samples: how many samples it holds.
+        gradients: by block, what `View.gradient` is; nothing where no selector asks.
     """
 
     source: Any
@@ -50,6 +51,7 @@ class Prepared:
     batches: Batches
     survey: Survey
     feed: Mapping[str, Array]
+    gradients: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:

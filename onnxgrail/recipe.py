@@ -32,6 +32,10 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
             given[name] = tuple(w for w in words.split(",") if w) if isinstance(words, str) else tuple(words)
     if given.get("refine") == ("none",):
         given["refine"] = ()
+    if "ic" in given.get("method", ()):  # it works on what the other methods leave, behind all other refinements
+        given["method"] = (*(m for m in given["method"] if m != "ic"), "ic")
+        given["method"] = ("grail", "ic") if given["method"] == ("ic",) else given["method"]
+        given["refine"] = (*(k for k in given.get("refine", ()) if k != "ic"), "ic")
     if isinstance(given.get("grasp_layers"), int):
         given["grasp_layers"] = str(given["grasp_layers"])
     elif not isinstance(given.get("grasp_layers", ""), str):
@@ -105,6 +109,8 @@ def _check(recipe: Recipe) -> None:
 def _check_methods(recipe: Recipe) -> None:
     for name in recipe.method:
         _among("method", name, METHODS)
+    if recipe.ic_rank is not None and recipe.ic_rank < 1:
+        raise UsageError(f"ic_rank must be at least 1, got {recipe.ic_rank}")
     if not recipe.method:
         raise UsageError("no method is chosen", hint=f"Choose from {', '.join(METHODS)}")
     if target_of(recipe) is not None and "grail" not in recipe.method:

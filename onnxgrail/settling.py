@@ -62,7 +62,8 @@ class Run:
     def choose(self, block: Block, stats: tuple[Stats, ...], fold: Fold | None = None) -> Change:
         """Decide one block; with `fold`, an average over clusters is judged on the activations it really gives."""
         once, scores = self.once, SELECTORS[self.recipe.selector]
-        view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats))
+        slopes = self.prepared.gradients.get(block.name)
+        view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
 
         def first() -> Record:
             change = decided(view(), self.kept[block.name], self.recipe, scores)

@@ -140,7 +140,8 @@ def _evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
     found = {}
     for block, stats in pairs:
         arrays = weights.read(block, prepared.model, prepared.survey, nothing)
-        found[block.name] = read(View(block=block, weights=arrays, stats=stats))
+        slopes = prepared.gradients.get(block.name)
+        found[block.name] = read(View(block=block, weights=arrays, stats=stats, gradient=slopes))
     return found
 
 

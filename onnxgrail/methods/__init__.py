@@ -47,6 +47,11 @@ def narrows(recipe: Recipe) -> bool:
     return NARROWING in recipe.method
 
 
+def beside(recipe: Recipe) -> bool:
+    """Whether something else than narrowing makes the model smaller."""
+    return any(name in METHODS for name in recipe.method)
+
+
 def require(recipe: Recipe) -> None:
     """Whether what was asked for can run at all.
 

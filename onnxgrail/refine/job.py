@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.channelwise import pool_of, pooled
+from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
 from onnxgrail.graph.assign import assign
+from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
@@ -27,10 +30,11 @@ class Refined:
     """One fit, for the report.
 
     Attributes:
-        block: the part of the network; kind: `laco` or `distill`.
+        block: the part of the network; kind: of refinement.
         before, after: error on held-out batches: squared, as a share of what the dense network has there; where `block`
             is the model and an output holds logits, the divergence in nats, to which distillation adds that share.
         epochs, seconds: what it took.
+        added: what the model has now that it had not: `ic` gives form, place, rank, params and macs (per sample).
         outcome: `plain` where the weights stay because nothing better was found, `skipped` where nothing was tried.
     """
 
@@ -41,6 +45,7 @@ class Refined:
     epochs: int
     seconds: float
     outcome: Outcome
+    added: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,6 +55,10 @@ class Job:
     Attributes:
         ledger: what was decided; stand: which unit stands for each one.
         deadline: when to stop, on the clock of `time.perf_counter`; None for never.
+        masks: per batch, which positions are real.
+        facts: of the narrowed model, where it was not made from the dense one here.
+        alias: names that tensors of the dense model have in such a narrowed one.
+        few: numbers of the batches to learn from, where not all but the held-out ones are.
     """
 
     prepared: Prepared
@@ -59,13 +68,31 @@ class Job:
     stand: Ints
     deadline: float | None
     masks: tuple[Bools | None, ...] = field(default=())
+    facts: Facts | None = None
+    alias: Mapping[str, str] = field(default_factory=dict)
+    few: tuple[int, ...] | None = None
 
     def walk(self, model: ir.Model) -> Walk:
         """All batches at the entrance of a model."""
         prepared = self.prepared
         ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
         feeds = (fit(feed, ports) for feed in prepared.batches)
-        return Walk(model, prepared.survey.facts, feeds, providers=self.recipe.providers)
+        facts = self.facts if self.facts is not None and model is self.slim else prepared.survey.facts
+        return Walk(model, facts, feeds, providers=self.recipe.providers)
+
+    def own(self) -> Facts:
+        """Shapes as the narrowed model has them now."""
+        feed = fit(self.prepared.feed, between(self.prepared.model, self.slim))
+        return observe(self.slim, feed, providers=self.recipe.providers)
+
+    def here(self, name: str) -> str:
+        """What a tensor of the dense model is called in the narrowed one."""
+        return self.alias.get(name, name)
+
+    def alike(self, name: str) -> bool:
+        """Whether a tensor can be compared: of a model narrowed elsewhere nobody knows which channels are left."""
+        known = self.facts.shapes.get(self.here(name)) if self.facts is not None else None
+        return known is None or known == self.prepared.survey.facts.shapes.get(name)
 
     @property
     def held(self) -> list[int]:
@@ -76,6 +103,8 @@ class Job:
     @property
     def learnt(self) -> list[int]:
         """Numbers of the other batches."""
+        if self.few is not None:
+            return list(self.few)
         return sorted(set(range(len(self.prepared.batches))) - set(self.held))
 
     def left(self) -> float | None:

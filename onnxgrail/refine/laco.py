@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,22 +19,57 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
 from onnxgrail.refine.job import Job, Refined
+from onnxgrail.refine.whole import entry_of
 
 KIND = "laco"
 NEAR = 1e-10  # squared error, as a share, below which a block is what it was
 RATE, EPOCHS, STEPS = 1e-2, 10, 400  # at least so many epochs and steps
+# Wanda++ takes 160 steps of 3e-7 without a schedule; here a step is a share of a weight's size.
+ROUNDS, SAMPLES, SMALL = 5, 32, 1e-3
+NOTHING = "no weights of its own, or no input or output of the original's shape to compare"
 TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """How blocks are fitted.
+
+    Attributes:
+        kind: for the report.
+        rate, epochs, steps: as in `Settings`.
+        samples: learnt from, drawn at random; None for all.
+        same: targets are what the dense block makes of the narrowed block's input, not of its own.
+    """
+
+    kind: str
+    rate: float
+    epochs: int
+    steps: int
+    samples: int | None = None
+    same: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """A chunk of the dense model, where it begins and ends in the narrowed one, and the tensors to be matched."""
+    """A chunk of the dense model, where it begins and ends in the narrowed one, and the tensors to be matched.
+
+    Goals have the names of the dense model.
+    """
 
     name: str
     chunk: Chunk
     begin: int
     end: int
     goals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """One block, how it is fitted, and for how long."""
+
+    preset: Preset
+    block: _Block
+    seconds: float | None
 
 
 def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
@@ -45,6 +81,21 @@ def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
     References:
         Algorithm 1 of LaCo: targets from the dense stream, inputs from the compressed one.
     """
+    return by_block(job, Preset(kind=KIND, rate=RATE, epochs=EPOCHS, steps=STEPS), progress)
+
+
+def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
+    """The same with few samples and small steps, to what the original block makes of the same input.
+
+    References:
+        Regional optimisation of Wanda++: five rounds over 32 random samples.  There is no mask to be chosen again.
+    """
+    preset = Preset(kind="regional", rate=SMALL, epochs=ROUNDS, steps=ROUNDS * SAMPLES, samples=SAMPLES, same=True)
+    return by_block(job, preset, progress)
+
+
+def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...]:
+    """Fit every block in order; what brings the model's outputs no closer as a whole is taken back."""
     found = trainable(job.slim)
     todo = _blocks(job)
     report: list[Refined] = []
@@ -53,33 +104,53 @@ def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
     before = job.apart(job.held)
     dense, slim = job.walk(job.prepared.model), job.walk(job.slim)
     weights = [max(len(found.within(b.begin, b.end)), 1) for b in todo]
-    total = len(todo) * EPOCHS
+    total = len(todo) * preset.epochs
+    job = dataclasses.replace(job, few=_drawn(job, preset))
     for number, block in enumerate(todo):
         left = job.left()
         seconds = None if left is None else left * weights[number] / sum(weights[number:])
-        targets = dense.advance(block.chunk.end, block.goals)
-        entry, changed = _fitted(job, block, found, slim, targets, seconds, _ticks(progress, number, total))
+        alike = not preset.same or _meet(job, dense, slim)
+        task = _Task(preset, block if alike else dataclasses.replace(block, goals=()), seconds)
+        targets = dense.advance(block.chunk.end, task.block.goals)
+        entry, changed = _fitted(job, task, found, slim, targets, _ticks(progress, preset, number, total))
         old |= changed
         report.append(entry)
-        progress(KIND, (number + 1) * EPOCHS, total)
+        progress(preset.kind, (number + 1) * preset.epochs, total)
         if number + 1 < len(todo):
             slim.advance(block.end)
     after, outcome = (job.apart(job.held), Outcome()) if old else (before, Outcome(status="plain", reason="no change"))
     if not after <= before:
         job.write(old)
         after, outcome = before, Outcome(status="plain", reason=TAKEN_BACK)
-    spent = time.perf_counter() - started
-    whole = Refined(block="model", kind=KIND, before=before, after=after, epochs=0, seconds=spent, outcome=outcome)
+    whole = entry_of(preset.kind, started, outcome, errors=(before, after))
     return (*report, whole)
 
 
-def _ticks(progress: Progress, number: int, total: int) -> Callable[[], None]:
-    epochs = iter(range(1, EPOCHS))
+def _ticks(progress: Progress, preset: Preset, number: int, total: int) -> Callable[[], None]:
+    epochs = iter(range(1, preset.epochs))
 
     def tick() -> None:
-        progress(KIND, number * EPOCHS + next(epochs, EPOCHS - 1), total)
+        progress(preset.kind, number * preset.epochs + next(epochs, preset.epochs - 1), total)
 
     return tick
+
+
+def _drawn(job: Job, preset: Preset) -> tuple[int, ...] | None:
+    """Numbers of the batches to learn from, where not all of them are."""
+    if preset.samples is None:
+        return None
+    each = -(-job.prepared.batches.samples // len(job.prepared.batches))
+    count = min(-(-preset.samples // each), len(job.learnt))
+    return tuple(sorted(np.random.default_rng(job.recipe.seed).permutation(job.learnt)[:count].tolist()))
+
+
+def _meet(job: Job, dense: Walk, slim: Walk) -> bool:
+    """Put the narrowed stream in the place of the dense one, if it is as wide."""
+    shapes = {n: a.shape for n, a in dense.cache[0].items()}
+    if any(job.here(n) not in slim.cache[0] or slim.cache[0][job.here(n)].shape != s for n, s in shapes.items()):
+        return False
+    dense.cache = [{n: cache[job.here(n)] for n in shapes} for cache in slim.cache]
+    return True
 
 
 def _blocks(job: Job) -> list[_Block]:
@@ -94,14 +165,14 @@ def _blocks(job: Job) -> list[_Block]:
     every = chunks(model, found, alive)
     for chunk in every:
         final = chunk is every[-1]
-        there = chunk.last in place and all(n in named for n in alive.at(chunk.end))
-        if not final and not there:
+        there = chunk.last in job.alias or (chunk.last in place and all(n in named for n in alive.at(chunk.end)))
+        if not final and not (there and job.alike(chunk.last)):
             continue  # goes on into the next one
         whole = Chunk(start, chunk.end, chunk.last, chunk.heavy)
-        end = len(list(job.slim.graph)) if final else place[chunk.last]
+        end = len(list(job.slim.graph)) if final else place[job.here(chunk.last)]
         made = {v.name or "" for node in nodes[start : chunk.end] for v in node.outputs}
         names = job.outputs() if final else [n for n in alive.at(chunk.end) if n in found.carriers]
-        goals = tuple(n for n in names if n in made and n in place and facts.dtypes[n].kind in "fV")
+        goals = tuple(n for n in names if n in made and job.here(n) in place and facts.dtypes[n].kind in "fV")
         blocks.append(_Block(_name(nodes[start : chunk.end], found), whole, begin, end, goals))
         begin, start = end, chunk.end
     return blocks
@@ -115,44 +186,53 @@ def _name(nodes: Sequence[ir.Node], found: Trainable) -> str:
 
 def _fitted(
     job: Job,
-    block: _Block,
+    task: _Task,
     found: Trainable,
     slim: Walk,
     targets: Sequence[Mapping[str, Array]],
-    seconds: float | None,
     tick: Callable[[], None],
 ) -> tuple[Refined, dict[str, Array]]:
     """One block: its entry, and the numbers its weights had where they changed."""
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
-    started = time.perf_counter()
+    started, preset, block = time.perf_counter(), task.preset, task.block
 
     def entry(outcome: Outcome, before: float | None = None, after: float | None = None, epochs: int = 0) -> Refined:
         spent = time.perf_counter() - started
         return Refined(
-            block=block.name, kind=KIND, before=before, after=after, epochs=epochs, seconds=spent, outcome=outcome
+            block=block.name,
+            kind=preset.kind,
+            before=before,
+            after=after,
+            epochs=epochs,
+            seconds=spent,
+            outcome=outcome,
         )
 
     names = found.within(block.begin, block.end)
-    first = slim.source(block.goals)(job.learnt[0]) if block.goals and names else {}
+    made = slim.source([job.here(n) for n in block.goals])(job.learnt[0]) if block.goals and names else {}
+    first = {n: made[job.here(n)] for n in block.goals if made}
     wanted = {n: job.goal(n, targets[job.learnt[0]][n]) for n in first}
     goals = [n for n in first if first[n].shape == wanted[n].shape]
     if not goals:
-        return entry(Outcome(status="skipped", reason="no weights of its own, or no output to compare")), {}
+        return entry(Outcome(status="skipped", reason=NOTHING)), {}
     if all(_near(first[n], wanted[n]) for n in goals):
         return entry(Outcome(status="skipped", reason="as in the original network")), {}
 
     def batch(number: int) -> Batch:
         return Batch(
             inputs=slim.cache[number],
-            goals={n: job.goal(n, targets[number][n]) for n in goals},
+            goals={job.here(n): job.goal(n, targets[number][n]) for n in goals},
             mask=job.masks[number],
         )
 
-    settings = Settings(rate=RATE, epochs=EPOCHS, steps=STEPS, seconds=seconds, seed=job.recipe.seed)
+    settings = Settings(
+        rate=preset.rate, epochs=preset.epochs, steps=preset.steps, seconds=task.seconds, seed=job.recipe.seed
+    )
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
+    expected = {job.here(n): first[n] for n in goals}
     try:
-        done = fit(slim.piece(goals), names, learnt, held, settings, expected={n: first[n] for n in goals}, tick=tick)
+        done = fit(slim.piece(list(expected)), names, learnt, held, settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         return entry(Outcome(status="skipped", reason=f"no gradient through {error.op}")), {}
     except ModelError as error:

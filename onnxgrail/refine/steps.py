@@ -6,19 +6,31 @@ import importlib.util
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.channelwise import twins
 from onnxgrail.algebra.compensate import BEST
+from onnxgrail.algebra.selectors import GRADIENTS
 from onnxgrail.core import Change, Outcome, Progress, Recipe
 from onnxgrail.errors import MissingExtraError
+from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
 from onnxgrail.refine.distill import distill
+from onnxgrail.refine.ic import ic
 from onnxgrail.refine.job import Job, Refined, masks_of
-from onnxgrail.refine.laco import laco
+from onnxgrail.refine.laco import laco, regional
+from onnxgrail.refine.match import aliases
+from onnxgrail.refine.tuned_norms import norms
 
-KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {"laco": laco, "distill": distill}
+KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {
+    "laco": laco,
+    "distill": distill,
+    "regional": regional,
+    "norms": norms,
+    "ic": ic,
+}
 
 
 def require_torch(recipe: Recipe) -> None:
@@ -27,9 +39,11 @@ def require_torch(recipe: Recipe) -> None:
     Raises:
         MissingExtraError: it takes gradients, and torch is not installed.
     """
-    if recipe.refine and importlib.util.find_spec("torch") is None:
+    gradients = f"--selector {recipe.selector}" if recipe.selector in GRADIENTS else ""
+    what = f"--refine {','.join(recipe.refine)}" if recipe.refine else gradients
+    if what and importlib.util.find_spec("torch") is None:
         raise MissingExtraError(
-            f"--refine {','.join(recipe.refine)} needs torch, which is not installed",
+            f"{what} needs torch, which is not installed",
             hint="Run: pip install 'onnxgrail[torch]'",
         )
 
@@ -50,8 +64,6 @@ def refine(
     Raises:
         MissingExtraError: torch is not installed.
     """
-    require_torch(recipe)
-    seconds = recipe.budget_seconds
     job = Job(
         prepared=prepared,
         recipe=recipe,
@@ -59,13 +71,44 @@ def refine(
         ledger=ledger,
         # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
         stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
-        deadline=None if seconds is None else time.perf_counter() + seconds,
+        deadline=_deadline(recipe),
         masks=masks_of(prepared),
     )
+    return _all(job, progress)
+
+
+def refine_other(
+    prepared: Prepared, recipe: Recipe, small: ir.Model, facts: Facts, progress: Progress
+) -> tuple[Refined, ...]:
+    """The same for a model that was narrowed elsewhere; `facts` are its own.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    job = Job(
+        prepared=prepared,
+        recipe=recipe,
+        slim=small,
+        ledger=Ledger(dead=np.zeros(prepared.survey.ids, dtype=bool), arrays={}),
+        stand=np.arange(prepared.survey.ids),
+        deadline=_deadline(recipe),
+        masks=masks_of(prepared),
+        facts=facts,
+        alias=aliases(prepared.model, prepared.survey.facts, small, facts),
+    )
+    return _all(job, progress)
+
+
+def _deadline(recipe: Recipe) -> float | None:
+    return None if recipe.budget_seconds is None else time.perf_counter() + recipe.budget_seconds
+
+
+def _all(job: Job, progress: Progress) -> tuple[Refined, ...]:
+    require_torch(job.recipe)
     if not job.held:
         why = Outcome(status="skipped", reason="one batch of data leaves none to judge by: give more, or --batch-size")
         return tuple(
             Refined(block="model", kind=kind, before=None, after=None, epochs=0, seconds=0.0, outcome=why)
-            for kind in recipe.refine
+            for kind in job.recipe.refine
         )
-    return tuple(entry for kind in recipe.refine for entry in KINDS[kind](job, progress))
+    return tuple(entry for kind in job.recipe.refine for entry in KINDS[kind](job, progress))

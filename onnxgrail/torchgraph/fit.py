@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Settings:
         divergence: outputs that hold distributions along their last axis: to the squared error, which all others are
             compared by, comes their Kullback-Leibler divergence.
         probable: those of them that hold probabilities and not logits.
+        sizes: of weights whose own size says nothing, such as those that begin at zero.
     """
 
     rate: float = 1e-2
@@ -54,6 +55,7 @@ class Settings:
     seed: int = 0
     divergence: frozenset[str] = frozenset()
     probable: frozenset[str] = frozenset()
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -183,7 +185,10 @@ class _Fitted:
         self.weights = {n: self.program.weights[n].detach().clone().requires_grad_() for n in self.values}
         sizes = {n: float(w.detach().square().mean().sqrt()) for n, w in self.weights.items()}
         floor = 0.1 * sorted(sizes.values())[len(sizes) // 2]  # a bias of zeros must be able to leave
-        groups = [{"params": [w], "lr": 0.0, "size": max(sizes[n], floor)} for n, w in self.weights.items()]
+        known = self.settings.sizes
+        groups = [
+            {"params": [w], "lr": 0.0, "size": known.get(n, max(sizes[n], floor))} for n, w in self.weights.items()
+        ]
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.999))
         return self.state()
 

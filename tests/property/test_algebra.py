@@ -120,7 +120,8 @@ def test_selectors_follow_a_permutation_of_units(seed: int, name: str, members: 
     features = np.arange(8 * members).reshape(8, members)[order].ravel()
     stats = view.stats[0]
     stats = replace(stats, gram=stats.gram[np.ix_(features, features)], total=stats.total[features])
-    moved = replace(view, weights=tuple(w[order] for w in view.weights), stats=(stats,))
+    slopes = None if view.gradient is None else view.gradient[order]
+    moved = replace(view, weights=tuple(w[order] for w in view.weights), stats=(stats,), gradient=slopes)
     here, there = (SELECTORS[name](v, rng) for v in (view, moved))
     np.testing.assert_allclose(there, here[order], rtol=1e-9)
 
@@ -136,7 +137,8 @@ def test_selectors_rank_alike_in_any_units(seed: int, name: str, unit: float, si
     rng = np.random.default_rng(seed)
     view = mlp(rng, members=2)
     stats = replace(view.stats[0], gram=unit**2 * view.stats[0].gram, total=unit * view.stats[0].total)
-    scaled = replace(view, weights=tuple(size * w for w in view.weights), stats=(stats,))
+    slopes = None if view.gradient is None else unit * size * view.gradient
+    scaled = replace(view, weights=tuple(size * w for w in view.weights), stats=(stats,), gradient=slopes)
     here, there = (np.argsort(SELECTORS[name](v, rng)).tolist() for v in (view, scaled))
     assert here == there
 

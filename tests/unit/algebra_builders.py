@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,8 @@ def mlp(rng: np.random.Generator, units: int = 8, members: int = 1, rows: int = 
     producer = rng.standard_normal((units, members, 4))
     bias = rng.standard_normal((units, members, 1))
     consumer = rng.standard_normal((units, members, outputs))
-    return view_of([("producer", producer), ("passenger", bias), ("consumer", consumer)], [x])
+    view = view_of([("producer", producer), ("passenger", bias), ("consumer", consumer)], [x])
+    return replace(view, gradient=np.abs(np.sin(consumer)).sum(axis=(1, 2)) / 100)
 
 
 def weights_of(change: Change, view: View, slot: int) -> Floats:

@@ -27,7 +27,8 @@ def gated(rng: np.random.Generator) -> View:
     weights = [rng.standard_normal((5, 2, r)) for r in (3, 4, 1, 6, 2)]
     roles: tuple[Role, ...] = ("producer", "producer", "passenger", "consumer", "consumer")
     rows = [rng.standard_normal((20, 10)), rng.standard_normal((30, 5)) * 3.0]
-    return view_of(list(zip(roles, weights, strict=True)), rows, feeds=[0, 1], pooled=[False, True])
+    found = view_of(list(zip(roles, weights, strict=True)), rows, feeds=[0, 1], pooled=[False, True])
+    return replace(found, gradient=rng.random(5))
 
 
 def test_l1_sums_all_producers(rng: np.random.Generator) -> None:
@@ -57,6 +58,15 @@ def test_wanda_from_the_definition(rng: np.random.Generator) -> None:
 def test_wanda_ranks_silent_channels_last(rng: np.random.Generator) -> None:
     view = view_of([("consumer", np.ones((3, 1, 2)))], [np.array([[1.0, 0.0, 2.0]] * 4)])
     assert np.argmin(SELECTORS["wanda"](view, rng)) == 1
+
+
+def test_wandapp_adds_the_gradient_to_wanda(rng: np.random.Generator) -> None:
+    view = gated(rng)
+    assert view.gradient is not None
+    want = SELECTORS["wanda"](view, rng) + 100 * view.gradient
+    np.testing.assert_allclose(SELECTORS["wandapp"](view, rng), want)
+    with pytest.raises(UsageError, match="'block' has no regional gradient"):
+        SELECTORS["wandapp"](replace(view, gradient=None), rng)
 
 
 @pytest.mark.parametrize("name", [name for name, selector in SELECTORS.items() if selector.needs_data])
@@ -167,7 +177,7 @@ def test_random_follows_the_generator() -> None:
 
 def test_who_asks_for_data(rng: np.random.Generator) -> None:
     needy = {name for name, selector in SELECTORS.items() if selector.needs_data}
-    assert needy == {"wanda", "flap", "gram", "obs", "slimgpt"}
+    assert needy == {"wanda", "wandapp", "flap", "gram", "obs", "slimgpt"}
     without = view_of([("producer", np.ones((3, 1, 2))), ("consumer", np.ones((3, 1, 2)))])
     for name in set(SELECTORS) - needy:
         assert SELECTORS[name](without, rng).shape == (3,)

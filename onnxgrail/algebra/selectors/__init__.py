@@ -14,6 +14,7 @@ from onnxgrail.algebra.selectors.obs import Obs
 from onnxgrail.algebra.selectors.random import Random
 from onnxgrail.algebra.selectors.slimgpt import SlimGpt
 from onnxgrail.algebra.selectors.wanda import Wanda
+from onnxgrail.algebra.selectors.wandapp import Wandapp
 from onnxgrail.core import Floats, View
 
 
@@ -31,9 +32,11 @@ SELECTORS: dict[str, Scorer] = {
     "l1": L1(),
     "l2": L2(),
     "wanda": Wanda(),
+    "wandapp": Wandapp(),
     "flap": Flap(),
     "gram": Gram(),
     "obs": Obs(),
     "slimgpt": SlimGpt(),
     "random": Random(),
 }
+GRADIENTS = frozenset({"wandapp"})  # those that read `view.gradient`, which takes torch

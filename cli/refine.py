@@ -1,0 +1,126 @@
+"""`onnxgrail refine`: a small model from anywhere, fitted to the one it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import _machine
+from . import _options as options
+from . import _render as render
+
+EXIT_GATE = 3
+
+
+@click.command()
+@click.argument("model", metavar="SMALL", type=click.Path(path_type=Path))
+@click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--reference",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DENSE",
+    help="The model that SMALL was made from, with the same inputs and outputs.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: SMALL.refined.onnx]")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@options.data_options
+@click.option(
+    "--refine",
+    type=options.refines,
+    metavar="KINDS",
+    default="laco,distill",
+    show_default=True,
+    help="In this order: " + options.REFINE_HELP,
+)
+@options.ic_option
+@options.seconds_option
+@options.device_options
+@click.option("--check/--no-check", default=True, show_default=True, help="Compare with DENSE before and after.")
+@click.option(
+    "--min-cosine",
+    type=click.FloatRange(-1, 1),
+    metavar="C",
+    help="Exit 3 when an output's mean cosine is lower; the file is still written.",
+)
+@click.option(
+    "--report",
+    "reports",
+    type=options.report_file,
+    metavar="FILE.json",
+    multiple=True,
+    help="Write the report; repeatable.",
+)
+@click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@click.option("--dry-run", is_flag=True, help="Fit and report; write no model.")
+@options.json_option
+@options.quiet_option
+@options.verbose_option
+@options.progress_option
+def refine(
+    *,
+    model: Path,
+    target: Path | None,
+    output: Path | None,
+    device: str | None,
+    providers: tuple[str, ...],
+    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    reports: tuple[Path, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **settings: Any,
+) -> None:
+    """Fit SMALL, pruned by any tool, to DENSE: by gradient, without labels (needs torch).
+
+    Blocks are matched by name, or in order where both models have equally many of the same shapes.
+    """
+    _machine.tune()
+    import onnxgrail
+
+    if target is not None and output is not None and target != output:
+        raise click.UsageError("give the output once: as OUT or with --output")
+    if settings["min_cosine"] is not None and not settings["check"]:
+        raise click.UsageError("--min-cosine needs the check that --no-check turns off")
+    settings["providers"] = options.resolve_providers(device, providers)
+    settings["input_shapes"] = dict(input_shapes)
+    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+        result = onnxgrail.refine_model(model, target or output, progress=show, **settings)
+    for path in reports:
+        result.report.save(path)
+    data = result.report.data
+    render.notes(data["calibration"]["notes"], quiet=quiet)
+    if as_json:
+        click.echo(result.report.to_json())
+    elif not quiet:
+        _tables(result)
+    if not result.gates_passed:
+        click.echo(f"Error: gate failed: an output's cosine is below --min-cosine {settings['min_cosine']}", err=True)
+        click.get_current_context().exit(EXIT_GATE)
+
+
+def _tables(result: Any) -> None:
+    data = result.report.data
+    printers = {"count": render.count, "bytes": render.size}
+    rows = []
+    for row in result.report.summary_rows():
+        show = printers[row.unit]
+        rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
+    title = f"{data['model']['input']}\nfitted to {data['reference']['path']}"
+    render.table(title, ("", "before", "after", "change"), rows)
+    for line in render.refines(data["refines"]):
+        click.echo(line)
+    known = {check["name"]: check for check in data["reference"]["outputs_before"]}
+    for check in data["verification"]["outputs"]:
+        words = [_pair(known.get(check["name"], {}).get(key), check[key], spec) for key, spec in SHOWN]
+        click.echo(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference")
+    click.echo(f"Written: {result.output}" if result.output is not None else "Dry run: no model was written")
+
+
+SHOWN = (("cosine", ".5f"), ("nmse", ".2e"))
+
+
+def _pair(before: float | None, after: float | None, spec: str) -> str:
+    return f"{render.number(before, spec)} -> {render.number(after, spec)}"

@@ -1,0 +1,107 @@
+"""Weights of the narrowed model, fitted at once to the dense network's outputs, without labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from onnxgrail.core import Array, Outcome, Progress
+from onnxgrail.errors import ModelError, UnsupportedOpError
+from onnxgrail.refine.job import Job, Refined, logits
+
+KEPT = 1 << 30  # bytes of dense outputs that are kept; beyond that they are computed again
+Found = Mapping[str, Array]
+
+
+def entry_of(
+    kind: str, started: float, outcome: Outcome, *, errors: tuple[float, float] | None = None, epochs: int = 0
+) -> Refined:
+    """The entry of a fit of the whole model, which began at `started`."""
+    before, after = errors or (None, None)
+    spent = time.perf_counter() - started
+    return Refined(block="model", kind=kind, before=before, after=after, epochs=epochs, seconds=spent, outcome=outcome)
+
+
+def whole(
+    job: Job,
+    kind: str,
+    names: Sequence[str],
+    progress: Progress,
+    *,
+    rate: float,
+    steps: int,
+    sizes: Mapping[str, float] | None = None,
+) -> tuple[Refined, Found]:
+    """So many steps on squared error, and on the divergence of rows where an output holds logits.
+
+    Args:
+        job: the two models; the narrowed one is not written to.
+        kind: of refinement, for the report.
+        names: weights that may move.
+        progress: called as it goes on.
+        rate: how far in one step, as a share of a weight's size.
+        steps: how many.
+        sizes: of weights whose own size says nothing.
+
+    Returns:
+        The entry, and new numbers for the weights where they are better on held-out batches.
+    """
+    from onnxgrail.torchgraph.fit import Batch, Settings, fit
+
+    started = time.perf_counter()
+    outputs = job.outputs()
+    slim = job.walk(job.slim)
+    if not outputs or not names:
+        outcome = Outcome(status="skipped", reason="no weights that could move, or no output to compare")
+        return entry_of(kind, started, outcome), {}
+    first = slim.source(outputs)(job.learnt[0])
+    dense = job.walk(job.prepared.model).source(outputs)
+    spread = job.learnt[:: -(-len(job.learnt) // steps)]
+    size = sum(first[n].nbytes for n in outputs) * (len(spread) + len(job.held))
+    kept: dict[int, Batch] = {}
+
+    def batch(number: int) -> Batch:
+        if number in kept:
+            return kept[number]
+        goals = {n: job.goal(n, a) for n, a in dense(number).items() if n in outputs}
+        made = Batch(inputs=slim.cache[number], goals=goals, mask=job.masks[number])
+        if size <= KEPT:
+            kept[number] = made
+        return made
+
+    rows, probable = logits(outputs, {n: job.goal(n, a) for n, a in dense(job.learnt[0]).items()})
+    settings = Settings(
+        rate=rate,
+        epochs=1,
+        steps=steps,
+        seconds=job.left(),
+        seed=job.recipe.seed,
+        divergence=rows,
+        probable=probable,
+        sizes=sizes or {},
+    )
+    total = -(-steps // len(spread))
+    learnt, held = ([lambda k=k: batch(k) for k in some] for some in (spread, job.held))
+    expected = {n: first[n] for n in outputs}
+    tick = _ticks(kind, total, progress)
+    try:
+        found = fit(slim.piece(outputs), names, learnt, held, settings, expected=expected, tick=tick)
+    except UnsupportedOpError as error:
+        return entry_of(kind, started, Outcome(status="skipped", reason=f"no gradient through {error.op}")), {}
+    except ModelError as error:
+        return entry_of(kind, started, Outcome(status="skipped", reason=error.args[0])), {}
+    progress(kind, total, total)
+    outcome = Outcome() if found.arrays else Outcome(status="plain", reason="no better weights on held-out samples")
+    errors = found.before, found.after if found.arrays else found.before
+    return entry_of(kind, started, outcome, errors=errors, epochs=found.epochs), found.arrays
+
+
+def _ticks(kind: str, total: int, progress: Progress) -> Callable[[], None]:
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done = min(done + 1, total)
+        progress(kind, done, total)
+
+    return tick

@@ -1,0 +1,248 @@
+"""Fit a model that was made smaller elsewhere to the one it was made from: `onnxgrail refine`.
+
+The function is not called `refine`: importing the room of that name would hide it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.threads import pinned
+from onnxgrail.comparison import bytes_on_disk, counted_macs, same_inputs
+from onnxgrail.core import Progress, Recipe, silent
+from onnxgrail.errors import ModelError, UsageError
+from onnxgrail.finish import passes, verify
+from onnxgrail.graph import cost
+from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.interface import between, fit
+from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.model_io import load, save
+from onnxgrail.graph.serial import to_bytes
+from onnxgrail.interop import from_any
+from onnxgrail.paths import check_input, check_output, sha256
+from onnxgrail.pipeline import Result
+from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.recipe import recipe_of
+from onnxgrail.refine.job import Refined
+from onnxgrail.refine.steps import refine_other, require_torch
+from onnxgrail.report import (
+    ModelChange,
+    Report,
+    Verification,
+    calibration_entry,
+    environment,
+    make_report,
+    plain,
+)
+
+USED = frozenset({
+    "samples", "batch_size", "seed", "input_shapes", "providers", "refine", "ic_rank", "budget_seconds", "check",
+    "min_cosine",
+})  # fmt: skip
+DEFAULT = ("laco", "distill")
+
+
+@pinned()
+def refine_model(
+    model: Any,
+    output: str | Path | None = None,
+    *,
+    reference: Any,
+    data: Any = None,
+    force: bool = False,
+    dry_run: bool = False,
+    save_as_external_data: bool = False,
+    progress: Progress = silent,
+    **choices: Any,
+) -> Result:
+    """Fit a small model to the outputs of a large one, and to the outputs of its blocks where these can be matched.
+
+    Blocks are matched by name, or else in order where both models have equally many of the same shapes.
+
+    Args:
+        model: the small one: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
+        output: file to write; beside a path it defaults to `SMALL.refined.onnx`, for other sources nothing is written.
+        reference: the model it was made from, of the same inputs and outputs; never written.
+        data: as for `compress`.
+        force: replace an existing output.
+        dry_run: fit and report, write nothing.
+        save_as_external_data: weights in a file beside the model; automatic over 2 GB.
+        progress: called with stage, done, total.
+        **choices: `refine` (default laco, then distill) and the other fields of `Recipe` that are about data and fits.
+
+    Raises:
+        UsageError: a choice is unknown, out of range or without a meaning here.
+        ModelError: a model cannot be read or run, or the two differ in inputs or outputs.
+        DataError, OutputError: the data do not fit, or the output cannot be written.
+        MissingExtraError: torch is not installed.
+    """
+    recipe, clock = _recipe(choices), Clock()
+    require_torch(recipe)
+    target = None if dry_run else _target(model, output, reference, force=force)
+    prepared = prepare(reference, data, recipe, clock)
+    with clock.stage("load"):
+        small = load(from_any(model))
+        facts = _facts(prepared, small, recipe)
+    first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
+    sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
+    with clock.stage("refine"):
+        refined = refine_other(prepared, recipe, small, facts, progress)
+    sides.append(_checked(prepared, small, recipe, clock, progress))
+    with clock.stage("write"):
+        if target is not None:
+            save(small, target, external=save_as_external_data)
+    change = _change(model, small, first, refined, target)
+    report = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
+    return Result(report=report, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
+
+
+def _recipe(choices: Mapping[str, Any]) -> Recipe:
+    odd = sorted(n for n, value in choices.items() if value is not None and n not in USED)
+    if odd:
+        raise UsageError(f"refining has no option {odd[0]!r}", hint=f"Known options: {', '.join(sorted(USED))}")
+    given = {"refine": DEFAULT, **{n: value for n, value in choices.items() if value is not None}}
+    recipe = recipe_of({**given, "ratio": 0.0})
+    if not recipe.refine:
+        raise UsageError("no refinement is chosen", hint="Leave out --refine, or give it a kind")
+    return recipe
+
+
+def _target(model: Any, output: str | Path | None, reference: Any, *, force: bool) -> Path | None:
+    paths = [Path(source) for source in (model, reference) if isinstance(source, str | Path)]
+    for path in paths:
+        check_input(path)
+    source = Path(model) if isinstance(model, str | Path) else None
+    if output is None and source is None:
+        return None
+    target = Path(output) if output is not None else default_name(source or Path())
+    for path in paths or [Path()]:
+        check_output(path, target, force=force)
+    return target
+
+
+def default_name(source: Path) -> Path:
+    """`model.refined.onnx` beside `model.onnx`."""
+    return source.with_name(f"{source.stem}.refined{source.suffix or '.onnx'}")
+
+
+def _facts(prepared: Prepared, small: ir.Model, recipe: Recipe) -> Facts:
+    """The small model run once, and whether what it takes and gives is what the reference takes and gives.
+
+    Raises:
+        ModelError: it is not.
+    """
+    same_inputs(signature_of(prepared.model), signature_of(small), "the small model")
+    ports = between(prepared.model, small)
+    facts, wide = observe(small, fit(prepared.feed, ports), providers=recipe.providers), prepared.survey.facts
+    ours, theirs = ([v.name or "" for v in m.graph.outputs] for m in (small, prepared.model))
+    common = [n for n in theirs if n in ours and n in wide.shapes and wide.dtypes[n].kind in "fV"]
+    if not common:
+        raise ModelError(
+            f"the small model has the outputs {', '.join(ours)}, and the reference {', '.join(theirs)}",
+            hint="Outputs are matched by name: rename them",
+        )
+    cut = {(p.name, p.axis): p.after for p in ports}
+    for name in common:
+        wanted = tuple(cut.get((name, axis), size) for axis, size in enumerate(wide.shapes[name]))
+        if facts.shapes[name] != wanted:
+            raise ModelError(
+                f"output {name!r} of the small model has the shape {list(facts.shapes[name])}, and that of the "
+                f"reference {list(wanted)}",
+                hint="Only models with the same outputs can be fitted to each other",
+            )
+    return facts
+
+
+def _macs(prepared: Prepared, small: ir.Model, recipe: Recipe) -> int | None:
+    return counted_macs(small, fit(prepared.feed, between(prepared.model, small)), recipe.providers)
+
+
+def _file(model: Any, small: ir.Model) -> dict[str, Any]:
+    """Size and digests of what was given."""
+    if isinstance(model, str | Path):
+        path = Path(model)
+        beside = {name: sha256(file) for name, file in weight_files(small).items()}
+        return {"bytes": bytes_on_disk(small, path), "sha256": sha256(path), "data": beside}
+    content = to_bytes(small, run=False)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "data": {}}
+
+
+def _checked(
+    prepared: Prepared, small: ir.Model, recipe: Recipe, clock: Clock, progress: Progress
+) -> tuple[Verification | None, tuple[Any, ...]]:
+    if not recipe.check:
+        return None, ()
+    with clock.stage("verify"):
+        return verify(prepared, small, recipe, progress)
+
+
+def _change(
+    model: Any, small: ir.Model, first: Mapping[str, Any], refined: Sequence[Refined], target: Path | None
+) -> ModelChange:
+    added = [entry.added for entry in refined if entry.added]
+    macs, params = first["macs"], cost.parameters(small)
+    beside = [] if target is None else [target.with_name(f"{target.name}.data")]
+    beside = [file for file in beside if file.exists()]
+    written = [] if target is None else [target, *beside]
+    return ModelChange(
+        input=str(model) if isinstance(model, str | Path) else "model",
+        output=None if target is None else str(target),
+        sha256_before=first["sha256"],
+        sha256_after=None if target is None else sha256(target),
+        params_before=first["params"],
+        params_after=params,
+        macs_before=macs,
+        macs_after=None if macs is None else macs + sum(one["macs"] for one in added),
+        bytes_before=first["bytes"],
+        bytes_after=sum(f.stat().st_size for f in written) if written else first["bytes"] + _bytes(added),
+        asked_ratio=None,
+        achieved_ratio=1 - params / first["params"] if first["params"] else 0.0,
+        sha256_data_before=first["data"],
+        sha256_data_after={file.name: sha256(file) for file in beside},
+    )
+
+
+def _bytes(added: Sequence[Mapping[str, Any]]) -> int:
+    return sum(int(one["bytes"]) for one in added)
+
+
+def _report(
+    prepared: Prepared,
+    recipe: Recipe,
+    change: ModelChange,
+    refined: Sequence[Refined],
+    sides: Sequence[Verification | None],
+    clock: Clock,
+) -> Report:
+    """Schema 1 without blocks, and what the reference is and how far from it the small model was."""
+    before, after = sides
+    batches = prepared.batches
+    report = make_report(
+        recipe=recipe,
+        environment=environment(providers=recipe.providers, threads=None),
+        model=change,
+        blocks=[],
+        refusals=[],
+        verification=after,
+        calibration=calibration_entry(
+            source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
+        ),
+        timing=clock.seconds,
+        refines=[dataclasses.asdict(entry) for entry in refined],
+    )
+    path = prepared.path
+    reference = {
+        "path": str(path or "model"),
+        "sha256": None if path is None else sha256(path),
+        "params": cost.parameters(prepared.model),
+        "outputs_before": [] if before is None else plain(before.outputs),
+    }
+    return Report(data={**report.data, "reference": reference})
