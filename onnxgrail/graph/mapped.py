@@ -156,7 +156,9 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path | None, label: str) -> ir.Te
 def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProtocol:
     """New numbers, in a temporary file where those that they replace lay in a file.
 
-    The file is removed with the tensor.  Where none can be made the numbers stay in memory.
+    The file is removed with the tensor.  It needs a name as long as a session may be opened: the runtime looks for the
+    real path of external data, and finds none behind /proc/self/fd once the name is gone.  So a run that is killed
+    leaves the files of the model it was about to run.  Where no file can be made the numbers stay in memory.
     """
     if not isinstance(old, Mapped) or new.nbytes < LARGE:
         return new

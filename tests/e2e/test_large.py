@@ -19,10 +19,11 @@ import pytest
 
 import onnxgrail
 from bench import large_model
+from onnxgrail import pipeline
 from onnxgrail.calibration import computed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.errors import ModelError
-from onnxgrail.graph import inside, model_io
+from onnxgrail.graph import inside, mapped, model_io
 from onnxgrail.graph.mapped import LARGE, Mapped
 from tests import tiny
 
@@ -283,3 +284,31 @@ def test_memory_stays_far_below_the_weights(tmp_path: Path, monkeypatch: pytest.
     assert found["checker"]
     assert peak["RssAnon"] - base < 0.6 * data
     assert not list(tmp_path.glob(SCRATCH))
+
+
+def lies_in_a_file(array: np.ndarray) -> bool:
+    base: Any = array
+    while base is not None and not isinstance(base, np.memmap):
+        base = getattr(base, "base", None)
+    return base is not None
+
+
+@pytest.mark.parametrize("compensate", ["grail", "best"])
+@pytest.mark.parametrize("where", ["beside", "within"])
+def test_new_weights_of_all_layers_wait_in_files(
+    where: str, compensate: str, llama: Path, inline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "SHELF", 256)
+    ledgers = []
+    whole = pipeline.narrowed
+
+    def narrowed(prepared: Any, ledger: Any) -> ir.Model:
+        ledgers.append(ledger)
+        return whole(prepared, ledger)
+
+    monkeypatch.setattr(pipeline, "narrowed", narrowed)
+    data, source = ids(64), llama if where == "beside" else inline
+    onnxgrail.compress(source, tmp_path / "small.onnx", data=data, ratio=0.5, compensate=compensate)
+    (ledger,) = ledgers
+    assert len(ledger.arrays) >= 4
+    assert all(lies_in_a_file(array) for array in ledger.arrays.values())
