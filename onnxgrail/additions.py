@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.mapped import shelved, weight_files
+from onnxgrail.graph.mapped import in_files, shelved
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.record import Record
 
@@ -25,7 +25,7 @@ def of_addition(before: Ledger, after: Ledger, notes: Mapping[str, Any]) -> Reco
 def with_addition(ledger: Ledger, record: Record, model: ir.Model) -> Ledger:
     """A ledger with what `of_addition` recorded; in files where the model's own weights lie in files."""
     arrays = _named(ARRAY, record.arrays)
-    if weight_files(model):
+    if in_files(model):
         arrays = {name: shelved(array) for name, array in arrays.items()}
     return dataclasses.replace(
         ledger,

@@ -19,7 +19,7 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
 from onnxgrail.calibration.dense import TOGETHER, Dense
 from onnxgrail.core import Block, Change, Progress, Recipe, Refusal, View, silent
 from onnxgrail.graph import weights
-from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.memory import give_back
@@ -94,7 +94,7 @@ def decide(
     with clock.stage("prove"):
         if blocks:
             blocks, refusals = proved(prepared, recipe, blocks, kept, group=group)
-    if weight_files(prepared.model):
+    if in_files(prepared.model):
         give_back()
     once = Once(journal=journal, group=group)
     if recipe.selector in GRADIENTS and blocks:

@@ -20,7 +20,7 @@ from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
-from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.mapped import in_files, weight_files
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
@@ -59,14 +59,16 @@ def verify(
     count = max(1, min(CHECKED_FEEDS, CHECKED_SAMPLES // max(each, 1)))
     few = dataclasses.replace(batches, feeds=batches.feeds[:count])
     narrow = has_bfloat16(prepared.model)
-    before = prepared.path if prepared.path is not None and not narrow else pack(prepared.model)
+    held = in_files(prepared.model)
+    inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
+    before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
     sums = run_both(
         before,
         pack(slim),
         few,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
-        once=bool(weight_files(prepared.model)),
+        once=held,
         progress=progress,
     )
     results = finish(sums)

@@ -20,6 +20,7 @@ from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.fidelity import Fidelity
 from onnxgrail.finish import passes, report_of, verify
+from onnxgrail.graph.mapped import loose
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder
 from onnxgrail.parallel import SOLO, Group
@@ -146,7 +147,7 @@ def compress(
         refines=refined,
         applied=applied,
     )
-    return Result(report=report, output=target, model=slim, gates_passed=not first or passes(results, recipe))
+    return Result(report=report, output=target, model=loose(slim), gates_passed=not first or passes(results, recipe))
 
 
 def _write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:

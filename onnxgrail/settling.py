@@ -21,7 +21,7 @@ from onnxgrail.calibration.dense import Dense, by_block
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Change, Floats, Probe, Progress, Recipe, Selector, Stats, View
 from onnxgrail.graph import weights
-from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.memory import give_back
 from onnxgrail.norms import Norm
@@ -137,7 +137,7 @@ def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
     def tick() -> None:
         progress("calibrating", next(ticks), feeds * len(todo))
 
-    heavy, used = bool(weight_files(prepared.model)), 0
+    heavy, used = bool(in_files(prepared.model)), 0
     with stream_of(prepared, recipe, once.group) as stream:
         walk = _Walk(stream, feeds, tick, moving=len(todo) > 1)
         for step in todo:

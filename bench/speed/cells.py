@@ -17,6 +17,8 @@ from bench.speed import clock, nets
 
 START = 1.0  # seconds for the interpreter and its imports that a ratio does not count
 GRAIL = ("--ratio", "0.3")
+BEST = ("--compensate", "best")
+DEPTHS = (12, 24, 48)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,9 @@ def cells() -> list[Cell]:
         for n in nets.STAGES
     ]
     found.append(Cell(name="vit_b_32", group="models", make=nets.vit, shape=image))
-    found += [_encoder(f"depth {d}", "depth", d, 256, 64, samples=128) for d in (12, 24, 48)]
+    found += [_encoder(f"depth {d}", "depth", d, 256, 64, samples=128) for d in DEPTHS]
+    found += [_encoder(f"depth {d}, weights inside", "depth", d, 256, 64, samples=128, inside=True) for d in DEPTHS]
+    found += [_encoder(f"depth {d}, best", "depth", d, 256, 64, samples=128, more=BEST) for d in DEPTHS]
     found += [_encoder(f"width {w}", "width", 2, w, 128, samples=32) for w in (768, 1536, 3072, 4096)]
     found += [_encoder(f"samples {n}", "samples", 6, 384, 128, samples=n) for n in (32, 128, 512)]
     half = ("--ratio", "0.5", "--round-to", "8", "--compensate", "none", "--selector", "l2", "--no-check")
@@ -68,11 +72,21 @@ def cells() -> list[Cell]:
     return found
 
 
-def _encoder(name: str, group: str, depth: int, width: int, tokens: int, *, samples: int) -> Cell:
+def _encoder(
+    name: str,
+    group: str,
+    depth: int,
+    width: int,
+    tokens: int,
+    *,
+    samples: int,
+    inside: bool = False,
+    more: tuple[str, ...] = (),
+) -> Cell:
     def make(path: Path) -> Path:
-        return nets.encoder(path, depth=depth, width=width, tokens=tokens)
+        return nets.encoder(path, depth=depth, width=width, tokens=tokens, external=not inside)
 
-    options = (*GRAIL, "--save-as-external-data")
+    options = (*GRAIL, *more, *(() if inside else ("--save-as-external-data",)))
     return Cell(name=name, group=group, make=make, shape=(tokens, width), samples=samples, options=options)
 
 
@@ -87,7 +101,7 @@ def minilm(folder: Path) -> list[Cell]:
     common = {"group": "models", "make": make, "shape": ()}
     return [
         Cell(name="MiniLM", **common),  # type: ignore[arg-type]
-        Cell(name="MiniLM, best", options=(*GRAIL, "--compensate", "best"), **common),  # type: ignore[arg-type]
+        Cell(name="MiniLM, best", options=(*GRAIL, *BEST), **common),  # type: ignore[arg-type]
     ]
 
 

@@ -143,9 +143,9 @@ def vit(path: Path) -> Path:
     return net.save(path, net.linear(pooled, width, 1000), (3, 224, 224), (1000,))
 
 
-def encoder(path: Path, *, depth: int, width: int, tokens: int) -> Path:
-    """A plain transformer encoder on vectors, weights beside the model: how much memory it takes then is our doing."""
+def encoder(path: Path, *, depth: int, width: int, tokens: int, external: bool = True) -> Path:
+    """A plain transformer encoder on vectors."""
     net, x = Writer(), "x"
     for _ in range(depth):
         x = net.layer(x, width, max(1, width // 64), tokens)
-    return net.save(path, net.norm(x, width), (tokens, width), (tokens, width), external=True)
+    return net.save(path, net.norm(x, width), (tokens, width), (tokens, width), external=external)

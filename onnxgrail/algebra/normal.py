@@ -79,14 +79,22 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = np.concatenate([part for _, part in parts], axis=1)
     output = linear().product(stats.gram, columns)
-    half = _lifted(stats.gram, units, reducer)
     return Normal(
-        gram=_lifted(np.ascontiguousarray(half.T), units, reducer),
+        gram=_both_sides(stats.gram, units, reducer),
         target=_lifted(output, units, reducer),
         energy=np.einsum("hc,hc->c", columns, output),
         plain=sum_rows(columns.reshape(units, -1), reducer).reshape(-1, columns.shape[1]),
         parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)),
     )
+
+
+def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
+    """(R ⊗ I) G (R ⊗ I)ᵀ; where units are only dropped, without a matrix that is narrowed on one side."""
+    if reducer.cluster is None:
+        features = np.arange(len(gram)).reshape(units, -1)[reducer.kept].ravel()
+        return np.asarray(gram[np.ix_(features, features)])
+    half = _lifted(gram, units, reducer)
+    return _lifted(np.ascontiguousarray(half.T), units, reducer)
 
 
 def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:

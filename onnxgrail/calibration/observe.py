@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.computed import Values, compute, heavy
-from onnxgrail.calibration.session import CPU, Session, open_session
+from onnxgrail.calibration.relay import STRETCH, Relay
+from onnxgrail.calibration.session import CPU
 from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts, constants
-from onnxgrail.graph.serial import pack
 from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 from onnxgrail.graph.widen import has_bfloat16, true_types
 
@@ -23,9 +24,21 @@ SMALL = 4096
 def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> Facts:
     """Run the model once on `feed` and once on a smaller one.
 
+    A deep model is run a stretch at a time, so that what all layers make is never in memory together.
+
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
     """
+    if len(model.graph) > STRETCH:
+        try:
+            return _observed(model, feed, STRETCH, providers)
+        except ModelError:  # whether a stretch cannot be had or the model does not run, the whole tells
+            pass
+    return _observed(model, feed, len(model.graph), providers)
+
+
+def _observed(model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str]) -> Facts:
+    """Facts of a model that is run so many nodes at a time."""
     known = constants(model)
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
@@ -35,13 +48,14 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> F
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
     later = heavy(model, known & set(names))
     names = [name for name in names if name not in set(later)]
-    with open_session(pack(model, outputs=names), optimise=False, once=True, providers=providers) as session:
-        for name, array in {**feed, **session.run(feed)}.items():
-            if isinstance(array, np.ndarray):
-                shapes[name], dtypes[name] = array.shape, array.dtype
-                if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
-                    values[name] = array
-        other, found = _elsewhere(session, other_sizes(feed, signature_of(model)))
+    with Relay(model, names, known, stretch=stretch, providers=providers) as relay:
+        for found in chain([feed], relay.run(feed)):
+            for name, array in found.items():
+                if isinstance(array, np.ndarray):
+                    shapes[name], dtypes[name] = array.shape, array.dtype
+                    if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
+                        values[name] = array
+        other, sizes = _elsewhere(relay, other_sizes(feed, signature_of(model)))
     for name in later:
         array = compute(model, name)
         shapes[name], dtypes[name] = array.shape, array.dtype
@@ -62,7 +76,7 @@ def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> F
         dtypes=dtypes,
         values=Values(values, model, {name: dtypes[name] for name in later}) if later else values,
         constants=known,
-        varying=_varying(found, shapes),
+        varying=_varying(sizes, shapes),
         other=other,
         stored=weights,
     )
@@ -113,22 +127,20 @@ def other_sizes(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
     return [*found, {n: np.concatenate([a, a]) if a.ndim and a.shape[0] == batch else a for n, a in feed.items()}]
 
 
-def _elsewhere(session: Session, feeds: Sequence[Feed]) -> tuple[Feed | None, Mapping[str, Array]]:
-    """The first feed that the model takes, and what it gives; nothing where all sizes are fixed."""
+def _elsewhere(relay: Relay, feeds: Sequence[Feed]) -> tuple[Feed | None, Mapping[str, tuple[int, ...]]]:
+    """The first feed that the model takes, and the shapes it gives; nothing where all sizes are fixed."""
     for feed in feeds:
         try:
-            return feed, session.run(feed)
+            return feed, {name: np.shape(array) for found in relay.run(feed) for name, array in found.items()}
         except ModelError:  # fixed sizes are no error here
             continue
     return None, {}
 
 
-def _varying(found: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
+def _varying(found: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
     """Axes whose size changed between two runs."""
     axes = {
-        name: frozenset(
-            k for k, (a, b) in enumerate(zip(np.shape(array), shapes.get(name, ()), strict=False)) if a != b
-        )
-        for name, array in found.items()
+        name: frozenset(k for k, (a, b) in enumerate(zip(shape, shapes.get(name, ()), strict=False)) if a != b)
+        for name, shape in found.items()
     }
     return {name: changed for name, changed in axes.items() if changed}

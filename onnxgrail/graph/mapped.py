@@ -32,10 +32,21 @@ class Mapped(ir.ExternalTensor):
     location is the real file's, seen from `ROOT`, so a model with weights in several folders can be run from memory.
 
     Attributes:
-        stated: the location as the model file has it.
+        stated: the location as the model file has it; empty where the weight lies in no file beside a model.
+        temporary: the file is this very tensor's and goes with it.
     """
 
-    def __init__(self, path: Path, offset: int, tensor: ir.TensorProtocol, stated: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        offset: int,
+        tensor: ir.TensorProtocol,
+        *,
+        stated: str = "",
+        temporary: bool = False,
+        whole: Array | None = None,
+    ) -> None:
+        """Of a `tensor`'s type and shape; `whole` is the file's bytes where they are to outlive its name."""
         super().__init__(
             os.path.relpath(path, ROOT),
             offset,
@@ -47,7 +58,9 @@ class Mapped(ir.ExternalTensor):
             metadata_props=dict(tensor.metadata_props),
             base_dir=ROOT,
         )
-        self.stated = stated
+        self.stated, self.temporary, self._whole = stated, temporary, whole
+        if temporary:
+            weakref.finalize(self, _remove, path)
 
     def numpy(self) -> Array:
         """The numbers, read-only."""
@@ -73,6 +86,9 @@ class Mapped(ir.ExternalTensor):
             file.write(self._bytes().data)
 
     def _bytes(self) -> Array:
+        if self._whole is not None:
+            start = self.offset or 0
+            return self._whole[start : start + self.nbytes]
         return np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset or 0, shape=(self.nbytes,))
 
 
@@ -128,7 +144,7 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path | None, label: str) -> ir.Te
             f"{label}: external data file {location} is truncated ({size} of {offset + tensor.nbytes} bytes)"
         )
     try:
-        return Mapped(path, offset, tensor, location)
+        return Mapped(path, offset, tensor, stated=location)
     except ValueError:  # on another drive than everything else: there is no way to name it from here
         raw = np.fromfile(path, np.uint8, tensor.nbytes, offset=offset).tobytes()
         whole = onnx.TensorProto(
@@ -140,7 +156,9 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path | None, label: str) -> ir.Te
 def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProtocol:
     """New numbers, in a temporary file where those that they replace lay in a file.
 
-    The file is removed with the tensor.  Where none can be made the numbers stay in memory.
+    The file is removed with the tensor.  It needs a name as long as a session may be opened: the runtime looks for the
+    real path of external data, and finds none behind /proc/self/fd once the name is gone.  So a run that is killed
+    leaves the files of the model it was about to run.  Where no file can be made the numbers stay in memory.
     """
     if not isinstance(old, Mapped) or new.nbytes < LARGE:
         return new
@@ -150,12 +168,10 @@ def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProt
         path = Path(name).resolve()
         with os.fdopen(handle, "wb") as file:
             write(new, file)
-        found = Mapped(path, 0, new)
+        return Mapped(path, 0, new, temporary=True)
     except (OSError, ValueError):
         _remove(path)
         return new
-    weakref.finalize(found, _remove, path)
-    return found
 
 
 def discard(model: ir.Model) -> None:
@@ -164,7 +180,7 @@ def discard(model: ir.Model) -> None:
     Otherwise they would stay until the model's cycles are collected.
     """
     for tensor in _tensors(model):
-        if os.name == "posix" and isinstance(tensor, Mapped) and not tensor.stated:
+        if os.name == "posix" and isinstance(tensor, Mapped) and tensor.temporary:
             _remove(Path(tensor.path))
 
 
@@ -212,6 +228,32 @@ def write(tensor: ir.TensorProtocol, file: Any) -> None:
 def weight_files(model: ir.Model) -> dict[str, Path]:
     """The files that hold a model's weights, by the location that the model states."""
     return {t.stated: Path(t.path) for t in _tensors(model) if isinstance(t, Mapped) and t.stated}
+
+
+def in_files(model: ir.Model) -> bool:
+    """Whether some of a model's weights lie in files: beside it, or in its own."""
+    return any(isinstance(tensor, Mapped) for tensor in _tensors(model))
+
+
+def loose(model: ir.Model) -> ir.Model:
+    """A model whose weights say where they lie only if that is a file beside the source: others are read when asked."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, Mapped) and not tensor.stated:
+                value.const_value = _later(tensor)
+    return model
+
+
+def _later(tensor: Mapped) -> ir.TensorProtocol:
+    return ir.LazyTensor(
+        lambda: in_memory(tensor),
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=tensor.metadata_props,
+    )
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.graph.functions import inlined
+from onnxgrail.graph.inside import Split, hold, split
 from onnxgrail.graph.mapped import Mapped, map_weights
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
@@ -45,9 +46,9 @@ def _read(source: Source) -> ir.Model:
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, bytes):
-        return _from_proto(_parse(source, "the given bytes"), "the given bytes", None)
+        return _from_proto(_parse(source, "the given bytes"), "the given bytes")
     if isinstance(source, onnx.ModelProto):
-        return _from_proto(source, "the given model", None)
+        return _from_proto(source, "the given model")
     raise ModelError(
         f"cannot read a model from {type(source).__name__}", hint="Give a path, bytes, a ModelProto or a graph"
     )
@@ -60,10 +61,11 @@ def _from_path(path: Path) -> ir.Model:
         size = path.stat().st_size
         if size > PROTOBUF:
             raise _too_large(str(path), size)
-        data = path.read_bytes()
+        apart = split(path)
+        data = path.read_bytes() if apart is None else apart.rest
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    return _from_proto(_parse(data, str(path)), str(path), path.parent)
+    return _from_proto(_parse(data, str(path)), str(path), path, apart)
 
 
 def _too_large(label: str, size: int) -> ModelError:
@@ -82,7 +84,7 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
     return proto
 
 
-def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, apart: Split | None = None) -> ir.Model:
     if proto.graph.sparse_initializer:
         raise ModelError(f"{label} has sparse weights, which are not supported", hint="Store them dense first")
     if not proto.graph.node:
@@ -92,7 +94,9 @@ def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.M
     except Exception as error:
         raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
     model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
-    map_weights(model, folder, label)
+    if apart is not None and path is not None:
+        hold(model, apart, path)
+    map_weights(model, None if path is None else path.parent, label)
     if not _sorted(model.graph):
         model.graph.sort()
     return model

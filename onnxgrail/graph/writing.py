@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.graph import mapped
 from onnxgrail.graph.mapped import Mapped, in_memory
 from onnxgrail.graph.serial import to_file
+from onnxgrail.graph.wire import head
 
 SMALL = 256  # bytes up to which a weight stays in the model file beside external data
 ALIGN = 64  # bytes: what memory maps and wide loads like
@@ -61,11 +62,11 @@ def write_inline(model: ir.Model, path: Path) -> None:
     del proto.graph.initializer[:]
     graph = proto.graph.SerializeToString()
     proto.ClearField("graph")
-    total = len(graph) + sum(len(_head(_INITIALIZER, size)) + size for _, _, size in weights)
+    total = len(graph) + sum(len(head(_INITIALIZER, size)) + size for _, _, size in weights)
     with path.open("wb") as file:
-        file.write(proto.SerializeToString() + _head(_GRAPH, total) + graph)
+        file.write(proto.SerializeToString() + head(_GRAPH, total) + graph)
         for start, tensor, size in weights:
-            file.write(_head(_INITIALIZER, size) + start)
+            file.write(head(_INITIALIZER, size) + start)
             if tensor is not None:
                 tensor.tofile(file)
 
@@ -84,14 +85,5 @@ def _split(proto: onnx.TensorProto, tensor: Mapped | None) -> tuple[bytes, Mappe
         return whole, None, len(whole)
     del proto.external_data[:]
     proto.ClearField("data_location")
-    start = proto.SerializeToString() + _head(_RAW, tensor.nbytes)
+    start = proto.SerializeToString() + head(_RAW, tensor.nbytes)
     return start, tensor, len(start) + tensor.nbytes
-
-
-def _head(field: int, length: int) -> bytes:
-    """What stands in front of a field of bytes: its number and its length, seven bits at a time."""
-    found = [field << 3 | 2]
-    while length > 0x7F:
-        found.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([*found, length])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import pytest
 
 import onnxgrail
 from bench import large_model
+from onnxgrail import pipeline
 from onnxgrail.calibration import computed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.errors import ModelError
-from onnxgrail.graph import model_io
+from onnxgrail.graph import inside, mapped, model_io
 from onnxgrail.graph.mapped import LARGE, Mapped
 from tests import tiny
 
@@ -141,6 +143,56 @@ def test_a_model_from_another_reader_keeps_its_data(llama: Path) -> None:
         assert value.const_value.tobytes() == result.model.graph.initializers[name].const_value.tobytes()
 
 
+@pytest.fixture
+def inline(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same model with its weights inside, of which even small ones are left there."""
+    path = tmp_path / "inline.onnx"
+    onnx.save(onnx.load(llama), path)
+    monkeypatch.setattr(inside, "MODEL", 0)
+    monkeypatch.setattr(inside, "LARGE", 256)
+    return path
+
+
+def test_weights_inside_a_model_file_are_not_read(inline: Path, llama: Path) -> None:
+    model, twin = model_io.load(inline), model_io.load(llama)
+    stored = {name: v.const_value for name, v in model.graph.initializers.items()}
+    assert sum(isinstance(t, Mapped) for t in stored.values()) > 10
+    for name, tensor in stored.items():
+        assert tensor.tobytes() == twin.graph.initializers[name].const_value.tobytes()
+        assert isinstance(tensor, Mapped) == (tensor.nbytes >= 256)
+    assert ir.to_proto(model).graph.node == ir.to_proto(twin).graph.node
+
+
+def test_a_model_whose_weights_stay_inside_gives_the_same_file(
+    inline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = inline.read_bytes()
+    left = onnxgrail.compress(inline, tmp_path / "left.onnx", data=ids(), ratio=0.5).report.data
+    monkeypatch.setattr(inside, "MODEL", 2**30)
+    read = onnxgrail.compress(inline, tmp_path / "read.onnx", data=ids(), ratio=0.5).report.data
+    assert weights(tmp_path / "left.onnx") == weights(tmp_path / "read.onnx")
+    for key in ("bytes_before", "sha256_before", "sha256_data_before", "params_before", "params_after"):
+        assert left["model"][key] == read["model"][key]
+    onnx.checker.check_model(tmp_path / "left.onnx", full_check=True)
+    assert inline.read_bytes() == before
+
+
+def test_a_narrowed_model_outlives_the_file_it_was_made_from(inline: Path, tmp_path: Path) -> None:
+    result = onnxgrail.compress(inline, tmp_path / "small.onnx", data=ids(), ratio=0.5)
+    inline.unlink()
+    data = ir.to_proto(result.model).SerializeToString()
+    assert {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in onnx.load_from_string(data).graph.initializer} == (
+        weights(tmp_path / "small.onnx")
+    )
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-20], lambda d: d[: len(d) // 2], lambda d: b"\x0b" + d])
+def test_a_damaged_file_with_weights_inside(inline: Path, damage: Callable[[bytes], bytes]) -> None:
+    inline.write_bytes(damage(inline.read_bytes()))
+    with pytest.raises(ModelError, match="is not an ONNX model, or is truncated"):
+        model_io.load(inline)
+
+
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
@@ -232,3 +284,31 @@ def test_memory_stays_far_below_the_weights(tmp_path: Path, monkeypatch: pytest.
     assert found["checker"]
     assert peak["RssAnon"] - base < 0.6 * data
     assert not list(tmp_path.glob(SCRATCH))
+
+
+def lies_in_a_file(array: np.ndarray) -> bool:
+    base: Any = array
+    while base is not None and not isinstance(base, np.memmap):
+        base = getattr(base, "base", None)
+    return base is not None
+
+
+@pytest.mark.parametrize("compensate", ["grail", "best"])
+@pytest.mark.parametrize("where", ["beside", "within"])
+def test_new_weights_of_all_layers_wait_in_files(
+    where: str, compensate: str, llama: Path, inline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "SHELF", 256)
+    ledgers = []
+    whole = pipeline.narrowed
+
+    def narrowed(prepared: Any, ledger: Any) -> ir.Model:
+        ledgers.append(ledger)
+        return whole(prepared, ledger)
+
+    monkeypatch.setattr(pipeline, "narrowed", narrowed)
+    data, source = ids(64), llama if where == "beside" else inline
+    onnxgrail.compress(source, tmp_path / "small.onnx", data=data, ratio=0.5, compensate=compensate)
+    (ledger,) = ledgers
+    assert len(ledger.arrays) >= 4
+    assert all(lies_in_a_file(array) for array in ledger.arrays.values())

@@ -1,0 +1,94 @@
+"""Large weights that lie in the model file itself, found without reading them: as good as external data from then on.
+
+A message that is parsed as a whole takes the room of all weights, and their sum decides how much a run needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.graph.mapped import LARGE, Mapped
+from onnxgrail.graph.wire import BYTES, Field, fields, head
+
+MODEL = 2**23  # bytes of a file from which on its weights stay there; smaller ones are read
+_GRAPH, _INITIALIZER, _NAME, _RAW, _EXTERNAL = 7, 5, 8, 9, 13  # field numbers of the messages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """A model file without its large weights.
+
+    Attributes:
+        rest: the message, in which these weights refer to a file that is not named.
+        places: where the numbers of each lie in the model file.
+        whole: the bytes of the file, mapped: they outlive its name.
+    """
+
+    rest: bytes
+    places: dict[str, int]
+    whole: np.memmap[Any, Any]
+
+
+def split(path: Path) -> Split | None:
+    """The file in two; None where it is small or not put together as expected, and is better read in one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if path.stat().st_size < MODEL:
+        return None
+    whole = np.memmap(path, dtype=np.uint8, mode="r")
+    data, places = whole.data, dict[str, int]()
+    try:
+        rest = b"".join(_copied(data, 0, len(data), {_GRAPH: lambda f: _graph(data, f, places)}))
+    except ValueError:
+        return None
+    return Split(rest, places, whole) if places else None
+
+
+def hold(model: ir.Model, found: Split, path: Path) -> None:
+    """Let the weights that were left out lie where they are."""
+    real = path.resolve()
+    for name, offset in found.places.items():
+        value = model.graph.initializers[name]
+        assert value.const_value is not None, name
+        value.const_value = Mapped(real, offset, value.const_value, whole=found.whole)
+
+
+def _graph(data: memoryview, field: Field, places: dict[str, int]) -> bytes:
+    return b"".join(_copied(data, field.start, field.stop, {_INITIALIZER: lambda f: _tensor(data, f, places)}))
+
+
+def _tensor(data: memoryview, field: Field, places: dict[str, int]) -> bytes:
+    """A weight, without its numbers where they are many."""
+    parts = {part.number: part for part in fields(data, field.start, field.stop)}
+    raw, name = parts.get(_RAW), parts.get(_NAME)
+    if raw is None or name is None or raw.stop - raw.start < LARGE or _EXTERNAL in parts:
+        return bytes(data[field.start : field.stop])
+    label = bytes(data[name.start : name.stop]).decode()
+    if label in places:
+        raise ValueError(f"two weights {label}")
+    places[label] = raw.start
+    rest = b"".join(_copied(data, field.start, field.stop, {_RAW: None}))
+    away = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", "."), ("offset", raw.start), ("length", raw.stop - raw.start)):
+        away.external_data.add(key=key, value=str(value))
+    refers: bytes = away.SerializeToString()
+    return rest + refers
+
+
+def _copied(data: memoryview, start: int, stop: int, changed: dict[int, Any]) -> Iterator[bytes]:
+    """The fields of a message, some of them made anew (or left out, where there is nothing to make them)."""
+    for field in fields(data, start, stop):
+        if field.number not in changed or field.kind != BYTES:
+            yield bytes(data[field.head : field.stop])
+        elif (make := changed[field.number]) is not None:
+            body = make(field)
+            yield head(field.number, len(body)) + body
