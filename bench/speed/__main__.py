@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.speed import page
+from bench.speed import page, rivals
 from bench.speed.cells import Cell, cells, measure, minilm
 
+BESIDE = ("MiniLM", "resnet50")  # rows that other tools are measured beside
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,10 +30,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         for cell in wanted(args):
             with tempfile.TemporaryDirectory(prefix="speed-", dir=args.work) as folder:
                 row = measure(cell, Path(folder), threads=args.threads, rounds=args.rounds)
-            data["rows"][cell.name if not cell.latency else f"latency: {cell.name}"] = row
-            print(json.dumps(row), flush=True)
-            args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+                _keep(data, cell.name if not cell.latency else f"latency: {cell.name}", row, args.out)
+                if args.onnxsim and cell.name in BESIDE:
+                    row = rivals.onnxsim(args.onnxsim, cell, Path(folder), args.threads)
+                    _keep(data, row["name"], row, args.out)
+        if args.torch_pruning:
+            row = rivals.torch_pruning(args.torch_pruning, args.threads)
+            _keep(data, row["name"], row, args.out)
     args.page.write_text(page.page(data), encoding="utf-8")
+
+
+def _keep(data: dict[str, Any], name: str, row: dict[str, Any], out: Path) -> None:
+    data["rows"][name] = row
+    print(json.dumps(row), flush=True)
+    out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def options() -> argparse.ArgumentParser:
@@ -42,6 +53,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of ONNX Runtime and of BLAS")
     parser.add_argument("--minilm", type=Path, metavar="DIR", help="folder of minilm.dynamo.onnx and calib128.npz")
+    parser.add_argument("--onnxsim", metavar="PYTHON", help="an interpreter with onnxsim, for rows beside ours")
+    parser.add_argument("--torch-pruning", metavar="PYTHON", help="one with torch, transformers and torch-pruning")
     parser.add_argument("--work", type=Path, help="folder for models and data (some GB)")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "speed.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")

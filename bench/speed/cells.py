@@ -39,6 +39,17 @@ class Cell:
     options: tuple[str, ...] = GRAIL
     latency: bool = False
 
+    def written(self, folder: Path) -> tuple[Path, Path]:
+        """The model and its data, made where they are not there yet."""
+        model = folder / "model.onnx"
+        if not model.exists():
+            model = self.make(model)
+        data = model.with_suffix(".npz")
+        if not data.exists():
+            rng = np.random.default_rng(1)
+            np.savez(data, x=rng.standard_normal((self.samples, *self.shape), dtype=np.float32))
+        return model, data
+
 
 def cells() -> list[Cell]:
     """All rows that need nothing from outside."""
@@ -107,11 +118,7 @@ def minilm(folder: Path) -> list[Cell]:
 
 def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
     """One row: medians over rounds in which everything takes its turn."""
-    model = cell.make(folder / "model.onnx")
-    data = model.with_suffix(".npz")
-    if not data.exists():
-        rng = np.random.default_rng(1)
-        np.savez(data, x=rng.standard_normal((cell.samples, *cell.shape), dtype=np.float32))
+    model, data = cell.written(folder)
     row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch, "threads": threads}
     out, report = folder / "slim.onnx", folder / "report.json"
     words = [sys.executable, "-m", "onnxgrail", "compress", str(model), str(out), "--data", str(data), "--force", "-q"]

@@ -23,6 +23,7 @@ INTRO = """\
 
 TITLES = {
     "models": "Models",
+    "rivals": "Other tools",
     "depth": "Depth at equal width (256)",
     "width": "Width (2 layers, 32 x 128 tokens)",
     "samples": "Samples (6 layers of width 384, 128 tokens each)",
