@@ -44,8 +44,8 @@ NOTES = """\
 - Second moments of a hidden width of four times the model's cost about as much as the forward pass itself: fewer
   samples (`--samples`) make both cheaper in proportion.
 - The next session is not opened while the current one runs.  In a closed loop it holds what the current one decides, so
-  only its graph could be made ready, and opening sessions is little: 0.3 of 7 processor seconds in which 24 layers of
-  width 256 are calibrated (48 sessions), 1.2 of 24 with `--compensate best` (238 sessions).
+  only its graph could be made ready, and opening sessions is little: 0.3 of the 10.5 processor seconds that 24 layers
+  of width 256 take (48 sessions), 1.2 of 27.1 with `--compensate best` (238 sessions).
 - `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS together; unset, it is the number of physical cores.
 - OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
   (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
