@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
+from onnxgrail.calibration.reading import numbers
 from onnxgrail.core import FITS, KINDS, NORMS, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
@@ -34,6 +36,11 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         given["refine"] = ()
     if "providers" in given:
         given["providers"] = tuple(given["providers"])
+    if "tokenizer" in given:
+        given["tokenizer"] = os.fspath(given["tokenizer"])
+    for name in ("image_mean", "image_std"):
+        if name in given:
+            given[name] = numbers(given[name])
     if "cache_budget" in given:
         given["cache_budget"] = str(given["cache_budget"])
     _ruled(given)
