@@ -96,7 +96,7 @@ def readable(path: object) -> Iterator[None]:
     except OnnxGrailError:
         raise
     except ValueError as error:
-        if "pickle" in str(error).lower():
+        if any(word in str(error).lower() for word in ("pickle", "python objects")):
             hint = "Save plain arrays; pickled objects are never loaded"
             raise DataError(f"{str(path)!r} holds pickled objects", hint=hint) from error
         raise DataError(f"cannot read {str(path)!r}: {error}") from error

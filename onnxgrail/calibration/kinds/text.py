@@ -258,10 +258,12 @@ class Passages(Column):
         start, size = self.total * number // self.shape[0], -(-self.total // self.shape[0])
         while True:
             text = _decoded(self.path, start, size)
-            ids: list[int] = self.tokens.encode(_from_word(text) if start else text).ids
-            if len(ids) >= self.shape[1]:
-                return ids
-            if start + size < self.total:
+            found = self.tokens.encode(_from_word(text) if start else text)
+            ended = start + size >= self.total
+            # Enough only where something is left over: the last word may have been cut in two.
+            if len(found.ids) >= self.shape[1] and (found.overflowing or ended):
+                return list(found.ids)
+            if not ended:
                 size *= 2
             elif start == 0:
                 raise DataError(f"{str(self.path)!r} became shorter while it was read")
