@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrail.calibration.dims import is_past
 from onnxgrail.calibration.parts import Column, Part, Rows
-from onnxgrail.calibration.signature import Input, Signature, check_names, converts
+from onnxgrail.calibration.signature import Input, Signature, check_names, converts, is_float
 from onnxgrail.core import Array, Ints
 
 IGNORED = "labels"  # data sets carry them beside the inputs; no statistic reads them
@@ -37,8 +37,9 @@ def from_mapping(
 ) -> Part:
     """One part from arrays by input name.
 
-    An array called `labels` is left out with a note.  An array of another name is taken where it is the only one that
-    fits an input and fits no other; masks, token types and positions that are missing are filled in; both with a note.
+    An array called `labels` is left out.  An array of another name is taken where it is the only one that fits an input
+    and fits no other.  Masks, token types, positions and key-value caches that are missing are filled in.  Each of
+    these leaves a note.
 
     Args:
         arrays: by name; a value is only looked at when its name or the lack of others asks for it.
@@ -99,11 +100,13 @@ def _fits(array: Rows, entry: Input) -> bool:
 
 def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
     """Add what follows from the tokens; returns notes."""
-    past = next((int(found[e.name].shape[-2]) for e in signature if is_past(e) and e.name in found), 0)
-    notes = []
+    caches = [found[e.name].shape for e in signature if is_past(e) and e.name in found]
+    past = int(caches[0][-2]) if caches else 0
+    notes = [] if caches else _no_past(found, lacking, signature, source)
     for entry in lacking:
         role = role_of(entry)
-        tokens = None if role is None else _tokens(entry, found, signature)
+        prefix = next((entry.name[: -len(name)] for name in ROLES if entry.name.lower().endswith(name)), "")
+        tokens = None if role is None else _tokens(prefix, found, signature)
         if role is None or tokens is None:
             continue
         mask = next((found[e.name] for e in signature if role_of(e) == "mask" and e.name in found), None)
@@ -112,9 +115,21 @@ def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature
     return notes
 
 
-def _tokens(entry: Input, found: Mapping[str, Rows], signature: Signature) -> Rows | None:
-    """The array that says how many tokens a sample has."""
-    prefix = next(entry.name[: -len(name)] for name in ROLES if entry.name.lower().endswith(name))
+def _no_past(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
+    """Add key-value caches that hold nothing yet, where the model leaves their length open; returns notes."""
+    missing = [entry for entry in lacking if is_past(entry) and is_float(entry.dtype)]
+    tokens = _tokens("", found, signature)
+    shapes = [entry.shape[1:] for entry in missing if entry.shape is not None]
+    if not missing or tokens is None or any(sum(not isinstance(d, int) for d in shape) != 1 for shape in shapes):
+        return []
+    for entry, shape in zip(missing, shapes, strict=True):
+        sizes = (size if isinstance(size, int) else 0 for size in shape)
+        found[entry.name] = np.zeros((tokens.shape[0], *sizes), entry.dtype)
+    return [f"{source}: no arrays for {len(missing)} key-value caches, filled with caches of length 0"]
+
+
+def _tokens(prefix: str, found: Mapping[str, Rows], signature: Signature) -> Rows | None:
+    """The array that says how many tokens a sample has; names of its kind may begin with a prefix."""
     for name in ("input_ids", "inputs_embeds"):
         if prefix + name in found:
             return found[prefix + name]

@@ -103,6 +103,7 @@ def test_images_are_found_in_classes_and_decoded_per_batch(tmp_path, monkeypatch
     samples.images(tmp_path / "b", 3)
     samples.images(tmp_path / "a", 3)
     (tmp_path / "notes.md").write_text("no image")
+    (tmp_path / "a" / "._0.png").write_text("what a Mac leaves behind")
     batches = read(tmp_path, NCHW, batch_size=2)
     assert batches.samples == 6
     opened = []

@@ -83,6 +83,21 @@ def test_what_is_cached_counts_for_masks_and_positions():
     np.testing.assert_array_equal(found["position_ids"], [[5, 6, 7, 8]] * 3)
 
 
+def test_caches_that_are_missing_hold_nothing():
+    past = tuple(
+        Input(name=f"past_key_values.0.{what}", dtype=np.dtype(np.float32), shape=("batch", 2, "past", 8))
+        for what in ("key", "value")
+    )
+    found, notes = feed({"input_ids": TOKENS}, (*DECODER, *past))
+    assert {found[entry.name].shape for entry in past} == {(3, 2, 0, 8)}
+    assert found["attention_mask"].shape == (3, 4)
+    np.testing.assert_array_equal(found["position_ids"], [[0, 1, 2, 3]] * 3)
+    assert "2 key-value caches" in notes[0]
+    fixed = Input(name=past[0].name, dtype=past[0].dtype, shape=("batch", 2, 7, 8))
+    with pytest.raises(DataError, match=r"no array for input 'past_key_values\.0\.key'"):
+        read({"input_ids": TOKENS}, (*DECODER, fixed))
+
+
 def test_ready_feeds_are_filled_in_too():
     batches = read([{"input_ids": TOKENS}, {"input_ids": TOKENS[:, :2]}], BERT)
     assert [f["attention_mask"].shape for f in batches] == [(3, 4), (3, 2)]

@@ -163,7 +163,9 @@ def _table(folder: Path) -> Any:
         with readable(folder / name):
             tables.append(arrow.ipc.open_stream(arrow.memory_map(str(folder / name))).read_all())
     with readable(folder):
-        return arrow.concat_tables(tables)
+        table = arrow.concat_tables(tables)
+        table.validate(full=True)  # offsets of a broken file could point outside of it
+        return table
 
 
 def _plain(kind: Any) -> Any:

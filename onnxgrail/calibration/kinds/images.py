@@ -46,7 +46,12 @@ class Layout:
 
 def has_images(folder: Path) -> bool:
     """Whether there is an image in a folder or below it."""
-    return folder.is_dir() and any(f.suffix.lower() in SUFFIXES for f in folder.rglob("*"))
+    return folder.is_dir() and any(_is_image(f) for f in folder.rglob("*"))
+
+
+def _is_image(file: Path) -> bool:
+    """By its suffix; hidden files are what systems leave behind."""
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
 def from_images(folder: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
@@ -56,7 +61,7 @@ def from_images(folder: Path, signature: Signature, reading: Reading, _: int | N
         DataError: the model has no input that images could feed.
         MissingExtraError: pillow is not installed.
     """
-    files = [f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file()]
+    files = [f for f in folder.rglob("*") if _is_image(f) and f.is_file()]
     files.sort(key=lambda f: [natural(Path(name)) for name in f.relative_to(folder).parts])
     if len(signature) != 1:
         raise DataError(

@@ -153,10 +153,10 @@ class Padded:
 
     def __call__(self, numbers: Ints) -> dict[What, Array]:
         """All that inputs may ask for about these samples."""
-        key = np.asarray(numbers, np.int64).tobytes()
-        if self._last[0] != key or not self._last[1]:
-            self._last = key, self._make(numbers)
-        return self._last[1]
+        key, last = np.asarray(numbers, np.int64).tobytes(), self._last
+        if last[0] != key or not last[1]:
+            self._last = last = key, self._make(numbers)  # replaced as a whole: batches may be made ahead in a thread
+        return last[1]
 
     def _make(self, numbers: Ints) -> dict[What, Array]:
         found = [self.tokens.encode(self.take(int(number))) for number in numbers]
