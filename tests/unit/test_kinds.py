@@ -299,7 +299,9 @@ def test_columns_feed_inputs_and_others_are_left_out(tmp_path):
 def test_rows_of_different_lengths_are_padded_with_a_mask(tmp_path):
     rows = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1]]
     samples.dataset(tmp_path, {"input_ids": rows}, files=2)
-    made = list(read(tmp_path, BERT, batch_size=2))
+    batches = read(tmp_path, BERT, batch_size=2)
+    assert "'attention_mask', filled with the lengths" in batches.notes[0]
+    made = list(batches)
     np.testing.assert_array_equal(made[0]["input_ids"], [[1, 2, 3], [4, 0, 0]])
     np.testing.assert_array_equal(made[0]["attention_mask"], [[1, 1, 1], [1, 0, 0]])
     np.testing.assert_array_equal(made[1]["attention_mask"], [[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])

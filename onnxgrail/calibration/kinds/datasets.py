@@ -66,13 +66,13 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
         if arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
             numeric[name] = Numbers(table.column(name), depth, leaf, wanted.get(name), reading, f"{source}, {name!r}")
     ragged = next((c for c in numeric.values() if c.ragged), None)
-    if ragged is not None:
-        _lengths(numeric, ragged, signature, source)
-    return from_mapping(numeric, signature, source, spare=True)
+    notes = () if ragged is None else _lengths(numeric, ragged, signature, source)
+    part = from_mapping(numeric, signature, source, spare=True)
+    return Part(source=source, arrays=part.arrays, notes=(*notes, *part.notes))
 
 
-def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, source: str) -> None:
-    """Add the mask of rows of different lengths, and positions.
+def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, source: str) -> tuple[str, ...]:
+    """Add the mask of rows of different lengths, where the data have none; returns notes.
 
     Raises:
         DataError: the model has no mask, so padding would count as text.
@@ -83,8 +83,12 @@ def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, sou
             f"{source}: rows have different lengths, and the model has no attention mask: {describe(signature)}",
             hint="Save rows of one length",
         )
+    notes = []
     for entry in masks:
-        numeric.setdefault(entry.name, Lengths(ragged, entry))
+        if entry.name not in numeric:
+            numeric[entry.name] = Lengths(ragged, entry)
+            notes.append(f"{source}: no array for input {entry.name!r}, filled with the lengths of the rows")
+    return tuple(notes)
 
 
 def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: Reading, source: str) -> Part:
