@@ -25,6 +25,10 @@ GRASP_RANKS = ("attribution", "taylor", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
 BLOCKS = ("conv", "mlp", "heads", "stream")
+DATA = (
+    "file.py:function (which is run), .npz, .npy, Polygraphy .json, .txt, test_data_set_* folders (.pb), a saved "
+    "Hugging Face dataset, a folder of .npz or .npy or a folder of images"
+)
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,6 +55,17 @@ def ratio(value: Any) -> float:
         why = "1.0 would remove every unit" if number == 1 else f"{value} is out of range"
         raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")
     return number
+
+
+def floats(value: Any) -> tuple[float, ...]:
+    """A comma list of numbers."""
+    try:
+        found = tuple(float(part) for part in str(value).split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if not found or not all(map(math.isfinite, found)):
+        raise click.BadParameter(f"{value!r} is not a number, or several as 0.485,0.456,0.406")
+    return found
 
 
 def regex(value: Any) -> str:
@@ -162,7 +177,7 @@ data_options = chain(
         "--calib",
         "data",
         metavar="PATH",
-        help="Samples: .npz, .npy, a folder of those, test_data_set_* folders or file.py:function. Drawn without it.",
+        help=f"Samples: {DATA}. Drawn without it.",
     ),
     click.option(
         "--samples", type=click.IntRange(min=1), metavar="N", help="Use this many samples, spread over the data."
@@ -179,6 +194,28 @@ data_options = chain(
         help="Seed of everything random.",
     ),
     shapes_option,
+)
+
+reading_options = chain(
+    click.option(
+        "--tokenizer",
+        type=click.Path(),
+        metavar="FILE",
+        help="For text: the tokenizer.json of the model.",
+    ),
+    click.option(
+        "--sequence-length",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="For text: tokens per sample at most.  [default: 128, where the model leaves it open]",
+    ),
+    click.option(
+        "--image-mean",
+        type=floats,
+        metavar="M[,M,M]",
+        help="For images: subtracted from pixels in 0..1, for all channels or each.  [default: 0]",
+    ),
+    click.option("--image-std", type=floats, metavar="S[,S,S]", help="For images: then divided by.  [default: 1]"),
 )
 
 device_options = chain(

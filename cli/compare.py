@@ -17,6 +17,7 @@ EXIT_GATE = 3
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
 @options.data_options
+@options.reading_options
 @options.device_options
 @click.option(
     "--min-cosine",

@@ -43,6 +43,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option("--include", type=options.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
 @click.option("--exclude", type=options.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
 @options.data_options
+@options.reading_options
 @click.option(
     "--selector", type=click.Choice(options.SELECTORS), default="wanda", show_default=True, help="How units are ranked."
 )

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.data import Batches, Source, read
 from onnxgrail.calibration.observe import observe, probe_feed
+from onnxgrail.calibration.reading import Numbers, reading_of
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
@@ -97,6 +98,10 @@ def compare(
     batch_size: int = 8,
     seed: int = 0,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    tokenizer: str | Path | None = None,
+    sequence_length: int | None = None,
+    image_mean: Numbers = None,
+    image_std: Numbers = None,
     providers: Sequence[str] = ("CPUExecutionProvider",),
     min_cosine: float | None = None,
     max_nmse: float | None = None,
@@ -112,6 +117,10 @@ def compare(
         batch_size: samples per feed where the model leaves it open.
         seed: of sampling and drawing.
         input_shapes: shapes for drawn inputs.
+        tokenizer: a tokenizers JSON file, for text.
+        sequence_length: tokens per sample at most, for text.
+        image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
+        image_std: then divided by.
         providers: ONNX Runtime execution providers.
         min_cosine: gate on the mean cosine of every floating-point output.
         max_nmse: gate on the normalised squared error of every floating-point output.
@@ -128,11 +137,19 @@ def compare(
     first, second = (model_io.load(path) for path in paths)
     signature = signature_of(first)
     same_inputs(signature, signature_of(second), repr(str(paths[1])))
+    reading = reading_of(
+        tokenizer=tokenizer,
+        sequence_length=sequence_length,
+        image_mean=image_mean,
+        image_std=image_std,
+        input_shapes=input_shapes,
+    )
     if data is None:
+        reading.unused(frozenset(), "drawn inputs")
         shapes = input_shapes or {}
         batches = synthetic(first, signature, samples=samples, batch_size=batch_size, seed=seed, input_shapes=shapes)
     else:
-        batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed)
+        batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed, reading=reading)
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}

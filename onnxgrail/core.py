@@ -266,6 +266,10 @@ class Recipe:
     cache_budget: str = "1G"
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tokenizer: str | None = None
+    sequence_length: int | None = None
+    image_mean: tuple[float, ...] | None = None
+    image_std: tuple[float, ...] | None = None
     check: bool = True
     min_cosine: float | None = None
 

@@ -16,6 +16,7 @@ from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.data import Batches, read
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
+from onnxgrail.calibration.reading import reading_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import synthetic
@@ -122,9 +123,17 @@ def _explained(error: ModelError, batches: Batches) -> ModelError:
 def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batches:
     signature = signature_of(model)
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
+    reading = reading_of(
+        tokenizer=recipe.tokenizer,
+        sequence_length=recipe.sequence_length,
+        image_mean=recipe.image_mean,
+        image_std=recipe.image_std,
+        input_shapes=recipe.input_shapes,
+    )
     if data is None:
+        reading.unused(frozenset(), "drawn inputs")
         return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
-    return read(data, signature, group=group, **common)
+    return read(data, signature, reading=reading, group=group, **common)
 
 
 def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
+from onnxgrail.calibration.reading import numbers
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
+
+
+def _words(value: str | Iterable[str]) -> tuple[str, ...]:
+    return tuple(w for w in value.split(",") if w) if isinstance(value, str) else tuple(value)
+
+
+def _layers(value: int | str | Iterable[str]) -> str:
+    return str(value) if isinstance(value, int | str) else ",".join(value)
+
+
+READ: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("blocks", "fit", "refine", "method"), _words),
+    **dict.fromkeys(("image_mean", "image_std"), numbers),
+    "grasp_layers": _layers,
+    "providers": tuple,
+    "tokenizer": os.fspath,
+    "cache_budget": str,
+}
+"""What makes a value of the recipe's type from what people write."""
 
 
 def recipe_of(choices: Mapping[str, Any]) -> Recipe:
@@ -26,24 +47,15 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         if name not in known:
             raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
     given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
-    for name in ("blocks", "fit", "refine", "method"):
-        words = given.get(name)
-        if words is not None:
-            given[name] = tuple(w for w in words.split(",") if w) if isinstance(words, str) else tuple(words)
+    for name, read in READ.items():
+        if given.get(name) is not None:
+            given[name] = read(given[name])
     if given.get("refine") == ("none",):
         given["refine"] = ()
     if "ic" in given.get("method", ()):  # it works on what the other methods leave, behind all other refinements
         given["method"] = (*(m for m in given["method"] if m != "ic"), "ic")
         given["method"] = ("grail", "ic") if given["method"] == ("ic",) else given["method"]
         given["refine"] = (*(k for k in given.get("refine", ()) if k != "ic"), "ic")
-    if isinstance(given.get("grasp_layers"), int):
-        given["grasp_layers"] = str(given["grasp_layers"])
-    elif not isinstance(given.get("grasp_layers", ""), str):
-        given["grasp_layers"] = ",".join(given["grasp_layers"])
-    if "providers" in given:
-        given["providers"] = tuple(given["providers"])
-    if "cache_budget" in given:
-        given["cache_budget"] = str(given["cache_budget"])
     _ruled(given)
     recipe = Recipe(**given)
     _check(recipe)

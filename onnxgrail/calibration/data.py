@@ -9,8 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.calibration.readers import Part, from_feeds, from_mapping, read_parts
-from onnxgrail.calibration.signature import Input, Signature, bad_values, check_array, convert, count_bad, describe
+from onnxgrail.calibration.kinds import read_parts
+from onnxgrail.calibration.kinds.feeds import from_feeds
+from onnxgrail.calibration.naming import from_mapping
+from onnxgrail.calibration.parts import Part
+from onnxgrail.calibration.reading import Reading
+from onnxgrail.calibration.signature import (
+    Input,
+    Signature,
+    bad_values,
+    check_array,
+    check_integers,
+    convert,
+    count_bad,
+    describe,
+)
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import DataError
 from onnxgrail.parallel import SOLO, Group, shard_of
@@ -53,9 +66,10 @@ def read(
     samples: int | None = None,
     batch_size: int = 8,
     seed: int = 0,
+    reading: Reading | None = None,
     group: Group = SOLO,
 ) -> Batches:
-    """Batches from a path (.npz, .npy, folder, test_data_set_*, file.py:function), arrays by name, or ready feeds.
+    """Batches from a path of any of `kinds.KINDS`, arrays by name, or ready feeds.
 
     The first axis counts samples.  A model with a fixed batch size is fed in batches of that size, and a last short
     batch is dropped with a note; otherwise batches hold `batch_size` samples and the last one may be short.  Arrays
@@ -69,12 +83,13 @@ def read(
             which serves data sorted by class as well as data that cycle through the classes.  None takes all.
         batch_size: samples per feed where the model leaves it open.
         seed: of that draw.
+        reading: how files are read that do not say it themselves.
         group: processes that share the work; each looks only at the values of its own batches.
 
     Raises:
         DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
     """
-    parts = _parts(source, signature, samples)
+    parts = _parts(source, signature, samples, reading or Reading())
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
     notes = [note for part in parts for note in part.notes]
     for part in parts:
@@ -94,9 +109,10 @@ def fixed_batch(signature: Signature) -> int | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def _parts(source: Source, signature: Signature, samples: int | None) -> tuple[Part, ...]:
+def _parts(source: Source, signature: Signature, samples: int | None, reading: Reading) -> tuple[Part, ...]:
     if isinstance(source, str | os.PathLike):
-        return read_parts(os.fspath(source), signature, samples)
+        return read_parts(os.fspath(source), signature, samples, reading)
+    reading.unused(frozenset(), "arrays and feeds")
     if isinstance(source, np.ndarray):
         if len(signature) != 1:
             raise DataError(f"got one array, the model takes {len(signature)} inputs", hint=describe(signature))
@@ -130,8 +146,9 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
         if samples is not None and total >= samples:
             break
         for entry in signature:
-            array = part.arrays[entry.name]
+            array = np.asarray(part.arrays[entry.name])
             check_array(array, entry, part.source, batch_axis=False)
+            check_integers(array, entry, part.source)
             bad = count_bad(array, entry)
             if bad:
                 raise bad_values(bad, array.size, entry, part.source)
@@ -210,13 +227,14 @@ def _scan(parts: tuple[Part, ...], signature: Signature, rows: Ints) -> None:
     """Look at every value that will be used once.
 
     Raises:
-        DataError: values that are NaN or infinite, counted over all samples.
+        DataError: values that are NaN or infinite, counted over all samples, or ids out of range.
     """
     names = parts[0].source if len(parts) == 1 else f"{parts[0].source} and {len(parts) - 1} more"
     for entry in signature:
         bad = size = 0
         for start in range(0, len(rows), BLOCK):
             block = _gather(parts, entry, rows[start : start + BLOCK])
+            check_integers(block, entry, names)
             bad, size = bad + count_bad(block, entry), size + block.size
         if bad:
             raise bad_values(bad, size, entry, names)
@@ -230,7 +248,7 @@ def _gather(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
         if len(here):
             pieces.append(array[here])
         offset += len(array)
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

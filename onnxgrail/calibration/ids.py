@@ -23,11 +23,14 @@ PASS = frozenset(
     }
 )
 SHIFT = frozenset({"Add", "Sub"})
+ALTERING = frozenset({"Slice", "Split", "Clip"})  # behind them not every value is looked up as it is
 LIMIT = 512  # nodes looked at per input: lookups sit right behind the input
 
 
-def table_rows(model: ir.Model, name: str) -> int | None:
+def table_rows(model: ir.Model, name: str, *, exact: bool = False) -> int | None:
     """Rows of the smallest constant table that an input indexes: directly, or behind casts, reshapes and an offset.
+
+    With `exact` only lookups of all its values count, so that a larger value is certainly a mistake.
 
     Returns:
         The number of ids that are valid for every lookup, or None when the input indexes no constant table.
@@ -42,6 +45,8 @@ def table_rows(model: ir.Model, name: str) -> int | None:
             rows = _looked_up(node, slot)
             if rows is not None:
                 best = min(rows - offset, best) if best is not None else rows - offset
+            elif exact and node.op_type in ALTERING:
+                continue
             elif (node.op_type in PASS and slot == 0) or node.op_type == "Concat":
                 queue.extend((out, offset) for out in node.outputs)
             elif node.op_type in SHIFT and len(node.inputs) == 2:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.ids import table_rows
 from onnxgrail.core import Array
 from onnxgrail.errors import DataError, ModelError
 
@@ -21,11 +22,13 @@ class Input:
         name: its name in the graph.
         dtype: numpy dtype (a dtype of `ml_dtypes` for bfloat16 and smaller floats, object for strings).
         shape: per axis a number, the name of a symbolic dimension, or None; None as a whole when no rank is declared.
+        rows: of the smallest constant table that every value is looked up in; None where there is none.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...] | None
+    rows: int | None = None
 
     def __str__(self) -> str:
         """`name dtype[batch, 3, 224, 224]`, as messages show it."""
@@ -51,7 +54,9 @@ def signature_of(model: ir.Model) -> Signature:
         if value.dtype is None:
             raise ModelError(f"input {value.name!r} declares no element type")
         dtype = np.dtype(object) if value.dtype == ir.DataType.STRING else value.dtype.numpy()
-        found.append(Input(name=value.name, dtype=dtype, shape=None if value.shape is None else _dims(value.shape)))
+        shape = None if value.shape is None else _dims(value.shape)
+        rows = table_rows(model, value.name, exact=True) if dtype.kind in "iu" else None
+        found.append(Input(name=value.name, dtype=dtype, shape=shape, rows=rows))
     return tuple(found)
 
 
@@ -69,8 +74,8 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def check_names(names: set[str], signature: Signature, source: str) -> None:
-    """Whether exactly the model's inputs are there.
+def check_names(names: set[str], signature: Signature, source: str, others: Mapping[str, Any] | None = None) -> None:
+    """Whether exactly the model's inputs are there; `others` are arrays of unknown names, shown in the message.
 
     Raises:
         DataError: an input is missing, or a name is not an input.
@@ -79,13 +84,17 @@ def check_names(names: set[str], signature: Signature, source: str) -> None:
     missing, extra = [n for n in wanted if n not in names], sorted(names - set(wanted))
     hint = f"The model takes: {describe(signature)}"
     if missing:
-        also = f", has {', '.join(map(repr, extra))}" if extra else ""
+        also = f", has {', '.join(_shown(name, (others or {}).get(name)) for name in extra)}" if extra else ""
         raise DataError(f"{source}: no array for input {', '.join(map(repr, missing))}{also}", hint=hint)
     if extra:
         raise DataError(f"{source}: the model has no input named {', '.join(map(repr, extra))}", hint=hint)
 
 
-def check_array(array: Array, entry: Input, source: str, *, batch_axis: bool) -> tuple[str, ...]:
+def _shown(name: str, array: Any) -> str:
+    return repr(name) if array is None else f"{name!r} {array.dtype}{list(array.shape)}"
+
+
+def check_array(array: Any, entry: Input, source: str, *, batch_axis: bool) -> tuple[str, ...]:
     """Whether an array fits an input; returns notes about a dtype that will be converted, which loses nothing.
 
     Args:
@@ -117,14 +126,25 @@ def check_array(array: Array, entry: Input, source: str, *, batch_axis: bool) ->
     return note
 
 
+def converts(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether one dtype may become the other: where nothing is lost, and integers where every value fits.
+
+    Floats have no such test worth making: the rest is the user's decision.
+    """
+    if got == want or (want.kind == "O" and got.kind in "OUS") or (got.kind in "iu" and want.kind in "iu"):
+        return True
+    return is_float(got) and is_float(want) and np.can_cast(got, want, "safe")
+
+
 def _convertible(got: np.dtype[Any], entry: Input, where: str) -> tuple[str, ...]:
     want = entry.dtype
     if got == want or (want.kind == "O" and got.kind in "OUS"):
         return ()
-    same_kind = (is_float(got) and is_float(want)) or (got.kind in "iu" and want.kind in "iu")
-    if same_kind and np.can_cast(got, want, "safe"):  # only what loses nothing: the rest is the user's decision
+    if converts(got, want):
         return (f"input {entry.name!r}: converted from {got} to {want}",)
-    raise DataError(f"{where}: got {got}, expected {want}", hint=f"Convert it with .astype({str(want)!r})")
+    raise DataError(
+        f"{where}: got {got}, expected {want}", hint=f"Convert it with .astype({str(want)!r}); the model takes: {entry}"
+    )
 
 
 def convert(array: Array, entry: Input) -> Array:
@@ -140,6 +160,25 @@ def count_bad(array: Array, entry: Input) -> int:
     if "mask" in entry.name.lower():
         good |= np.isneginf(array)
     return int(good.size - np.count_nonzero(good))
+
+
+def check_integers(array: Array, entry: Input, source: str) -> None:
+    """Whether integers fit the input's dtype and the table that they are looked up in.
+
+    Raises:
+        DataError: a value is out of range.
+    """
+    if array.dtype.kind not in "iu" or entry.dtype.kind not in "iu" or not array.size:
+        return
+    low, high, limits = int(array.min()), int(array.max()), np.iinfo(entry.dtype)
+    where = f"{source}, input {entry.name!r}"
+    if low < limits.min or high > limits.max:
+        raise DataError(f"{where}: values from {low} to {high} do not fit {entry.dtype}", hint=f"It takes: {entry}")
+    if entry.rows is not None and high >= entry.rows:
+        raise DataError(
+            f"{where}: ids up to {high}, the model's table has {entry.rows} rows",
+            hint="Take the tokenizer and the data that belong to this model",
+        )
 
 
 def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:

@@ -81,7 +81,7 @@ def _data(folder: Path, x: Any) -> None:
     nan, inf = x.copy(), x.copy()
     nan[3, 2], inf[:2] = np.nan, np.inf
     wrong = {
-        "name": {"input": x},
+        "name": {"input": x, "image": x},
         "more": {"x": x, "z": x},
         "dtype": {"x": x.astype(np.float64)},
         "integers": {"x": x.astype(np.int64)},
@@ -132,7 +132,7 @@ DATA: dict[str, Mistake] = {
     "text": (["text.npz"], RUNTIME, "text.npz"),
     "truncated": (["half.npz"], RUNTIME, "half.npz"),
     "a model": (["m.onnx"], RUNTIME, "not known"),
-    "wrong name": (["name.npz"], RUNTIME, "no array for input 'x', has 'input'"),
+    "wrong name": (["name.npz"], RUNTIME, "no array for input 'x', has 'image' float32"),
     "one too many": (["more.npz"], RUNTIME, "no input named 'z'"),
     "float64": (["dtype.npz"], RUNTIME, "got float64, expected float32. Convert it with .astype('float32')"),
     "integers": (["integers.npz"], RUNTIME, "got int64, expected float32"),
@@ -308,7 +308,7 @@ main(["compress", "m.onnx", "--data", "d.npz"{words}])
 @pytest.mark.parametrize(
     ("module", "name", "words", "stop"),
     [
-        ("calibration.totals", "Sums", "", signal.SIGINT),
+        ("calibration.lanes", "Sums", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", ', "--save-as-external-data"', signal.SIGTERM),
     ],

@@ -118,14 +118,18 @@ def test_samples_are_spread_over_the_data(total, wanted, batch, seed):
     ("arrays", "message"),
     [
         ({}, "no array for input 'x'"),
-        ({"z": rows(2)}, "no array for input 'x', has 'z'"),
+        ({"y": rows(2), "z": rows(2)}, "no array for input 'x', has 'y' float32.2, 3., 'z' float32"),
+        ({"z": rows(2, 4)}, "has 'z' float32.2, 4.. The model takes: x float32.batch, 3."),
         ({"x": rows(2), "z": rows(2)}, "no input named 'z'"),
         ({"x": rows(2).astype(np.int64)}, "got int64, expected float32"),
         ({"x": rows(2)[0]}, "got rank 1"),
         ({"x": rows(2, 4)}, "got 4 at axis 1"),
         ({"x": rows(0)}, "no samples"),
         ({"x": np.full((2, 3), np.nan, np.float32)}, "6 of 6 values are NaN or infinite"),
-        ({"x": np.ones((2, 3))}, "got float64, expected float32. Convert it with .astype\\('float32'\\)"),
+        (
+            {"x": np.ones((2, 3))},
+            "got float64, expected float32. Convert it with .astype\\('float32'\\); the model takes: x",
+        ),
     ],
 )
 def test_misfits_are_one_line(arrays, message):
@@ -149,7 +153,15 @@ def test_an_additive_mask_may_be_minus_infinity():
 
 @pytest.mark.parametrize(
     ("given_dtype", "wanted"),
-    [("int32", "int64"), ("uint8", "int32"), ("float16", "float32"), ("float32", "float64"), ("bfloat16", "float32")],
+    [
+        ("int32", "int64"),
+        ("int64", "int32"),
+        ("int32", "uint32"),
+        ("uint8", "int32"),
+        ("float16", "float32"),
+        ("float32", "float64"),
+        ("bfloat16", "float32"),
+    ],
 )
 def test_conversions_that_lose_nothing_are_done_with_a_note(given_dtype, wanted):
     given_array = rows(2).astype(ml_dtypes.bfloat16 if given_dtype == "bfloat16" else given_dtype)
@@ -165,8 +177,6 @@ def test_conversions_that_lose_nothing_are_done_with_a_note(given_dtype, wanted)
     [
         ("float64", "float32"),
         ("float32", "float16"),
-        ("int64", "int32"),
-        ("int32", "uint32"),
         ("int64", "float64"),
         ("float32", "int64"),
         ("bool", "int64"),
@@ -176,8 +186,26 @@ def test_conversions_that_lose_nothing_are_done_with_a_note(given_dtype, wanted)
 )
 def test_conversions_that_may_lose_something_are_left_to_the_user(given_dtype, wanted):
     # Not even where these values would fit: the next file's may not.
-    with pytest.raises(DataError, match=rf"expected {wanted}. Convert it with .astype\('{wanted}'\)$"):
+    with pytest.raises(DataError, match=rf"expected {wanted}. Convert it with .astype\('{wanted}'\); the"):
         read({"x": np.zeros((2, 3), given_dtype)}, (entry(dtype=np.dtype(wanted)),))
+
+
+@pytest.mark.parametrize(("given_dtype", "wanted", "value"), [("int64", "int32", 2**31), ("int32", "uint32", -1)])
+def test_integers_that_do_not_fit_are_refused(given_dtype, wanted, value):
+    ids = np.zeros((200, 3), given_dtype)
+    ids[150, 1] = value  # not in the first block that is looked at
+    signature = (entry(dtype=np.dtype(wanted)),)
+    with pytest.raises(DataError, match=f"values from .*{value}.* do not fit {wanted}. It takes: x {wanted}"):
+        read({"x": ids}, signature)
+    with pytest.raises(DataError, match=f"do not fit {wanted}"):
+        read([{"x": ids[150:151]}], signature)
+
+
+def test_ids_beyond_the_table_are_refused():
+    signature = (Input(name="x", dtype=np.dtype(np.int64), shape=("n", 3), rows=10),)
+    assert read({"x": np.full((4, 3), 9)}, signature).samples == 4
+    with pytest.raises(DataError, match="input 'x': ids up to 10, the model's table has 10 rows"):
+        read({"x": np.full((4, 3), 10)}, signature)
 
 
 def test_ready_feeds_follow_the_same_rule():

@@ -1,0 +1,97 @@
+"""The kinds of calibration data: one entry each in `KINDS`, and a reader in a module beside it.
+
+A new kind is a function from a path to parts, and its entry; the command's help and the documentation are held against
+this list by tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxgrail.calibration.kinds import arrays, datasets, feeds, images, text
+from onnxgrail.calibration.parts import Part
+from onnxgrail.calibration.reading import Reading
+from onnxgrail.calibration.signature import Signature
+from onnxgrail.errors import DataError
+
+Reader = Callable[[Path, Signature, Reading, int | None], tuple[Part, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of data.
+
+    Attributes:
+        name: what users call it.
+        matches: whether a path is of this kind.
+        read: path, the model's inputs, the user's choices and how many feeds to take at most, to parts.
+        takes: the choices that matter to it, by their names in `Reading`.
+    """
+
+    name: str
+    matches: Callable[[Path], bool]
+    read: Reader
+    takes: frozenset[str] = frozenset()
+
+
+def _suffix(*names: str) -> Callable[[Path], bool]:
+    return lambda path: path.is_file() and path.suffix.lower() in names
+
+
+SCALE = frozenset({"image_mean", "image_std"})
+TEXT = frozenset({"tokenizer", "sequence_length"})
+# The first that matches reads, so of two kinds in one folder the earlier one.
+KINDS = (
+    Kind("file.py:function", lambda path: bool(re.fullmatch(r".+\.py:\w+", str(path))), feeds.from_function),
+    Kind(".npz", _suffix(".npz"), arrays.from_npz),
+    Kind(".npy", _suffix(".npy"), arrays.from_npy),
+    Kind("Polygraphy .json", _suffix(".json"), feeds.from_polygraphy),
+    Kind(".txt", _suffix(".txt"), text.from_text, TEXT),
+    Kind("test_data_set_* folders (.pb)", feeds.has_protobufs, feeds.from_protobufs),
+    Kind("a saved Hugging Face dataset", datasets.is_dataset, datasets.from_dataset, SCALE | TEXT),
+    Kind("a folder of .npz or .npy", arrays.has_arrays, arrays.from_folder),
+    Kind("a folder of images", images.has_images, images.from_images, SCALE),
+)
+MENU = ", ".join(kind.name for kind in KINDS[:-1]) + f" or {KINDS[-1].name}"
+
+
+def read_parts(
+    path: str | os.PathLike[str], signature: Signature, limit: int | None, reading: Reading
+) -> tuple[Part, ...]:
+    """The parts found at a path, in the order of their names.
+
+    Args:
+        path: a file, a folder, or `file.py:function`.
+        signature: the model's inputs.
+        limit: how many feeds to take from a function at most.
+        reading: the user's choices.
+
+    Raises:
+        DataError: nothing there, not a known kind, unreadable, or names that are not the model's.
+        MissingExtraError: this kind needs a package that is not installed.
+        UsageError: a choice does nothing for this kind.
+    """
+    place = Path(path)
+    kind = next((kind for kind in KINDS if kind.matches(place)), None)
+    if kind is None:
+        raise _unknown(place)
+    reading.unused(kind.takes, kind.name)
+    return kind.read(place, signature, reading, limit)
+
+
+def _unknown(place: Path) -> DataError:
+    text, hint = str(place), f"Give {MENU}"
+    if not place.exists():
+        return DataError(f"no calibration data at {text!r}", hint=hint)
+    if place.is_dir():
+        return DataError(f"nothing to calibrate with in folder {text!r}", hint=hint)
+    if place.suffix.lower() == ".py":
+        wanted = f"Write {text}:function, which returns an iterable of dicts"
+        return DataError(f"{text!r} names no function", hint=wanted)
+    return DataError(
+        f"calibration data {text!r}: the kind {place.suffix or 'without suffix'!r} is not known", hint=hint
+    )

@@ -1,0 +1,86 @@
+"""How data are read where the files do not say it themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from onnxgrail.errors import UsageError
+
+Numbers = float | Sequence[float] | None
+LENGTH = 128  # tokens per sample where neither the model nor the user says
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """The user's choices about data; None is no choice.
+
+    Attributes:
+        tokenizer: a tokenizers JSON file, for text.
+        sequence_length: tokens per sample at most, for text.
+        image_mean: subtracted from pixels in 0..1, one number or one per channel.
+        image_std: then divided by, one number or one per channel.
+        shapes: sizes for inputs that leave them open; only images ask for them.
+    """
+
+    tokenizer: Path | None = None
+    sequence_length: int | None = None
+    image_mean: tuple[float, ...] | None = None
+    image_std: tuple[float, ...] | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what no image can be scaled with.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        if self.sequence_length is not None and self.sequence_length < 1:
+            raise UsageError(f"sequence_length must be at least 1, got {self.sequence_length}")
+        for name in ("image_mean", "image_std"):
+            numbers = getattr(self, name)
+            if numbers is not None and not numbers:
+                raise UsageError(f"{name} holds no number")
+        if self.image_std is not None and any(not number > 0 for number in self.image_std):
+            raise UsageError(f"image_std must be above 0, got {', '.join(map(str, self.image_std))}")
+
+    def unused(self, taken: frozenset[str], what: str) -> None:
+        """Refuse choices that would change nothing.
+
+        Args:
+            taken: the choices that matter here.
+            what: the data, for the message.
+
+        Raises:
+            UsageError: another choice was made.
+        """
+        for entry in fields(self):
+            if entry.name != "shapes" and entry.name not in taken and getattr(self, entry.name) is not None:
+                raise UsageError(f"--{entry.name.replace('_', '-')} does nothing for {what}", hint="Leave it out")
+
+
+def reading_of(
+    *,
+    tokenizer: str | os.PathLike[str] | None,
+    sequence_length: int | None,
+    image_mean: Numbers,
+    image_std: Numbers,
+    input_shapes: Mapping[str, tuple[int, ...]] | None,
+) -> Reading:
+    """The choices about data as users write them."""
+    return Reading(
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        sequence_length=sequence_length,
+        image_mean=numbers(image_mean),
+        image_std=numbers(image_std),
+        shapes=input_shapes or {},
+    )
+
+
+def numbers(value: Numbers) -> tuple[float, ...] | None:
+    """One number or several as floats; None stays None."""
+    if value is None:
+        return None
+    return (float(value),) if isinstance(value, int | float) else tuple(float(v) for v in value)
