@@ -116,6 +116,7 @@ def report_of(
         _missed(sizes.budget),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
+        _unfitted(decision),
         why_host(recipe.providers),
         *(note for one in applied.values() for note in one.notes),
     )
@@ -143,6 +144,14 @@ def report_of(
 def _grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
     """What refinements added to the model: multiply-accumulates per sample, and bytes of weights."""
     return [(entry.added["macs"], entry.added["bytes"]) for entry in refines if entry.added]
+
+
+def _unfitted(decision: Decision) -> str:
+    """What the fit to the original network left out."""
+    left = [refit for refit in decision.refits if refit.reason]
+    if not left:
+        return ""
+    return f"{len(left)} layers were not fitted to the original network, {left[0].weight} for one: {left[0].reason}"
 
 
 def _clamped(changes: Sequence[Change]) -> str:

@@ -14,9 +14,6 @@ from onnxgrail.graph.consumers import Consumer, behind, consumers
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
 
-FEATURES = 8192  # a layer with more regressors keeps the weights it has
-NUMBERS = 1 << 26  # and so does one with more weights
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Task:
@@ -71,6 +68,11 @@ class Stage:
         """How many outputs they have together."""
         return sum(task.outputs for task in self.tasks)
 
+    def memory(self, parts: int) -> int:
+        """Bytes that fitting takes at most where sums over rows are kept in so many parts."""
+        squares = (parts + 3) * self.features**2  # each part, all together, what is factorised and its factor
+        return 8 * (squares + (2 * parts + 2) * self.features * self.outputs)
+
     @property
     def goal(self) -> str:
         """The target of the first."""
@@ -95,7 +97,7 @@ def tasks_of(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[Task]:
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
     found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
-    return [t for t in found if t.features <= FEATURES and t.features * t.outputs <= NUMBERS and _asked(t, recipe)]
+    return [t for t in found if _asked(t, recipe)]
 
 
 def _asked(task: Task, recipe: Recipe) -> bool:

@@ -215,7 +215,7 @@ def bring_back(run: Run, progress: Progress) -> float:
 def _validated(change: Change, refits: Sequence[Refit]) -> Change:
     """With the mean held-out error of the layers that read the block's units."""
     mine = {slot.initializer for slot in change.block.consumers}
-    errors = [r.after for r in refits if r.weight in mine]
+    errors = [r.after for r in refits if r.weight in mine and r.after is not None]
     if not errors:
         return change
     return dataclasses.replace(change, error=dataclasses.replace(change.error, validation=float(np.mean(errors))))

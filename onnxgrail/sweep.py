@@ -19,6 +19,7 @@ from onnxgrail import slots
 from onnxgrail.additions import of_addition, with_addition
 from onnxgrail.algebra.formats import MATERIAL
 from onnxgrail.algebra.refit import MARGIN, Fitted, refit
+from onnxgrail.budget import cache_bytes
 from onnxgrail.core import Array, Floats, Recipe
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer
@@ -30,6 +31,7 @@ from onnxgrail.preparation import Prepared, stream_of
 from onnxgrail.record import Record
 
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
+MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
 SURE = 0.1  # share of the held-out error that a choice must win then
 
 
@@ -51,14 +53,18 @@ EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refit:
-    """One fitted layer, for the report: errors are shares of the target's energy on held-out rows."""
+    """One fitted layer, for the report: errors are shares of the target's energy on held-out rows.
+
+    A layer that was not looked at has none, but a reason.
+    """
 
     node: str
     weight: str
     alpha: float | None
     blend: float
-    before: float
-    after: float
+    before: float | None
+    after: float | None
+    reason: str = ""
 
 
 def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tuple[Ledger, tuple[Refit, ...], float]:
@@ -81,7 +87,11 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tup
         dense, narrow = (stack.enter_context(stream) for stream in opened)
         untouched = weights.empty(prepared.survey)
         pair = Pair(dense, narrow, untouched, starts_of(dense, prepared.feed, untouched, once), recipe.seed)
+        limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
         for stage in stages:
+            if stage.memory(guard.parts) > limit:
+                report += _left(stage, guard.parts)
+                continue
             found = once.known(stage.key)
             if found is not None:
                 known.append((stage, ledger))
@@ -93,6 +103,13 @@ def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tup
             ledger = with_addition(ledger, found, prepared.model)
             report += [Refit(**row) for row in found.notes["refits"]]
         return ledger, tuple(report), dense.forward + narrow.forward
+
+
+def _left(stage: Stage, parts: int) -> list[Refit]:
+    """Entries of layers whose sums are too large."""
+    why = f"fitting would take {stage.memory(parts) / 2**30:.1f} GiB; a larger --cache-budget allows it"
+    common: dict[str, Any] = {"alpha": None, "blend": 0.0, "before": None, "after": None, "reason": why}
+    return [Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks]
 
 
 def _fitted(

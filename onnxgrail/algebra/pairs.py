@@ -42,24 +42,23 @@ class Pairs:
             np.add(total, part, out=total)
         self._rows += len(z)
         if self._rows >= TOGETHER:
-            self._take()
+            self.take()
 
-    def _take(self) -> None:
+    def take(self) -> None:
         """Move what is in float32 over."""
+        if not self._rows:
+            return
         gram, cross = self._single
         if not self._double:
             self._double = [gram.T.astype(np.float64), cross.astype(np.float64)]
         else:
             for total, part in zip(self._double, (gram.T, cross), strict=True):
                 np.add(total, part, out=total)
-        for part in self._single:
-            part.fill(0)
-        self._rows = 0
+        self._single, self._rows = [], 0
 
     def drain(self) -> tuple[Floats, ...]:
         """What was added, the lower triangle of z zT first; empty arrays where nothing was.  Then all begins anew."""
-        if self._rows:
-            self._take()
+        self.take()
         found = (*self._double, *self._small) if self._double else (np.zeros(0),) * 6
         self._double, self._small = [], ()
         return found

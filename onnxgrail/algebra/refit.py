@@ -43,11 +43,6 @@ class Moments:
         gram, cross, energy = self.gram + other.gram, self.cross + other.cross, self.energy + other.energy
         return Moments(gram, cross, energy, self.count + other.count)
 
-    def __sub__(self, other: Moments) -> Moments:
-        """Without rows that are in it."""
-        gram, cross, energy = self.gram - other.gram, self.cross - other.cross, self.energy - other.energy
-        return Moments(gram, cross, energy, self.count - other.count)
-
     def outputs(self, some: slice) -> Moments:
         """The same for some of the outputs."""
         return Moments(self.gram, self.cross[:, some], self.energy[some], self.count)
@@ -130,34 +125,37 @@ def refit(
         Li et al. 2025, GPTAQ, arXiv:2504.02692 (asymmetric targets); Frantar and Alistarh 2022, OBC, arXiv:2208.11580
         (the same solution as removing one by one, for one network).
     """
-    trials = _trials(folds, judges)
+    total = functools.reduce(Moments.__add__, folds)
+    judging = folds[-judges:]
     choices = []
     first = 0
     for starts in layers:
         part = slice(first, first := first + starts[0].shape[1])
-        mine = [(fit.outputs(part), held.outputs(part)) for fit, held in trials]
-        choices.append(_Choice.among(starts, mine, _Rules(margin, prior, blend)))
-    for alpha in alphas if sum(fold.count for fold in folds) else ():
+        mine = [held.outputs(part) for held in judging]
+        choices.append(_Choice.among(starts, total.outputs(part), mine, _Rules(margin, prior, blend)))
+    for alpha in alphas if total.count else ():
         searching = [choice for choice in choices if choice.worse < ENOUGH]
-        solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials if searching]
+        _measure(searching, total, judging, alpha, affine=affine, few=True)
         for choice in searching:
-            choice.try_some(alpha, solvers)
+            choice.note(alpha)
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
-        solvers = [_solver(fit, alpha, affine=affine) for fit, _ in trials]
-        for choice in choices:
-            choice.consider(alpha, solvers)
+        promised = [choice for choice in choices if choice.promising == alpha]
+        _measure(promised, total, judging, alpha, affine=affine, few=False)
+        for choice in promised:
+            choice.take(alpha)
     wanted = {c.alpha for c in choices if c.blend and c.alpha}
-    total = trials[0][0] + trials[0][1] if wanted else trials[0][0]
-    final = {a: _solver(total, a, affine=affine) for a in wanted}
+    final = {a: _solver(total.gram, a, affine=affine) for a in wanted}
     return [choice.settled(final) for choice in choices]
 
 
-def _trials(folds: Sequence[Moments], judges: int) -> list[tuple[Moments, Moments]]:
-    """Rows that are fitted and rows that judge: each of the last folds against all others."""
-    if judges == 1 and len(folds) == 2:
-        return [(folds[0], folds[1])]
-    total = functools.reduce(Moments.__add__, folds)
-    return [(total - held, held) for held in folds[-judges:]]
+def _measure(
+    choices: Sequence[_Choice], total: Moments, judging: Sequence[Moments], alpha: float, *, affine: bool, few: bool
+) -> None:
+    """Let choices see what a ridge gives, for a few outputs or all: each fold is held out, one after the other."""
+    for number, held in enumerate(judging if choices else ()):
+        solver = _solver(total.gram - held.gram, alpha, affine=affine)
+        for choice in choices:
+            choice.see(number, solver, few=few)
 
 
 Solver = Callable[[Floats], Floats]
@@ -172,39 +170,24 @@ class _Rules:
     blend: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Trial:
-    """Rows that are fitted and rows that judge, for one layer.
-
-    Attributes:
-        fit, held: sums over either.
-        todo: what the centre of the ridge leaves of the targets of the fitted rows; all: of both together.
-        open: what the start leaves of the targets of the rows that judge.
-    """
-
-    fit: Moments
-    held: Moments
-    todo: Floats
-    all: Floats
-    open: Floats
-
-    @classmethod
-    def of(cls, fit: Moments, held: Moments, start: Floats, product: Floats, *, prior: bool) -> _Trial:
-        """The products with both Gram matrices, made once for all ridges; that of `held` is given."""
-        rest = held.cross - product
-        if not prior:
-            return cls(fit, held, fit.cross, fit.cross + held.cross, rest)
-        todo = fit.cross - fit.gram @ start
-        return cls(fit, held, todo, todo + rest, rest)
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Choice:
-    """The best found so far for one layer, which is judged on held-out rows."""
+    """The best found so far for one layer, which is judged on held-out rows.
 
-    trials: Sequence[_Trial]
+    Attributes:
+        total, judging: sums over all rows, and over those of each fold that judges.
+        all, open: what the start leaves of the targets, of all rows and of each fold.
+        slopes, curves: of the held-out error of each fold, a parabola in the share of a step.
+    """
+
+    total: Moments
+    judging: Sequence[Moments]
     rules: _Rules
     start: Floats
+    all: Floats
+    open: Sequence[Floats]
+    slopes: Floats
+    curves: Floats
     before: float
     begin: float
     best: float
@@ -215,67 +198,75 @@ class _Choice:
     worse: int = 0
 
     @classmethod
-    def among(cls, starts: Sequence[Floats], trials: Sequence[tuple[Moments, Moments]], rules: _Rules) -> _Choice:
+    def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: _Rules) -> _Choice:
         """The best of the starts."""
         begin = [np.concatenate([s, np.zeros((1, s.shape[1]))]) for s in starts]
-        products = [[held.gram @ w for _, held in trials] for w in begin]
+        products = [[held.gram @ w for held in judging] for w in begin]
         gaps = [
-            sum(_error(held, w, p) for (_, held), p in zip(trials, some, strict=True))
+            sum(_error(held, w, product) for held, product in zip(judging, some, strict=True))
             for w, some in zip(begin, products, strict=True)
         ]
         place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - rules.margin) else 0
-        gap, alpha = gaps[place], np.inf if place else None
         start = begin[place]
-        mine = [
-            _Trial.of(fit, held, start, product, prior=rules.prior)
-            for (fit, held), product in zip(trials, products[place], strict=True)
-        ]
-        return cls(trials=mine, rules=rules, start=start, before=gaps[0], begin=gap, best=gap, alpha=alpha)
+        slopes, curves = np.zeros((2, len(judging)))
+        return cls(
+            total=total,
+            judging=judging,
+            rules=rules,
+            start=start,
+            all=total.cross - total.gram @ start,
+            open=[held.cross - product for held, product in zip(judging, products[place], strict=True)],
+            slopes=slopes,
+            curves=curves,
+            before=gaps[0],
+            begin=gaps[place],
+            best=gaps[place],
+            alpha=np.inf if place else None,
+        )
 
-    def try_some(self, alpha: float, solvers: Sequence[Solver]) -> None:
-        """Note the ridge that gains most for a few outputs: a strength that suits them suits them all.
+    def see(self, number: int, solver: Solver, *, few: bool) -> None:
+        """What a step that was fitted to the other folds does to one fold."""
+        some = slice(None, None, -(-self.start.shape[1] // SOME)) if few else slice(None)
+        held, rest = self.judging[number], self.open[number][:, some]
+        if self.rules.prior:
+            step = solver(self.all[:, some] - rest)
+        else:
+            step = solver(self.total.cross[:, some] - held.cross[:, some]) - self.start[:, some]
+        self.slopes[number] = np.einsum("fo,fo->", step, rest)
+        self.curves[number] = np.einsum("fo,fo->", step, held.gram @ step)
+
+    def _gains(self) -> tuple[float, Floats]:
+        """The best share of the step, and what it takes off the error of each fold."""
+        share = min(max(self.slopes.sum() / self.curves.sum(), 0.0), 1.0) if self.curves.any() else 0.0
+        share = float(share) if self.rules.blend else 1.0
+        return share, 2.0 * share * self.slopes - share * share * self.curves
+
+    def note(self, alpha: float) -> None:
+        """Remember the ridge that gains most for a few outputs: a strength that suits them suits them all.
 
         After a good one the gain falls with every further step; `worse` counts them.
         """
-        outputs = self.start.shape[1]
-        some = slice(None, None, -(-outputs // SOME))
-        _, gains = self._gains(solvers, some)
+        _, gains = self._gains()
         if gains.sum() > self.promise and (gains > 0.0).all():
             self.promise, self.promising, self.worse = float(gains.sum()), alpha, 0
         elif self.promising:
             self.worse += 1
 
-    def consider(self, alpha: float, solvers: Sequence[Solver]) -> None:
-        """Take a step if some share of it does better on held-out rows; where folds take turns, on each of them."""
-        if alpha != self.promising:
-            return
-        share, gains = self._gains(solvers, slice(None))
+    def take(self, alpha: float) -> None:
+        """Take the share of the step if that does better on held-out rows; where folds take turns, on each of them."""
+        share, gains = self._gains()
         gap = max(self.begin - float(gains.sum()), 0.0)
         if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
             self.best, self.alpha, self.blend = gap, alpha, share
-
-    def _gains(self, solvers: Sequence[Solver], some: slice) -> tuple[float, Floats]:
-        """The best share of a step, and what it takes off the held-out error of each trial, a parabola in the share."""
-        slopes, curves = np.zeros((2, len(self.trials)))
-        for number, (trial, solver) in enumerate(zip(self.trials, solvers, strict=True)):
-            step = self._step(solver, trial.todo, some)
-            slopes[number] = np.einsum("fo,fo->", step, trial.open[:, some])
-            curves[number] = np.einsum("fo,fo->", step, trial.held.gram @ step)
-        share = min(max(slopes.sum() / curves.sum(), 0.0), 1.0) if curves.any() else 0.0
-        share = float(share) if self.rules.blend else 1.0
-        return share, 2.0 * share * slopes - share * share * curves
-
-    def _step(self, solver: Solver, todo: Floats, some: slice = slice(None)) -> Floats:
-        """From the start to the ridge solution, which lies around the start or around zero, for some outputs."""
-        found = solver(todo[:, some])
-        return found if self.rules.prior else found - self.start[:, some]
 
     def settled(self, solvers: Mapping[float, Solver]) -> Fitted:
         """The choice, solved on all rows."""
         weights = self.start
         if self.blend and self.alpha:
-            weights = weights + self.blend * self._step(solvers[self.alpha], self.trials[0].all)
-        energy = float(sum(trial.held.energy.sum() for trial in self.trials)) or 1.0
+            solver = solvers[self.alpha]
+            step = solver(self.all) if self.rules.prior else solver(self.total.cross) - self.start
+            weights = weights + self.blend * step
+        energy = float(sum(held.energy.sum() for held in self.judging)) or 1.0
         return Fitted(
             weights=weights[:-1],
             shift=weights[-1],
@@ -286,13 +277,13 @@ class _Choice:
         )
 
 
-def _solver(sums: Moments, alpha: float, *, affine: bool) -> Solver:
+def _solver(gram: Floats, alpha: float, *, affine: bool) -> Solver:
     """From what the centre of the ridge leaves of the targets to the way from there, (f + 1, o); factorised once."""
-    size = len(sums.gram) if affine else len(sums.gram) - 1
-    diagonal = np.full(size, alpha * float(np.trace(sums.gram[:-1, :-1])) / max(len(sums.gram) - 1, 1))
+    size = len(gram) if affine else len(gram) - 1
+    diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(len(gram) - 1, 1))
     if affine:
-        diagonal[-1] = 1e-9 * max(float(sums.gram[-1, -1]), 1.0)  # the constant is free, up to rounding
-    inverse = ridge_solver(sums.gram[:size, :size], diagonal)
+        diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is free, up to rounding
+    inverse = ridge_solver(gram[:size, :size], diagonal)
 
     def solve(todo: Floats) -> Floats:
         step = np.zeros_like(todo)

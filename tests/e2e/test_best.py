@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
+from onnxgrail import sweep
 from onnxgrail.core import FITS, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.preparation import Clock, prepare
@@ -133,3 +134,22 @@ def test_every_part_of_the_fit_can_be_left_out(part: str) -> None:
         assert {r["weight"] for r in fewer} == {"w2", "w3"}
     if part == "blend":
         assert {r["blend"] for r in fewer} <= {0.0, 1.0}
+
+
+def test_a_layer_whose_sums_would_be_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps GRAIL's weights; a larger cache budget brings it back."""
+    model, _ = net()
+    x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64) + 1.0
+    choices = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False}
+    wide = 8 * (5 * (HIDDEN // 2) ** 2 + 6 * WIDTH * HIDDEN // 2)  # what v0 and v1 need, w1 needs less
+    monkeypatch.setattr(sweep, "MEMORY", wide - 1)
+    small = onnxgrail.compress(model, data={"x": x}, cache_budget="16", **choices)
+    entries = {entry["weight"]: entry for entry in small.report.data["refits"]}
+    assert set(entries) == {"v0", "w1", "v1"}
+    for name in ("v0", "v1"):
+        assert "--cache-budget" in entries[name]["reason"]
+        assert (entries[name]["alpha"], entries[name]["before"], entries[name]["after"]) == (None, None, None)
+    assert entries["w1"]["reason"] == ""
+    assert any("2 layers were not fitted" in note for note in small.report.data["notes"])
+    large = onnxgrail.compress(model, data={"x": x}, cache_budget=str(wide), **choices)
+    assert not any(entry["reason"] for entry in large.report.data["refits"])

@@ -42,7 +42,7 @@ FIELDS = {
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
     "outcome": "status reason clamped",
-    "refit": "node weight alpha blend before after",
+    "refit": "node weight alpha blend before after reason",
     "norm": "node kind before after outcome",
     "refusal": "value node op reason position",
     "output": "name cosine nmse max_abs",
@@ -99,6 +99,7 @@ def test_entries_of_refits(tmp_path: Path) -> None:
         has(entry, "refit")
         assert 0 <= entry["after"] <= entry["before"]
         assert 0 <= entry["blend"] <= 1
+        assert entry["reason"] == ""
     weights = {entry["weight"] for entry in data["refits"]}
     for block in data["blocks"]:
         fitted = weights & {m["initializer"] for m in block["members"] if m["role"] == "consumer"}
