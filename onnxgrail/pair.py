@@ -86,12 +86,19 @@ class Pair:
 
 
 def moments(sums: Sequence[Floats], stage: Stage) -> list[Moments]:
-    """What `Pair.sums` gave, per part."""
-    parts = [sums[first : first + SUMS] for first in range(0, len(sums), SUMS)]
-    return [
-        moments_of(whole(gram, stage.features), *others) if gram.size else zero_moments(stage.features, stage.outputs)
-        for gram, *others in parts
-    ]
+    """What `Pair.sums` gave, per part; packed sums are let go one by one."""
+    left = list(sums)
+    del sums
+    found = []
+    while left:
+        gram, *others = left[:SUMS]
+        del left[:SUMS]
+        if gram.size:
+            found.append(moments_of(whole(gram, stage.features), *others))
+        else:
+            found.append(zero_moments(stage.features, stage.outputs))
+        del gram, others
+    return found
 
 
 def _travelling(group: Pairs) -> tuple[Floats, ...]:

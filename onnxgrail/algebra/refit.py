@@ -200,14 +200,16 @@ class _Choice:
     @classmethod
     def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: _Rules) -> _Choice:
         """The best of the starts."""
-        begin = [np.concatenate([s, np.zeros((1, s.shape[1]))]) for s in starts]
-        products = [[held.gram @ w for held in judging] for w in begin]
-        gaps = [
-            sum(_error(held, w, product) for held, product in zip(judging, some, strict=True))
-            for w, some in zip(begin, products, strict=True)
-        ]
-        place = int(np.argmin(gaps)) if min(gaps) < gaps[0] * (1.0 - rules.margin) else 0
-        start = begin[place]
+        first, best = np.inf, np.inf
+        for number, weights in enumerate(starts):
+            begin = np.concatenate([weights, np.zeros((1, weights.shape[1]))])
+            products = [held.gram @ begin for held in judging]
+            gap = sum(_error(held, begin, product) for held, product in zip(judging, products, strict=True))
+            first = gap if number == 0 else first
+            if number == 0 or gap < min(best, first * (1.0 - rules.margin)):
+                best, place, start = gap, number, begin
+                rest = [held.cross - product for held, product in zip(judging, products, strict=True)]
+            del products
         slopes, curves = np.zeros((2, len(judging)))
         return cls(
             total=total,
@@ -215,12 +217,12 @@ class _Choice:
             rules=rules,
             start=start,
             all=total.cross - total.gram @ start,
-            open=[held.cross - product for held, product in zip(judging, products[place], strict=True)],
+            open=rest,
             slopes=slopes,
             curves=curves,
-            before=gaps[0],
-            begin=gaps[place],
-            best=gaps[place],
+            before=first,
+            begin=best,
+            best=best,
             alpha=np.inf if place else None,
         )
 

@@ -141,7 +141,7 @@ def test_a_layer_whose_sums_would_be_too_large_says_so(monkeypatch: pytest.Monke
     model, _ = net()
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64) + 1.0
     choices = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False}
-    wide = 8 * (5 * (HIDDEN // 2) ** 2 + 6 * WIDTH * HIDDEN // 2)  # what v0 and v1 need, w1 needs less
+    wide = 8 * (5 * (HIDDEN // 2) ** 2 + 12 * WIDTH * HIDDEN // 2)  # what v0 and v1 need, w1 needs less
     monkeypatch.setattr(sweep, "MEMORY", wide - 1)
     small = onnxgrail.compress(model, data={"x": x}, cache_budget="16", **choices)
     entries = {entry["weight"]: entry for entry in small.report.data["refits"]}
