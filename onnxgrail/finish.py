@@ -38,7 +38,8 @@ from onnxgrail.report import (
     make_report,
 )
 
-CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16  # the check costs little beside the calibration
+CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16
+CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
 INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
@@ -56,7 +57,8 @@ def verify(
     """
     batches = prepared.batches
     each = -(-batches.samples // max(len(batches), 1))
-    count = max(1, min(CHECKED_FEEDS, CHECKED_SAMPLES // max(each, 1)))
+    wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
+    count = max(1, min(CHECKED_FEEDS, wanted // max(each, 1)))
     few = dataclasses.replace(batches, feeds=batches.feeds[:count])
     narrow = has_bfloat16(prepared.model)
     held = in_files(prepared.model)
