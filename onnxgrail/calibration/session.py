@@ -211,6 +211,7 @@ def _one_arena(ort: ModuleType) -> bool:
     return True
 
 
+@functools.cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

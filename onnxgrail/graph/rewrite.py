@@ -31,6 +31,8 @@ def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     Raises:
         RewriteError: a node cannot follow; the caller names the block.
     """
+    if not ledger.dead.any() and not ledger.arrays and not ledger.shifts:
+        return
     nodes = list(graph)
     with names_kept(graph):
         _narrow(graph, nodes, survey, ledger)
