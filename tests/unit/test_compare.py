@@ -158,7 +158,7 @@ def test_models_that_differ_in_inputs(tmp_path):
 def test_misuse_is_one_line(tmp_path):
     a = write(tmp_path / "a.onnx")
     (tmp_path / "t.onnx").write_text("text")
-    np.savez(tmp_path / "d.npz", z=np.ones((2, 3), np.float32))
+    np.savez(tmp_path / "d.npz", z=np.ones((2, 5), np.float32))
     for call, kind in [
         (lambda: compare(a, tmp_path / "absent.onnx"), ModelError),
         (lambda: compare(a, tmp_path / "t.onnx"), ModelError),
