@@ -1,7 +1,7 @@
 """Sums over calibration batches that come out the same, bit for bit, in however many processes they are taken.
 
-Floating sums depend on their order, so there is one order for all: batches are cut into equal stretches of two or more
-(of one where there are few), a stretch is summed in the order of its batches, and stretches are the leaves of a binary
+Floating sums depend on their order, so there is one order for all: batches are cut into equal stretches of four or more
+(of fewer where there are few), a stretch is summed in the order of its batches, and stretches are the leaves of a binary
 tree.  A process owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that tree, and
 go to the others.
 At any time only a logarithmic number of partial sums exists.
@@ -20,7 +20,7 @@ from onnxgrail.core import Floats
 from onnxgrail.record import Record
 
 LEAVES = 32  # more processes than this cannot share the work
-FEWER = 8  # stretches that a few batches are cut into: every one costs a sum of its own
+FEWER = 4  # stretches that a few batches are cut into: every one costs a sum of its own
 
 
 @dataclass(slots=True, eq=False)
@@ -169,4 +169,4 @@ def _plus(total: Floats, other: Floats) -> Floats:
 
 def _each(total: int) -> int:
     """Batches of one leaf."""
-    return -(-total // min(LEAVES, max(FEWER, total // 2)))
+    return -(-total // min(LEAVES, max(FEWER, total // 4)))

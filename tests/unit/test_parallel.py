@@ -75,7 +75,7 @@ def test_batches_are_dealt_out_once(size: int, total: int) -> None:
 
 def test_work_is_shared_evenly() -> None:
     assert [len(s.numbers) for s in shards(2, 16)] == [8, 8]
-    assert max(len(s.numbers) for s in shards(3, 2 * LEAVES)) == 2 * -(-LEAVES // 3)
+    assert max(len(s.numbers) for s in shards(3, 4 * LEAVES)) == 4 * -(-LEAVES // 3)
 
 
 def test_few_partial_sums_are_alive() -> None:
