@@ -1,9 +1,9 @@
 """Sums over calibration batches that come out the same, bit for bit, in however many processes they are taken.
 
-Floating sums depend on their order, so there is one order for all: batches are cut into equal stretches of four or more
-(of fewer where there are few), a stretch is summed in the order of its batches, and stretches are the leaves of a binary
-tree.  A process owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that tree, and
-go to the others.
+Floating sums depend on their order, so there is one order for all: batches are cut into equal stretches of four or
+more (of fewer where there are few), a stretch is summed in the order of its batches, and stretches are the leaves of a
+binary tree.  A process owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that
+tree, and go to the others.
 At any time only a logarithmic number of partial sums exists.
 """
 

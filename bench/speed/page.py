@@ -49,7 +49,7 @@ NOTES = """\
 - `--compensate best` walks the original and the narrowed network side by side once more, and sums regressors and
   targets of every layer: on MiniLM that is two more forward passes and as much again for sums and solves.
 - `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS together; unset, it is the number of physical cores.
-  From two on, one half runs the next batch while the other half takes the sums of the one before.
+  From two on, the next batch runs while half of them take the sums of the one before.
 - OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
   (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
 """

@@ -35,13 +35,8 @@ def _core(number: int) -> str:
         return str(number)
 
 
-def of_runtime() -> int:
-    """Threads of ONNX Runtime while the linear algebra for the batch before is going on."""
-    return max(1, count() - of_algebra()) if count() > 1 else 1
-
-
 def of_algebra() -> int:
-    """Threads of BLAS: half of all, since the other half is running the next batch."""
+    """Threads of BLAS: half of all, since ONNX Runtime, which gives way, is running the next batch meanwhile."""
     return max(1, count() // 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -89,3 +90,31 @@ def test_large_weights_travel_beside_the_bytes() -> None:
     with open_session(packed) as one, open_session(to_bytes(model)) as two:
         got, wanted = one.run(arrays), two.run(arrays)
     assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("total", ["1", "2"])
+def test_results_come_in_order_each_made_once(total: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", total)
+    made: list[int] = []
+    found = list(threads.ahead(lambda n: made.append(n) or n * n, range(5)))  # type: ignore[func-returns-value]
+    assert found == [0, 1, 4, 9, 16]
+    assert made == [0, 1, 2, 3, 4]
+    assert list(threads.ahead(str, [])) == []
+
+
+def test_the_next_result_is_made_while_the_caller_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    begun = [threading.Event() for _ in range(3)]
+    results = threads.ahead(lambda n: begun[n].set(), range(3))
+    next(results)
+    assert begun[1].wait(10), "only made when asked for"
+    results.close()
+    assert not begun[2].is_set()
+
+
+def test_a_failure_arrives_with_its_own_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    results = threads.ahead(lambda n: 1 // n, [1, 0])
+    assert next(results) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(results)
