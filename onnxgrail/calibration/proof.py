@@ -8,10 +8,13 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.relay import pieces
 from onnxgrail.calibration.session import open_session
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
@@ -24,6 +27,13 @@ from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3
+
+
+class Runner(Protocol):
+    """Runs a candidate on all feeds, as a whole or, where it is deep and that will do, in pieces."""
+
+    def __call__(self, candidate: ir.Model, ports: Sequence[Port], *, whole: bool) -> list[dict[str, Array]]:
+        """Outputs by name, per feed."""
 
 
 def prove(
@@ -48,7 +58,13 @@ def prove(
         dead: the units that are to go; drawn at random where that is not known yet.
     """
 
-    def run(candidate: ir.Model, ports: Sequence[Port]) -> list[dict[str, Array]]:
+    def run(candidate: ir.Model, ports: Sequence[Port], *, whole: bool) -> list[dict[str, Array]]:
+        parts = None if whole else pieces(candidate, providers)
+        if parts is not None:
+            with suppress(ModelError), parts:
+                found = [parts.run(fit(f, ports)) for f in feeds]
+                discard(candidate)
+                return found
         with open_session(pack(candidate), optimise=False, once=True, providers=providers) as session:
             discard(candidate)
             return [session.run(fit(f, ports)) for f in feeds]
@@ -102,7 +118,7 @@ def _doubt(
     survey: Survey,
     blocks: Sequence[Block],
     dead: Bools,
-    run: Callable[[ir.Model, Sequence[Port]], list[dict[str, Array]]],
+    run: Runner,
     limit: float,
 ) -> str:
     """Why narrowing these blocks is not exact; '' when it is."""
@@ -110,12 +126,12 @@ def _doubt(
     slim = model.clone()
     try:
         apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
-        got = run(slim, ports)
+        got = run(slim, ports, whole=True)  # as it will be loaded
     except (ModelError, RewriteError) as error:
         return f"the narrowed graph does not run: {error}"
     masked = model.clone()
     apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=_masked(model, survey, blocks, dead)))
-    wanted = [fit(found, ports) for found in run(masked, ())]
+    wanted = [fit(found, ports) for found in run(masked, (), whole=False)]
     return next((why for a, b in zip(got, wanted, strict=True) if (why := _gap(a, b, limit))), "")
 
 

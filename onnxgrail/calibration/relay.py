@@ -11,14 +11,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.session import CPU, Session, open_session
-from onnxgrail.core import Feed
+from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.facts import Facts, constants
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.segment import cut, index_of
 from onnxgrail.graph.serial import pack
+from onnxgrail.graph.widen import wide
 
 STRETCH = 128  # nodes: some layers of a transformer; shallower models are run in one piece
+DEEP = 512  # nodes from which on opening a whole model, which takes quadratic time, is worth avoiding
 
 
 class Relay:
@@ -33,7 +35,7 @@ class Relay:
         names: Collection[str],
         constants: Collection[str],
         *,
-        stretch: int = STRETCH,
+        stretch: int | None = None,
         providers: Sequence[str] = CPU,
     ) -> None:
         """Prepare for runs that hand out `names`; `constants` are computed where they are read, and never kept."""
@@ -41,7 +43,7 @@ class Relay:
         self._names, self._constants = frozenset(names), frozenset(constants)
         self._nodes = list(model.graph)
         self._lives = lives(model, _facts({}, self._constants), [0] * len(self._nodes))
-        self._stops = self._narrowest(stretch)
+        self._stops = self._narrowest(stretch or STRETCH)
         self._index = index_of(model.graph)
         self._stack, self._sessions = ExitStack(), list[Session | None]()
 
@@ -93,6 +95,41 @@ class Relay:
         for value in piece.graph.inputs:  # what the model does not take, no stretch may take
             value.shape = declared.get(value.name, value.shape)
         return self._stack.enter_context(open_session(pack(piece), outputs=outputs, **common))
+
+
+class Pieces:
+    """A deep model with the interface of a session; its outputs are those of the stretches."""
+
+    def __init__(self, model: ir.Model, names: Sequence[str], providers: Sequence[str]) -> None:
+        self._names, self._relay = tuple(names), Relay(model, names, constants(model), providers=providers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._relay.__exit__()
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        """Outputs by name.
+
+        Raises:
+            ModelError: ONNX Runtime does not load a stretch, or fails on this feed.
+        """
+        found: dict[str, Array] = {}
+        for made in self._relay.run({name: wide(array) for name, array in feed.items()}):
+            found.update(made)
+        try:
+            return {name: found[name] for name in self._names}
+        except KeyError as error:
+            raise ModelError(f"no stretch makes {error}") from error
+
+
+def pieces(model: ir.Model, providers: Sequence[str] = CPU) -> Pieces | None:
+    """A deep model, to be run in pieces; None where it is not deep, or hands out what no node makes."""
+    if len(model.graph) < DEEP:
+        return None
+    made = all(value.producer() is not None and value.name for value in model.graph.outputs)
+    return Pieces(model, [value.name or "" for value in model.graph.outputs], providers) if made else None
 
 
 def _facts(here: Feed, constants: frozenset[str]) -> Facts:

@@ -12,12 +12,15 @@ import pytest
 
 from bench import large_model
 from onnxgrail.calibration import observe as observing
+from onnxgrail.calibration import relay
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.relay import STRETCH, Relay
+from onnxgrail.calibration.session import open_session
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import model_io
 from onnxgrail.graph.facts import constants
+from onnxgrail.graph.serial import pack
 from tests.tiny import cnn, feed, mlp, tiny
 
 
@@ -90,3 +93,29 @@ def test_where_no_stretch_can_be_had_the_whole_is_run(monkeypatch: pytest.Monkey
     assert observe(model, feed(model)).shapes
     assert opened[0] > 1
     assert opened[1] == 1
+
+
+@pytest.mark.parametrize("make", [drawn(lambda: mlp(9)), drawn(cnn), llama], ids=["mlp", "cnn", "llama"])
+def test_a_deep_model_in_pieces_has_the_outputs_of_the_whole(
+    make: Callable[[Path], tuple[ir.Model, Feed]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, arrays = make(tmp_path)
+    assert relay.pieces(model) is None, "it is not deep"
+    monkeypatch.setattr(relay, "DEEP", 1)
+    monkeypatch.setattr(relay, "STRETCH", 2)
+    with open_session(pack(model), optimise=False) as session:
+        wanted = session.run(arrays)
+    parts = relay.pieces(model)
+    assert parts is not None
+    with parts:
+        found = parts.run(arrays)
+        again = parts.run(arrays)
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found[name], again[name])
+
+
+def test_a_model_that_hands_out_its_input_is_run_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "DEEP", 1)
+    assert relay.pieces(tiny("float[N,4] x => float[N,4] y, float[N,4] x", "y = Relu(x)", {})) is None
