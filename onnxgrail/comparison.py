@@ -16,8 +16,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.data import Batches, Source, read
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.reading import Numbers, reading_of
-from onnxgrail.calibration.relay import Pieces
-from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.core import Feed, Progress, silent
@@ -174,7 +173,7 @@ def _runnable(model: ir.Model, path: Path) -> Path | bytes:
 
 
 def run_both(
-    a: Packed | bytes | str | Path | Pieces,
+    a: Packed | bytes | str | Path,
     b: Packed | bytes | str | Path,
     batches: Batches,
     *,
@@ -190,13 +189,9 @@ def run_both(
     """
     sums: dict[str, Sums] = {}
     with ExitStack() as stack:
-        opened: list[Pieces | Session] = [
-            m if isinstance(m, Pieces) else open_session(m, providers=providers, optimise=not once, once=once)
-            for m in (a, b)
-        ]
-        for session in opened:
-            stack.enter_context(session)
-        one, two = opened
+        one, two = (
+            stack.enter_context(open_session(m, providers=providers, optimise=not once, once=once)) for m in (a, b)
+        )
         for number, feed in enumerate(batches):
             progress("compare", number, len(batches))
             sums = add_batch(sums, fit(one.run(feed), ports), two.run(fit(feed, ports)), mask=padding_mask(feed))

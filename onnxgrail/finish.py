@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ import onnx_ir as ir
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.lanes import why_host
-from onnxgrail.calibration.relay import pieces
 from onnxgrail.comparison import bytes_on_disk, run_both
 from onnxgrail.core import Applied, Change, Progress, Recipe
 from onnxgrail.decision import Decision
-from onnxgrail.errors import ModelError
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.mapped import in_files, weight_files
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.places import located
-from onnxgrail.graph.serial import Packed, pack, skeleton, to_bytes
+from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
@@ -63,28 +60,21 @@ def verify(
     wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
     count = max(1, min(CHECKED_FEEDS, wanted // max(each, 1)))
     few = dataclasses.replace(batches, feeds=batches.feeds[:count])
-    common: dict[str, Any] = {
-        "ports": between(prepared.model, slim),
-        "providers": recipe.providers,
-        "once": in_files(prepared.model),
-        "progress": progress,
-    }
-    parts, sums = pieces(prepared.model, recipe.providers), None
-    if parts is not None:
-        with suppress(ModelError):  # whether a piece cannot be had or the result does not run, the whole tells
-            sums = run_both(parts, pack(slim), few, **common)
-    if sums is None:
-        sums = run_both(_runnable(prepared), pack(slim), few, **common)
+    narrow = has_bfloat16(prepared.model)
+    held = in_files(prepared.model)
+    inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
+    before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
+    sums = run_both(
+        before,
+        pack(slim),
+        few,
+        ports=between(prepared.model, slim),
+        providers=recipe.providers,
+        once=held,
+        progress=progress,
+    )
     results = finish(sums)
     return Verification(checker=_checks(slim), ort_load=True, outputs=tuple(entries(results))), results
-
-
-def _runnable(prepared: Prepared) -> Path | Packed:
-    """The file, or what the runtime takes in its place: it has no bfloat16, and would read weights inside a file."""
-    inside = in_files(prepared.model) and not weight_files(prepared.model)
-    if prepared.path is None or inside or has_bfloat16(prepared.model):
-        return pack(prepared.model)
-    return prepared.path
 
 
 def _checks(slim: ir.Model) -> bool:
