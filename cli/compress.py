@@ -12,6 +12,7 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from . import _ship as ship
 
 EXIT_GATE = 3
 REASONS = 8  # lines in the list of refusals; the report has them all
@@ -95,6 +96,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.refine_options
 @options.stats_options
 @options.cache_option
+@ship.ship_options
 @options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
@@ -167,8 +169,12 @@ def compress(
             if error.report is not None and not follows:
                 _hand_over(error.report, reports, as_json=as_json)
             raise
-    if follows:
-        return
+    if not follows:
+        finish(result, reports, as_json=as_json, quiet=quiet)
+
+
+def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
+    """Hand over what a run made: files, tables or JSON, and the exit code of its gates."""
     _hand_over(result.report, reports, as_json=as_json)
     data = result.report.data
     render.notes(_notes(data), quiet=quiet)

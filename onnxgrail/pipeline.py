@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail import methods
+from onnxgrail import methods, saved
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
@@ -65,6 +65,7 @@ def compress(
     stats: str | Path | None = None,
     save_stats: str | Path | None = None,
     resume: str | Path | None = None,
+    save_recipe: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
     **choices: Any,
@@ -82,6 +83,7 @@ def compress(
         save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
             selector nor budget.
         resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
+        save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one writes and checks.
         progress: called with stage, done, total.
@@ -103,6 +105,8 @@ def compress(
         owned = functools.partial(replaceable, folder)
         target = _target(model, output, force=force, owned=owned) if first and not dry_run else None
         files = _files(model, target, stats, save_stats, force=force or not first, owned=owned)
+        if save_recipe is not None and first:
+            _check_recipe_file(model, target, Path(save_recipe), force=force or resume is not None)
         prepared = prepare(model, data, recipe, clock, group)
         agree(group, prepared)
         external = target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT)
@@ -116,25 +120,18 @@ def compress(
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
-        refined: tuple[Refined, ...] = ()
-        applied: dict[str, Applied] = {}
-        if first:
-            with clock.stage("methods"):
-                applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
-        if recipe.refine and first:
-            with clock.stage("refine"):
-                refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
-        if first:
-            with clock.stage("methods"):
-                applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
+        refined, applied = _worked_over(prepared, recipe, decision, slim, clock, progress) if first else ((), {})
         verification: Verification | None = None
         results: tuple[Fidelity, ...] = ()
         if recipe.check and first:
             with clock.stage("verify"):
                 verification, results = verify(prepared, slim, recipe, progress)
+        saved.mark(slim, recipe)
         with clock.stage("write"):
             if target is not None:
                 _write(slim, target, external=external, folder=folder)
+            if save_recipe is not None and first:
+                saved.save(Path(save_recipe), recipe, data=_named(data), output=_named(output))
     report = report_of(
         prepared,
         recipe,
@@ -147,6 +144,21 @@ def compress(
         applied=applied,
     )
     return Result(report=report, output=target, model=slim, gates_passed=not first or passes(results, recipe))
+
+
+def _worked_over(
+    prepared: Prepared, recipe: Recipe, decision: Decision, slim: ir.Model, clock: Clock, progress: Progress
+) -> tuple[tuple[Refined, ...], dict[str, Applied]]:
+    """What refinements and methods beside narrowing do to the narrowed graph, in place."""
+    refined: tuple[Refined, ...] = ()
+    with clock.stage("methods"):
+        applied = methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
+    if recipe.refine:
+        with clock.stage("refine"):
+            refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
+    with clock.stage("methods"):
+        applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
+    return refined, applied
 
 
 def _write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
@@ -191,6 +203,19 @@ def _files(
     return StatsFiles(
         read=None if stats is None else Path(stats), write=None if save_stats is None else Path(save_stats)
     )
+
+
+def _check_recipe_file(model: Any, target: Path | None, path: Path, *, force: bool) -> None:
+    """A recipe must not be written over a model."""
+    saved.check_suffix(path)
+    check_output(Path(model) if isinstance(model, str | Path) else Path(), path, force=force)
+    if target is not None and target.resolve() == path.resolve():
+        raise UsageError(f"--save-recipe {str(path)!r} is the output", hint="Choose another name")
+
+
+def _named(source: Any) -> str | None:
+    """A place that a recipe can name."""
+    return str(source) if isinstance(source, str | Path) else None
 
 
 def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Owned) -> None:

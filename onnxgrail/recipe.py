@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,7 +25,9 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in choices:
         if name not in known:
-            raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            meant = f"Did you mean {close[0]!r}? " if close else ""
+            raise UsageError(f"there is no option {name!r}", hint=f"{meant}Known options: {', '.join(sorted(known))}")
     given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
     for name in ("blocks", "fit", "refine", "method"):
         words = given.get(name)

@@ -35,7 +35,7 @@ def test_help_imports_click_only():
     assert "compress" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["compress", "refine", "inspect", "compare", "demo"])
+@pytest.mark.parametrize("command", ["compress", "refine", "inspect", "compare", "bench", "apply", "demo"])
 def test_every_command_has_help(command):
     result = run(command, "--help")
     assert result.exit_code == 0
