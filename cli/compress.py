@@ -159,7 +159,7 @@ def compress(
     if clash is not None:
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
-    recipe["input_shapes"] = dict(input_shapes)
+    recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
@@ -181,7 +181,8 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
     if not as_json and not quiet:
         _tables(result.report, result.output)
     if not result.gates_passed:
-        click.echo(f"Error: gate failed: {_gate(data)}", err=True)
+        for gate in (*ship.gates(data), *_gate(data)):
+            click.echo(f"Error: gate failed: {gate}", err=True)
         click.get_current_context().exit(EXIT_GATE)
 
 
@@ -201,13 +202,16 @@ def _notes(data: Any) -> list[str]:
     return list(dict.fromkeys([*calibration.get("notes", ()), *data.get("notes", ())]))
 
 
-def _gate(data: Any) -> str:
+def _gate(data: Any) -> list[str]:
     limit = data["recipe"]["min_cosine"]
-    cosines = [(o["cosine"], o["name"]) for o in data["verification"]["outputs"] if o["cosine"] is not None]
+    if limit is None:
+        return []
+    checks = (data.get("quantization") or data["verification"])["outputs"]
+    cosines = [(o["cosine"], o["name"]) for o in checks if o["cosine"] is not None]
     if not cosines:
-        return f"no output to hold against --min-cosine {limit}"
+        return [f"no output to hold against --min-cosine {limit}"]
     value, name = min(cosines)
-    return f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"
+    return [f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"] if value < limit else []
 
 
 def _tables(report: Any, output: Path | None) -> None:
@@ -237,6 +241,8 @@ def _tables(report: Any, output: Path | None) -> None:
         cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
         samples = f" on {check['samples']} calibration samples" if "samples" in check else ""
         click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+    for line in ship.lines(data):
+        click.echo(line)
     _outcomes(chosen)
     click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
 

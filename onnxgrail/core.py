@@ -27,6 +27,7 @@ NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 REFINES = ("laco", "distill", "regional", "norms", "ic")
 METHODS = ("grail", "grasp", "ic")
+QUANTIZE = ("none", "int8", "int8-dynamic", "fp16")
 GRASP_RANKS = ("attribution", "taylor", "magnitude")
 
 
@@ -266,6 +267,10 @@ class Recipe:
     cache_budget: str = "1G"
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    simplify: bool = False
+    quantize: str = "none"
+    target: str | None = None
+    strict: bool = False
     check: bool = True
     min_cosine: float | None = None
 

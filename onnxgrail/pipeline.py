@@ -11,15 +11,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail import methods, saved
+from onnxgrail import methods, saved, shipping
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.core import Applied, Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
-from onnxgrail.fidelity import Fidelity
-from onnxgrail.finish import passes, report_of, verify
+from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder
 from onnxgrail.parallel import SOLO, Group
@@ -28,8 +27,9 @@ from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
 from onnxgrail.refine.steps import refine, require_torch
-from onnxgrail.report import Report, Verification
+from onnxgrail.report import Report
 from onnxgrail.resume import agree, begin, replaceable
+from onnxgrail.shipping import ship
 from onnxgrail.summary import nothing_text
 
 Owned = Callable[[Path], bool]
@@ -43,7 +43,7 @@ class Result:
     Attributes:
         report: everything done and left alone.
         output: the written file, None when none was asked for.
-        model: the narrowed graph.
+        model: the graph as it is written.
         gates_passed: whether `min_cosine` held; the file is written either way.
     """
 
@@ -99,6 +99,7 @@ def compress(
     recipe, clock = recipe_of(choices), Clock()
     require_torch(recipe)
     methods.require(recipe)
+    shipping.require(recipe)
     first = group.rank == 0
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
@@ -109,6 +110,7 @@ def compress(
             _check_recipe_file(model, target, Path(save_recipe), force=force or resume is not None)
         prepared = prepare(model, data, recipe, clock, group)
         agree(group, prepared)
+        shipping.check(prepared.model, recipe)
         external = target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT)
         if target is not None and external:
             _check_weights_file(prepared.model, target, force=force, owned=owned)
@@ -121,29 +123,28 @@ def compress(
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
         refined, applied = _worked_over(prepared, recipe, decision, slim, clock, progress) if first else ((), {})
-        verification: Verification | None = None
-        results: tuple[Fidelity, ...] = ()
-        if recipe.check and first:
-            with clock.stage("verify"):
-                verification, results = verify(prepared, slim, recipe, progress)
-        saved.mark(slim, recipe)
+        shipped = ship(prepared, slim, recipe, clock, progress) if first else None
         with clock.stage("write"):
-            if target is not None:
-                _write(slim, target, external=external, folder=folder)
+            if target is not None and shipped is not None:
+                _write(shipped.model, target, external=external, folder=folder)
             if save_recipe is not None and first:
                 saved.save(Path(save_recipe), recipe, data=_named(data), output=_named(output))
     report = report_of(
         prepared,
         recipe,
         decision,
-        slim=slim,
+        slim=slim if shipped is None else shipped.narrowed,
         output=target,
-        verification=verification,
+        verification=None if shipped is None else shipped.verification,
         timing=clock.seconds,
         refines=refined,
         applied=applied,
+        final=None if shipped is None else shipped.model,
     )
-    return Result(report=report, output=target, model=slim, gates_passed=not first or passes(results, recipe))
+    if shipped is None:
+        return Result(report=report, output=target, model=slim, gates_passed=True)
+    good = passes(shipped.results, recipe) and shipped.gates_passed
+    return Result(report=shipped.told(report), output=target, model=shipped.model, gates_passed=good)
 
 
 def _worked_over(

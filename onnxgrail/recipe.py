@@ -11,9 +11,10 @@ from onnxgrail.algebra.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
-from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, REFINES, Recipe
+from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
+from onnxgrail.targets import TARGETS
 
 
 def recipe_of(choices: Mapping[str, Any]) -> Recipe:
@@ -91,6 +92,7 @@ def _check(recipe: Recipe) -> None:
     _among("norms", recipe.norms, NORMS)
     for word in recipe.fit:
         _among("fit", word, FITS)
+    _check_shipping(recipe)
     for kind in recipe.refine:
         _among("refine", kind, REFINES)
     if len(set(recipe.refine)) < len(recipe.refine):
@@ -107,6 +109,14 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(f"samples must be at least 1, got {recipe.samples}")
     if recipe.ridge < 0:
         raise UsageError(f"ridge must not be negative, got {recipe.ridge:g}")
+
+
+def _check_shipping(recipe: Recipe) -> None:
+    _among("quantize", recipe.quantize, QUANTIZE)
+    if recipe.target is not None:
+        _among("target", recipe.target, TARGETS)
+    elif recipe.strict:
+        raise UsageError("--strict needs --target", hint=f"Choose from {', '.join(TARGETS)}")
 
 
 def _check_methods(recipe: Recipe) -> None:
