@@ -13,6 +13,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _ship as ship
+from ._plugged import Plugged
 
 EXIT_GATE = 3
 REASONS = 8  # lines in the list of refusals; the report has them all
@@ -45,7 +46,11 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option("--exclude", type=options.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
 @options.data_options
 @click.option(
-    "--selector", type=click.Choice(options.SELECTORS), default="wanda", show_default=True, help="How units are ranked."
+    "--selector",
+    type=Plugged(options.SELECTORS, "onnxgrail.selectors"),
+    default="wanda",
+    show_default=True,
+    help="How units are ranked.",
 )
 @click.option(
     "--reducer",
@@ -56,7 +61,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 )
 @click.option(
     "--compensate",
-    type=click.Choice(options.COMPENSATORS),
+    type=Plugged(options.COMPENSATORS, "onnxgrail.compensators"),
     default="best",
     show_default=True,
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",

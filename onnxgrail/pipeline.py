@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
-from onnxgrail import methods, saved, shipping
+from onnxgrail import interop, methods, saved, shipping
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
@@ -51,6 +52,18 @@ class Result:
     output: Path | None
     model: ir.Model
     gates_passed: bool
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as a message, with all weights inside."""
+        return interop.to_proto(self.model)
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of a file."""
+        return interop.to_bytes(self.model)
+
+    def graphsurgeon(self) -> Any:
+        """The model as an `onnx_graphsurgeon.Graph`."""
+        return interop.to_graphsurgeon(self.model)
 
 
 @pinned()

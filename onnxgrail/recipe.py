@@ -14,6 +14,7 @@ from onnxgrail.budget import METRICS, cache_bytes, target_of
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
+from onnxgrail.plugins import look_up
 from onnxgrail.targets import TARGETS
 
 
@@ -86,6 +87,8 @@ def _check(recipe: Recipe) -> None:
         _among("blocks", block, KINDS)
     if not recipe.blocks:
         raise UsageError("no kind of block is chosen", hint=f"Choose from {', '.join(KINDS)}")
+    look_up("selector", recipe.selector)
+    look_up("compensate", recipe.compensate)
     _among("selector", recipe.selector, SELECTORS)
     _among("reducer", recipe.reducer, REDUCERS)
     _among("compensate", recipe.compensate, COMPENSATORS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 
 import onnx
 import onnx_ir as ir
@@ -11,6 +11,11 @@ import pytest
 from onnxgrail import targets
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\ng '
+
+ROUNDED = """(float[2,8] x) => (float[2,8] y) <float s = {0.1}, uint8 z = {3}>
+    { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"""
+TWO_OUTPUTS = """(float[1,2,4,4] x) => (float[1,2,4,4] y, int64[1,2,4,4] i)
+    { y, i = MaxPool<kernel_shape = [1, 1]>(x) j = Identity(i) }"""
 
 
 def found(text: str, opset: int = 18) -> list[tuple[str, str, str]]:
@@ -36,15 +41,13 @@ def test_a_plain_model_passes() -> None:
         ("(float[2] x) => (int16[2] y) { y = Cast<to = 5>(x) }", "problem", "Cast", "INT16"),
         ("(float[N,8] x) => (float[N,8] y) { y = Relu(x) }", "advice", "", "[N, 8] has open sizes"),
         (
-            "(float[2,8] x) => (float[2,8] y) <float s = {0.1}, uint8 z = {3}> "
-            "{ q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }",
+            ROUNDED,
             "problem",
             "QuantizeLinear",
             "zero point must be zero",
         ),
         (
-            "(float[1,2,4,4] x) => (float[1,2,4,4] y, int64[1,2,4,4] i) "
-            "{ y, i = MaxPool<kernel_shape = [1, 1]>(x) j = Identity(i) }",
+            TWO_OUTPUTS,
             "problem",
             "MaxPool",
             "first 1 outputs",
@@ -100,7 +103,7 @@ def test_the_table_says_where_it_is_from() -> None:
     for name in targets.TARGETS:
         known = targets.table(name)
         assert known["source"].startswith("https://")
-        assert datetime.date.fromisoformat(known["date"])
+        assert dt.date.fromisoformat(known["date"])
         supported, unsupported = (set(known["operators"][key]) for key in ("supported", "unsupported"))
         assert not supported & unsupported
         named = {*known["constants"], *known["zeros"], *known["outputs"], *known["attributes"]}
