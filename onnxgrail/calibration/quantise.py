@@ -27,7 +27,7 @@ LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no kernel for Conv on a CPU
 MARKS = ("QLinear", "DequantizeLinear", "QuantizeLinear", "DynamicQuantize", "MatMulNBits", "QAttention", "QGemm")
 INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
-NOISE = 1e-3  # share of an activation's energy that 8 bits may add as noise; beyond, its layer stays in float
+NOISE = 7e-4  # share of an activation's energy that 8 bits may add as noise; beyond, its layer stays in float
 STEPS = 255
 FIRST_OPSET = 13  # scales per channel
 
