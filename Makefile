@@ -55,5 +55,5 @@ clean:
 
 .venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	@echo "installing into .venv ..." >&2
-	$(INSTALL) --editable '.[cpu,test,dev]'
+	$(INSTALL) --editable '.[cpu,simplify,test,dev]'
 	touch .venv/demo.stamp $@

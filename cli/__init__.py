@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from .apply import apply
+from .bench import bench
 from .compare import compare
 from .compress import compress
 from .demo import demo
@@ -81,4 +83,6 @@ main.add_command(compress)
 main.add_command(inspect)
 main.add_command(refine)
 main.add_command(compare)
+main.add_command(bench)
+main.add_command(apply)
 main.add_command(demo)

@@ -12,6 +12,8 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from . import _ship as ship
+from ._plugged import Plugged
 
 EXIT_GATE = 3
 REASONS = 8  # lines in the list of refusals; the report has them all
@@ -45,7 +47,11 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.data_options
 @options.reading_options
 @click.option(
-    "--selector", type=click.Choice(options.SELECTORS), default="wanda", show_default=True, help="How units are ranked."
+    "--selector",
+    type=Plugged(options.SELECTORS, "onnxgrail.selectors"),
+    default="wanda",
+    show_default=True,
+    help="How units are ranked.",
 )
 @click.option(
     "--reducer",
@@ -56,7 +62,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 )
 @click.option(
     "--compensate",
-    type=click.Choice(options.COMPENSATORS),
+    type=Plugged(options.COMPENSATORS, "onnxgrail.compensators"),
     default="best",
     show_default=True,
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
@@ -96,6 +102,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.refine_options
 @options.stats_options
 @options.cache_option
+@ship.ship_options
 @options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
@@ -158,7 +165,7 @@ def compress(
     if clash is not None:
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
-    recipe["input_shapes"] = dict(input_shapes)
+    recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
@@ -168,15 +175,20 @@ def compress(
             if error.report is not None and not follows:
                 _hand_over(error.report, reports, as_json=as_json)
             raise
-    if follows:
-        return
+    if not follows:
+        finish(result, reports, as_json=as_json, quiet=quiet)
+
+
+def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
+    """Hand over what a run made: files, tables or JSON, and the exit code of its gates."""
     _hand_over(result.report, reports, as_json=as_json)
     data = result.report.data
     render.notes(_notes(data), quiet=quiet)
     if not as_json and not quiet:
         _tables(result.report, result.output)
     if not result.gates_passed:
-        click.echo(f"Error: gate failed: {_gate(data)}", err=True)
+        for gate in (*ship.gates(data), *_gate(data)):
+            click.echo(f"Error: gate failed: {gate}", err=True)
         click.get_current_context().exit(EXIT_GATE)
 
 
@@ -196,13 +208,16 @@ def _notes(data: Any) -> list[str]:
     return list(dict.fromkeys([*calibration.get("notes", ()), *data.get("notes", ())]))
 
 
-def _gate(data: Any) -> str:
+def _gate(data: Any) -> list[str]:
     limit = data["recipe"]["min_cosine"]
-    cosines = [(o["cosine"], o["name"]) for o in data["verification"]["outputs"] if o["cosine"] is not None]
+    if limit is None:
+        return []
+    checks = (data.get("quantization") or data["verification"])["outputs"]
+    cosines = [(o["cosine"], o["name"]) for o in checks if o["cosine"] is not None]
     if not cosines:
-        return f"no output to hold against --min-cosine {limit}"
+        return [f"no output to hold against --min-cosine {limit}"]
     value, name = min(cosines)
-    return f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"
+    return [f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"] if value < limit else []
 
 
 def _tables(report: Any, output: Path | None) -> None:
@@ -232,6 +247,8 @@ def _tables(report: Any, output: Path | None) -> None:
         cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
         samples = f" on {check['samples']} calibration samples" if "samples" in check else ""
         click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+    for line in ship.lines(data):
+        click.echo(line)
     _outcomes(chosen)
     click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
 

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnxgrail.benchmark import bench
     from onnxgrail.comparison import Comparison, compare
     from onnxgrail.core import Recipe
     from onnxgrail.demonstration import demo
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from onnxgrail.pipeline import Result, compress
     from onnxgrail.processes import join
     from onnxgrail.refinement import refine_model
+    from onnxgrail.repetition import apply
     from onnxgrail.report import Inspection, Report
 
 __version__ = "0.1.0"
@@ -54,6 +56,8 @@ __all__ = [
     "RewriteError",
     "UsageError",
     "__version__",
+    "apply",
+    "bench",
     "compare",
     "compress",
     "demo",
@@ -70,6 +74,8 @@ _WHERE = {
     "Recipe": "core",
     "Report": "report",
     "Result": "pipeline",
+    "apply": "repetition",
+    "bench": "benchmark",
     "compare": "comparison",
     "compress": "pipeline",
     "demo": "demonstration",

@@ -27,6 +27,7 @@ NORMS = ("none", "repair", "refit", "all")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 REFINES = ("laco", "distill", "regional", "norms", "ic")
 METHODS = ("grail", "grasp", "ic")
+QUANTIZE = ("none", "int8", "int8-dynamic", "fp16")
 GRASP_RANKS = ("attribution", "taylor", "magnitude")
 
 
@@ -270,6 +271,10 @@ class Recipe:
     sequence_length: int | None = None
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
+    simplify: bool = False
+    quantize: str = "none"
+    target: str | None = None
+    strict: bool = False
     check: bool = True
     min_cosine: float | None = None
 

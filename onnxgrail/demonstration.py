@@ -6,10 +6,7 @@ The module is not called `demo`: importing a submodule of that name would hide t
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,6 +18,7 @@ import numpy as np
 
 from onnxgrail import __version__
 from onnxgrail.calibration.session import CPU, Session, open_session
+from onnxgrail.calibration.timing import machine, take_turns
 from onnxgrail.core import Array, Feed, Kind, Progress, silent
 from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.paths import check_folder
@@ -153,16 +151,6 @@ def demo(
     )
 
 
-def machine() -> str:
-    """Processor and number of cores this process may use."""
-    model = ""
-    with contextlib.suppress(OSError):  # only Linux tells it here
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{model or platform.processor() or platform.machine()}, {cores} cores"
-
-
 def _folder(out: Path | None) -> contextlib.AbstractContextManager[str]:
     if out is None:
         return tempfile.TemporaryDirectory(prefix="onnxgrail-demo-")
@@ -228,9 +216,10 @@ def _measure(
     rows = []
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(open_session(v.path, threads=threads)) for v in variants]
-        timings = _interleaved(sessions, feed, repeats)
-        for variant, session, seconds in zip(variants, sessions, timings, strict=True):
-            low, _, high = quantiles(seconds, n=4)
+        rounds = max(2, repeats)
+        timings = take_turns(sessions, [feed] * len(sessions), least=rounds, most=rounds, seconds=0, warm=WARM_UP)
+        for variant, session, times in zip(variants, sessions, timings, strict=True):
+            low, _, high = quantiles(times.tolist(), n=4)
             rows.append(
                 Row(
                     model=embedded.name,
@@ -241,8 +230,8 @@ def _measure(
                     params=variant.params,
                     macs=variant.macs,
                     bytes=variant.path.stat().st_size,
-                    latency_ms=median(seconds) * 1e3,
-                    spread_ms=(high - low) * 1e3,
+                    latency_ms=median(times.tolist()),
+                    spread_ms=high - low,
                     file=str(variant.path) if keep and variant.compensate else None,
                 )
             )
@@ -259,17 +248,3 @@ def _runner(session: Session) -> Any:
 def _first_feed(path: Path, batch_size: int) -> dict[str, Array]:
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name][:batch_size] for name in file.files if name != "labels"}
-
-
-def _interleaved(sessions: Sequence[Session], feed: Feed, repeats: int) -> list[list[float]]:
-    """Seconds of each run per session; they take turns, each first in its turn, so a slow moment hits all alike."""
-    times: list[list[float]] = [[] for _ in sessions]
-    turns = list(zip(times, sessions, strict=True))
-    for number in range(WARM_UP + max(2, repeats)):
-        first = number % len(turns)
-        for own, session in turns[first:] + turns[:first]:
-            start = time.perf_counter()
-            session.run(feed)
-            if number >= WARM_UP:
-                own.append(time.perf_counter() - start)
-    return times

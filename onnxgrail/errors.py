@@ -28,6 +28,10 @@ class ModelError(OnnxGrailError):
     """The model cannot be read, does not run, or uses something the tool cannot represent."""
 
 
+class QuantisedError(ModelError):
+    """Quantisation was asked for, and the model is quantised already: narrowing comes first, on float weights."""
+
+
 class UnsupportedOpError(ModelError):
     """Gradients cannot pass a node: `op` has no function in torch, or not in this variant."""
 

@@ -47,6 +47,14 @@ INTERFACE = (
 BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
 
 
+def few(batches: Batches) -> Batches:
+    """Feeds enough for a check."""
+    each = -(-batches.samples // max(len(batches), 1))
+    wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
+    count = max(1, min(CHECKED_FEEDS, wanted // max(each, 1)))
+    return dataclasses.replace(batches, feeds=batches.feeds[:count])
+
+
 def verify(
     prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
 ) -> tuple[Verification, tuple[Fidelity, ...]]:
@@ -55,11 +63,6 @@ def verify(
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
-    batches = prepared.batches
-    each = -(-batches.samples // max(len(batches), 1))
-    wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
-    count = max(1, min(CHECKED_FEEDS, wanted // max(each, 1)))
-    few = dataclasses.replace(batches, feeds=batches.feeds[:count])
     narrow = has_bfloat16(prepared.model)
     held = in_files(prepared.model)
     inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
@@ -67,7 +70,7 @@ def verify(
     sums = run_both(
         before,
         pack(slim),
-        few,
+        few(prepared.batches),
         ports=between(prepared.model, slim),
         providers=recipe.providers,
         once=held,
@@ -103,12 +106,13 @@ def report_of(
     timing: Mapping[str, float],
     refines: Sequence[Refined] = (),
     applied: Mapping[str, Applied] | None = None,
+    final: ir.Model | None = None,
 ) -> Report:
-    """Everything that was done and left alone, as schema 1."""
+    """Everything that was done and left alone, as schema 1; `final` is what was written, where that is not `slim`."""
     decided = {c.block.name: c for c in decision.changes}
     applied = applied or {}
     grown = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in _grown(refines))
-    sizes = _model(prepared, recipe, decision, slim, output, (*applied.values(), *grown))
+    sizes = _model(prepared, recipe, decision, slim, output, (*applied.values(), *grown), final or slim)
     survey = prepared.survey
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
@@ -185,18 +189,22 @@ def _model(
     slim: ir.Model | None,
     output: Path | None,
     applied: Sequence[Applied],
+    final: ir.Model | None,
 ) -> ModelChange:
     model, survey, ledger = prepared.model, prepared.survey, decision.ledger
     params = cost.parameters(model)
     gone, gone_bytes = cost.removed(survey, ledger.dead)
     after = params - gone if slim is None else cost.parameters(slim)
+    beside = [] if output is None or final is None else _beside(final, output)
     path = prepared.path
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
     size = (
         before - gone_bytes - sum(a.bytes for a in applied)
-        if output is None or slim is None
-        else _written(slim, output)
+        if output is None or final is None
+        else _written(final, output)
     )
+    if output is None and final is not None and final is not slim:
+        size = len(to_bytes(final, run=False))
     macs = (cost.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
@@ -212,7 +220,7 @@ def _model(
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
         sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
-        sha256_data_after={} if output is None or slim is None else {f.name: sha256(f) for f in _beside(slim, output)},
+        sha256_data_after={file.name: sha256(file) for file in beside},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
-from onnxgrail import methods
+from onnxgrail import interop, methods, saved, shipping
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.core import Applied, Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
-from onnxgrail.fidelity import Fidelity
-from onnxgrail.finish import passes, report_of, verify
+from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.mapped import loose
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder
@@ -29,8 +29,9 @@ from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
 from onnxgrail.refine.steps import refine, require_torch
-from onnxgrail.report import Report, Verification
+from onnxgrail.report import Report
 from onnxgrail.resume import agree, begin, replaceable
+from onnxgrail.shipping import ship
 from onnxgrail.summary import nothing_text
 
 Owned = Callable[[Path], bool]
@@ -44,7 +45,7 @@ class Result:
     Attributes:
         report: everything done and left alone.
         output: the written file, None when none was asked for.
-        model: the narrowed graph.
+        model: the graph as it is written.
         gates_passed: whether `min_cosine` held; the file is written either way.
     """
 
@@ -52,6 +53,18 @@ class Result:
     output: Path | None
     model: ir.Model
     gates_passed: bool
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as a message, with all weights inside."""
+        return interop.to_proto(self.model)
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of a file."""
+        return interop.to_bytes(self.model)
+
+    def graphsurgeon(self) -> Any:
+        """The model as an `onnx_graphsurgeon.Graph`."""
+        return interop.to_graphsurgeon(self.model)
 
 
 @pinned()
@@ -66,6 +79,7 @@ def compress(
     stats: str | Path | None = None,
     save_stats: str | Path | None = None,
     resume: str | Path | None = None,
+    save_recipe: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
     **choices: Any,
@@ -83,6 +97,7 @@ def compress(
         save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
             selector nor budget.
         resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
+        save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one writes and checks.
         progress: called with stage, done, total.
@@ -98,14 +113,18 @@ def compress(
     recipe, clock = recipe_of(choices), Clock()
     require_torch(recipe)
     methods.require(recipe)
+    shipping.require(recipe)
     first = group.rank == 0
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
         owned = functools.partial(replaceable, folder)
         target = _target(model, output, force=force, owned=owned) if first and not dry_run else None
         files = _files(model, target, stats, save_stats, force=force or not first, owned=owned)
+        if save_recipe is not None and first:
+            _check_recipe_file(model, target, Path(save_recipe), force=force or resume is not None)
         prepared = prepare(model, data, recipe, clock, group)
         agree(group, prepared)
+        shipping.check(prepared.model, recipe)
         external = target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT)
         if target is not None and external:
             _check_weights_file(prepared.model, target, force=force, owned=owned)
@@ -117,37 +136,44 @@ def compress(
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
-        refined: tuple[Refined, ...] = ()
-        applied: dict[str, Applied] = {}
-        if first:
-            with clock.stage("methods"):
-                applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
-        if recipe.refine and first:
-            with clock.stage("refine"):
-                refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
-        if first:
-            with clock.stage("methods"):
-                applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
-        verification: Verification | None = None
-        results: tuple[Fidelity, ...] = ()
-        if recipe.check and first:
-            with clock.stage("verify"):
-                verification, results = verify(prepared, slim, recipe, progress)
+        refined, applied = _worked_over(prepared, recipe, decision, slim, clock, progress) if first else ((), {})
+        shipped = ship(prepared, slim, recipe, clock, progress) if first else None
         with clock.stage("write"):
-            if target is not None:
-                _write(slim, target, external=external, folder=folder)
+            if target is not None and shipped is not None:
+                _write(shipped.model, target, external=external, folder=folder)
+            if save_recipe is not None and first:
+                saved.save(Path(save_recipe), recipe, data=_named(data), output=_named(output))
     report = report_of(
         prepared,
         recipe,
         decision,
-        slim=slim,
+        slim=slim if shipped is None else shipped.narrowed,
         output=target,
-        verification=verification,
+        verification=None if shipped is None else shipped.verification,
         timing=clock.seconds,
         refines=refined,
         applied=applied,
+        final=None if shipped is None else shipped.model,
     )
-    return Result(report=report, output=target, model=loose(slim), gates_passed=not first or passes(results, recipe))
+    if shipped is None:
+        return Result(report=report, output=target, model=loose(slim), gates_passed=True)
+    good = passes(shipped.results, recipe) and shipped.gates_passed
+    return Result(report=shipped.told(report), output=target, model=loose(shipped.model), gates_passed=good)
+
+
+def _worked_over(
+    prepared: Prepared, recipe: Recipe, decision: Decision, slim: ir.Model, clock: Clock, progress: Progress
+) -> tuple[tuple[Refined, ...], dict[str, Applied]]:
+    """What refinements and methods beside narrowing do to the narrowed graph, in place."""
+    refined: tuple[Refined, ...] = ()
+    with clock.stage("methods"):
+        applied = methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
+    if recipe.refine:
+        with clock.stage("refine"):
+            refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
+    with clock.stage("methods"):
+        applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
+    return refined, applied
 
 
 def _write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
@@ -192,6 +218,19 @@ def _files(
     return StatsFiles(
         read=None if stats is None else Path(stats), write=None if save_stats is None else Path(save_stats)
     )
+
+
+def _check_recipe_file(model: Any, target: Path | None, path: Path, *, force: bool) -> None:
+    """A recipe must not be written over a model."""
+    saved.check_suffix(path)
+    check_output(Path(model) if isinstance(model, str | Path) else Path(), path, force=force)
+    if target is not None and target.resolve() == path.resolve():
+        raise UsageError(f"--save-recipe {str(path)!r} is the output", hint="Choose another name")
+
+
+def _named(source: Any) -> str | None:
+    """A place that a recipe can name."""
+    return str(source) if isinstance(source, str | Path) else None
 
 
 def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Owned) -> None:

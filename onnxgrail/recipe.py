@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -12,9 +13,11 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.budget import METRICS, cache_bytes, target_of
 from onnxgrail.calibration.reading import numbers
-from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, REFINES, Recipe
+from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.plan import ALLOCATIONS
+from onnxgrail.plugins import look_up
+from onnxgrail.targets import TARGETS
 
 
 def _words(value: str | Iterable[str]) -> tuple[str, ...]:
@@ -45,7 +48,9 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in choices:
         if name not in known:
-            raise UsageError(f"there is no option {name!r}", hint=f"Known options: {', '.join(sorted(known))}")
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            meant = f"Did you mean {close[0]!r}? " if close else ""
+            raise UsageError(f"there is no option {name!r}", hint=f"{meant}Known options: {', '.join(sorted(known))}")
     given = {n: v for n, v in choices.items() if v is not None or n in ("include", "exclude", "samples", "min_cosine")}
     for name, read in READ.items():
         if given.get(name) is not None:
@@ -94,12 +99,15 @@ def _check(recipe: Recipe) -> None:
         _among("blocks", block, KINDS)
     if not recipe.blocks:
         raise UsageError("no kind of block is chosen", hint=f"Choose from {', '.join(KINDS)}")
+    look_up("selector", recipe.selector)
+    look_up("compensate", recipe.compensate)
     _among("selector", recipe.selector, SELECTORS)
     _among("reducer", recipe.reducer, REDUCERS)
     _among("compensate", recipe.compensate, COMPENSATORS)
     _among("norms", recipe.norms, NORMS)
     for word in recipe.fit:
         _among("fit", word, FITS)
+    _check_shipping(recipe)
     for kind in recipe.refine:
         _among("refine", kind, REFINES)
     if len(set(recipe.refine)) < len(recipe.refine):
@@ -116,6 +124,14 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(f"samples must be at least 1, got {recipe.samples}")
     if recipe.ridge < 0:
         raise UsageError(f"ridge must not be negative, got {recipe.ridge:g}")
+
+
+def _check_shipping(recipe: Recipe) -> None:
+    _among("quantize", recipe.quantize, QUANTIZE)
+    if recipe.target is not None:
+        _among("target", recipe.target, TARGETS)
+    elif recipe.strict:
+        raise UsageError("--strict needs --target", hint=f"Choose from {', '.join(TARGETS)}")
 
 
 def _check_methods(recipe: Recipe) -> None:

@@ -42,6 +42,7 @@ from onnxgrail.report import (
     make_report,
     plain,
 )
+from onnxgrail.saved import mark
 
 USED = frozenset({
     "samples", "batch_size", "seed", "input_shapes", "providers", "refine", "ic_rank", "budget_seconds", "check",
@@ -96,6 +97,7 @@ def refine_model(
     with clock.stage("refine"):
         refined = refine_other(prepared, recipe, small, facts, progress)
     sides.append(_checked(prepared, small, recipe, clock, progress))
+    mark(small, recipe, command="refine")
     with clock.stage("write"):
         if target is not None:
             save(small, target, external=save_as_external_data)

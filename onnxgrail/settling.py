@@ -224,7 +224,7 @@ def _validated(change: Change, refits: Sequence[Refit]) -> Change:
 def _compensator(recipe: Recipe) -> Compensator:
     """The chosen compensator with the recipe's ridge."""
     chosen: Any = COMPENSATORS[recipe.compensate]
-    fields = {f.name for f in dataclasses.fields(chosen)}
+    fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins come wrapped and keep their own ridge
     compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen
     return compensator
 

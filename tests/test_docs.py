@@ -1,4 +1,4 @@
-"""The README is run: its marked commands and examples work on an embedded model, and its lists match the program.
+"""README and deploy.md are run: marked commands and examples work on an embedded model, and lists match the program.
 
 A block is marked by the line before its fence: `<!-- run -->`, or `<!-- not run: why -->`.  A block that mentions
 onnxgrail and has neither mark fails, so nothing is left out by accident.
@@ -20,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {"README": README, "deploy": (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")}
 FENCE = re.compile(
     r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -34,23 +35,23 @@ class Example(NamedTuple):
     line: int
 
 
-def examples() -> list[Example]:
+def examples(page: str) -> list[Example]:
+    text = PAGES[page]
     return [
-        Example(
-            match["language"], match["code"], match["mark"] or "", README.count("\n", 0, match.start("language")) + 1
-        )
-        for match in FENCE.finditer(README)
+        Example(match["language"], match["code"], match["mark"] or "", text.count("\n", 0, match.start("language")) + 1)
+        for match in FENCE.finditer(text)
     ]
 
 
-def runnable(language: str) -> list[object]:
-    chosen = [e for e in examples() if e.language == language and e.mark == "<!-- run -->"]
-    return [pytest.param(e.code, id=f"README-line-{e.line}") for e in chosen]
+def runnable(language: str, pages: tuple[str, ...] = ("README",)) -> list[object]:
+    chosen = [(p, e) for p in pages for e in examples(p) if e.language == language and e.mark == "<!-- run -->"]
+    return [pytest.param(e.code, id=f"{p}-line-{e.line}") for p, e in chosen]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the files the README speaks of."""
+    """A folder with the files the pages speak of."""
+    shutil.copytree(ROOT / "docs" / "examples", tmp_path / "examples")
     for name, source in COPIES.items():
         shutil.copy(ROOT / source, tmp_path / name)
     return tmp_path
@@ -62,13 +63,14 @@ def commands(code: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def test_every_example_is_marked() -> None:
-    fences = README.count("\n```")
-    assert fences == 2 * len(examples()), "a code block has no language or an unreadable fence"
-    for example in examples():
+@pytest.mark.parametrize("page", PAGES)
+def test_every_example_is_marked(page: str) -> None:
+    fences = PAGES[page].count("\n```")
+    assert fences == 2 * len(examples(page)), "a code block has no language or an unreadable fence"
+    for example in examples(page):
         if "onnxgrail" in example.code and example.language in {"bash", "python"}:
             known = re.fullmatch(r"<!-- (run|not run: .+) -->", example.mark)
-            assert known, f"README line {example.line}: mark this block `run` or `not run: why`"
+            assert known, f"{page} line {example.line}: mark this block `run` or `not run: why`"
 
 
 def test_readme_shows_commands_and_the_library() -> None:
@@ -85,7 +87,19 @@ def test_commands(code: str, folder: Path) -> None:
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("code", runnable("python"))
+def test_commands_of_deploy_md(folder: Path) -> None:
+    """In one folder and in order: later ones use what earlier ones wrote."""
+    blocks = [e for e in examples("deploy") if e.language == "bash" and e.mark == "<!-- run -->"]
+    assert blocks
+    for words in [words for block in blocks for words in commands(block.code)]:
+        assert words[0] == "onnxgrail", f"only onnxgrail commands can be run here: {shlex.join(words)}"
+        call = [sys.executable, "-m", *words]
+        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT)
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    assert (folder / "again.onnx").read_bytes() == (folder / "small.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("code", runnable("python", tuple(PAGES)))
 def test_library(code: str, folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT
@@ -182,7 +196,7 @@ def test_code_in_the_guide_is_the_code_of_the_program() -> None:
 
 
 def test_named_files_exist() -> None:
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:  # links and paths in all of them
         text = document.read_text(encoding="utf-8")
         links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
         paths = re.findall(r"`((?:onnxgrail|cli|models|bench|tests|docs)/[\w./]*)`", text)

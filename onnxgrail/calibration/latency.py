@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature
+from onnxgrail.calibration.timing import take_turns
 from onnxgrail.core import Array, Feed
 
 WARM, LEAST, MOST = 2, 9, 60  # runs of each model
@@ -41,19 +41,6 @@ def in_turn(
         open_session(first, providers=providers) as a,
         open_session(second, providers=providers) as b,
     ):
-        sessions = (a, b)
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(WARM):
-            for session, feed in zip(sessions, feeds, strict=True):
-                session.run(feed)
-        started = time.perf_counter()
-        while len(times[0]) < LEAST or (len(times[0]) < MOST and time.perf_counter() - started < SECONDS):
-            for session, feed, found in zip(sessions, feeds, times, strict=True):
-                found.append(_timed(session, feed))
-    return float(np.median(times[0])), float(np.median(times[1]))
-
-
-def _timed(session: Session, feed: Feed) -> float:
-    started = time.perf_counter()
-    session.run(feed)
-    return (time.perf_counter() - started) * 1e3
+        times = take_turns((a, b), feeds, least=LEAST, most=MOST, seconds=SECONDS, warm=WARM)
+    one, two = np.median(times, axis=1).tolist()
+    return one, two

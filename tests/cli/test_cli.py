@@ -11,9 +11,10 @@ import click
 import pytest
 
 from onnxgrail.budget import METRICS
-from onnxgrail.cli import _options, main
-from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, REFINES, Recipe
+from onnxgrail.cli import _options, _ship, main
+from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.plan import ALLOCATIONS
+from onnxgrail.targets import TARGETS
 from tests.cli.standin import recorded, run, usage_error
 
 
@@ -35,7 +36,7 @@ def test_help_imports_click_only():
     assert "compress" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["compress", "refine", "inspect", "compare", "demo"])
+@pytest.mark.parametrize("command", ["compress", "refine", "inspect", "compare", "bench", "apply", "demo"])
 def test_every_command_has_help(command):
     result = run(command, "--help")
     assert result.exit_code == 0
@@ -62,6 +63,8 @@ def test_literal_choices_equal_the_library():
     assert _options.FITS == FITS
     assert _options.REFINES == REFINES
     assert _options.METHODS == METHODS
+    assert _ship.QUANTIZE == QUANTIZE
+    assert _ship.TARGETS == TARGETS
     assert _options.GRASP_RANKS == GRASP_RANKS
     assert _options.TARGETS == METRICS
 

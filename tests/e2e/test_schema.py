@@ -28,7 +28,7 @@ from . import nets
 FIELDS = {
     "": (
         "schema tool recipe environment model allocation blocks refits norms refines methods refusals verification "
-        "interface timing peak_rss_bytes"
+        "interface timing peak_rss_bytes simplify quantization target"
     ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",

@@ -1,0 +1,98 @@
+"""`onnxgrail bench`: how long models take, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import _options as options
+from . import _render as render
+
+
+def sizes(value: Any) -> tuple[int, ...]:
+    """`1,8,32` as numbers."""
+    parts = [part.strip() for part in str(value).split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r} is not a list of sizes such as 1,8,32")
+    return tuple(int(part) for part in parts)
+
+
+@click.command()
+@click.argument("models", metavar="A [B ...]", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--data", "--calib", "data", metavar="PATH", help="Samples to feed, as for compress. Drawn without it.")
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=sizes,
+    metavar="N[,N...]",
+    default="1",
+    show_default=True,
+    help="Samples per run; several sizes are timed one after another.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    default=3.0,
+    show_default=True,
+    help="Time for all models together, per batch size.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Run each model this often instead.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Inside one operator.  [default: all cores]")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of drawn inputs."
+)
+@options.shapes_option
+@options.device_options
+@options.json_option
+@options.quiet_option
+@options.verbose_option
+@options.progress_option
+def bench(
+    *,
+    models: tuple[Path, ...],
+    device: str | None,
+    providers: tuple[str, ...],
+    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **settings: Any,
+) -> None:
+    """Time models in turn, so that a busy machine slows all alike.
+
+    The ratio says how many times as fast as A a model is, with a 95 % confidence interval.
+    """
+    import onnxgrail
+
+    settings["providers"] = options.resolve_providers(device, providers)
+    settings["input_shapes"] = dict(input_shapes)
+    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+        result = onnxgrail.bench(*models, progress=show, **settings)
+    render.notes(result.notes, quiet=quiet)
+    if as_json:
+        click.echo(result.to_json())
+    elif not quiet:
+        _table(result)
+
+
+def _table(result: Any) -> None:
+    columns = ("model", "size", "batch", "median", "p90", "p99", "spread", "samples/s", "ratio", "95 % interval")
+    rows = []
+    for row in result.rows:
+        times = row.times
+        ratio = "-" if times.ratio is None else f"{times.ratio:.3f}"
+        interval = "-" if times.interval is None else f"{times.interval[0]:.3f}-{times.interval[1]:.3f}"
+        shown = [f"{value:.3f}" for value in (times.median, times.p90, times.p99, times.spread)]
+        cells = (render.size(row.bytes), str(row.batch_size), *shown, render.short(row.throughput), ratio, interval)
+        rows.append(
+            (
+                row.path,
+                *cells,
+            )
+        )
+    render.table("Milliseconds per run; spread is the distance of the quartiles", columns, rows)
+    words = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
+    click.echo(f"{result.rows[0].rounds} rounds, {words}, {result.machine}")

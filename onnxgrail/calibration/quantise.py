@@ -1,0 +1,232 @@
+"""Weights and activations in fewer bits, by the tools of ONNX Runtime; always behind the narrowing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.calibration.session import CPU, open_session, reason, runtime
+from onnxgrail.core import Feed
+from onnxgrail.errors import ModelError, QuantisedError
+from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
+from onnxgrail.graph.serial import pack
+
+LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no kernel for Conv on a CPU
+MARKS = ("QLinear", "DequantizeLinear", "QuantizeLinear", "DynamicQuantize", "MatMulNBits", "QAttention", "QGemm")
+INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
+NOISE = 7e-4  # share of an activation's energy that 8 bits may add as noise; beyond, its layer stays in float
+STEPS = 255
+FIRST_OPSET = 13  # scales per channel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Quantised:
+    """A model in fewer bits.
+
+    Attributes:
+        model: the graph.
+        kept: names of layers that stay in float, since outliers in what they read would drown the rest.
+        ops: how many operators of each kind were added.
+        bytes_before, bytes_after: of the file, with and without.
+    """
+
+    model: ir.Model
+    kept: tuple[str, ...]
+    ops: Mapping[str, int]
+    bytes_before: int
+    bytes_after: int
+
+
+def is_quantised(model: ir.Model) -> bool:
+    """Whether a graph computes with integers, or stores weights as such."""
+    return any(node.op_type.startswith(MARKS) or node.op_type in INTEGER for node in model.graph)
+
+
+def refuse(model: ir.Model, kind: str) -> None:
+    """Whether a model can still be quantised.
+
+    Raises:
+        QuantisedError: it is already, or has half precision already.
+        ModelError: it is too large, or its opset too old.
+    """
+    if is_quantised(model):
+        raise QuantisedError(
+            f"--quantize {kind}: the model is quantised already",
+            hint="Narrow and quantise the float model it was made from; leave out --quantize to narrow it as it is",
+        )
+    types = {value.dtype for value in model.graph.initializers.values()}
+    if kind == "fp16" and ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in types:
+        raise QuantisedError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
+    if ir.DataType.BFLOAT16 in types:
+        raise ModelError(f"--quantize {kind}: ONNX Runtime quantises no bfloat16", hint="Give the float32 model")
+    if weight_bytes(model) > LIMIT:
+        raise ModelError(
+            f"--quantize {kind}: the model is over 2 GiB", hint="Quantise the written file with a tool for such models"
+        )
+    opset = model.opset_imports.get("", 0)
+    if kind.startswith("int8") and opset < FIRST_OPSET:
+        raise ModelError(
+            f"--quantize {kind} needs opset {FIRST_OPSET}, the model has {opset}", hint="Export it with a newer opset"
+        )
+
+
+def quantise(model: ir.Model, feeds: Iterable[Feed], kind: str, *, symmetric: bool = False) -> Quantised:
+    """The model in `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
+
+    Args:
+        model: a float model; not changed.
+        feeds: calibration data, read once or twice, for `int8` only.
+        kind: one of the three.
+        symmetric: zero points are zero and activations signed, as TensorRT wants it; on a CPU unsigned ones are faster.
+
+    Raises:
+        ModelError: ONNX Runtime's tool fails.
+    """
+    runtime()
+    kept: tuple[str, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder, _quiet():
+        source, target = Path(folder) / "narrowed.onnx", Path(folder) / "quantised.onnx"
+        save(model, source)
+        try:
+            if kind == "fp16":
+                _halve(source, target)
+            elif kind == "int8-dynamic":
+                _dynamic(source, target)
+            else:
+                kept = _static(source, list(feeds), target, symmetric=symmetric)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever the tool meets in a graph it does not know
+            raise ModelError(
+                f"--quantize {kind}: {type(error).__name__}: {reason(error)}",
+                hint="The narrowed model without --quantize is not affected",
+            ) from error
+        made = load(target.read_bytes())
+        sizes = source.stat().st_size, target.stat().st_size
+    made.metadata_props.clear()
+    made.metadata_props.update(model.metadata_props)
+    made.graph.name = model.graph.name
+    return Quantised(model=made, kept=kept, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1])
+
+
+def _plain(source: Path) -> onnx.ModelProto:
+    """A model without recorded shapes, which would contradict weights that a tool turns."""
+    proto: onnx.ModelProto = onnx.load(source)
+    del proto.graph.value_info[:]
+    return proto
+
+
+def _added(before: ir.Model, after: ir.Model) -> dict[str, int]:
+    counts = Counter(node.op_type for node in after.graph)
+    counts.subtract(Counter(node.op_type for node in before.graph))
+    return {name: number for name, number in sorted(counts.items()) if number > 0}
+
+
+def _halve(source: Path, target: Path) -> None:
+    from onnxruntime.transformers import float16
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # small weights become zero, which the comparison judges
+        made = float16.convert_float_to_float16(_plain(source), keep_io_types=True)
+    onnx.save(made, target)
+
+
+def _dynamic(source: Path, target: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        _plain(source), target, op_types_to_quantize=list(DYNAMIC), per_channel=True, weight_type=QuantType.QInt8
+    )
+
+
+def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -> tuple[str, ...]:
+    """Names of layers that stay in float."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(feeds)
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next((dict(feed) for feed in self.left), None)
+
+    first = target.with_name("prepared.onnx")
+    # Normalisations go into convolutions first: what is between them would be rounded twice.
+    quant_pre_process(source, first, skip_symbolic_shape=True)
+    ready = load(first.read_bytes())
+    loud = _loud(ready, feeds)
+    weights = ready.graph.initializers
+    tables = [
+        node.name or ""
+        for node in ready.graph
+        if node.op_type == "Gather" and (node.inputs[0] is None or node.inputs[0].name not in weights)
+    ]
+    quantize_static(
+        first,
+        target,
+        Reader(),
+        per_channel=True,
+        activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        op_types_to_quantize=[*LAYERS, "Gather"],
+        nodes_to_exclude=[*loud, *tables],
+        extra_options={"ActivationSymmetric": symmetric},
+    )
+    return loud
+
+
+def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
+    """Layers that read an activation of which 8 bits over its whole range would leave little.
+
+    A step of s adds noise of energy s²/12 per element, and outliers make s large where most values are small.
+    """
+    reads: dict[str, list[str]] = {}
+    for node in model.graph:
+        if node.op_type in LAYERS:
+            names = [v.name or "" for v in node.inputs[:2] if v is not None]
+            reads[node.name or ""] = [name for name in names if name not in model.graph.initializers]
+    inputs = {value.name for value in model.graph.inputs}
+    wanted = sorted({name for names in reads.values() for name in names} - inputs)
+    sums: dict[str, tuple[float, float, float, int]] = {}
+    with open_session(pack(model, outputs=wanted), providers=CPU, once=True) as session:
+        for feed in feeds:
+            for name, array in {**session.run(feed), **feed}.items():
+                if array.size and array.dtype.kind == "f":
+                    sums[name] = _summed(sums.get(name, (0.0, 0.0, 0.0, 0)), np.asarray(array, np.float64))
+    noisy = {
+        name: ((high - low) / STEPS) ** 2 / 12 * count > NOISE * energy
+        for name, (low, high, energy, count) in sums.items()
+    }
+    return tuple(node for node, names in reads.items() if any(noisy.get(name, False) for name in names))
+
+
+def _summed(so_far: tuple[float, float, float, int], array: Any) -> tuple[float, float, float, int]:
+    """Least and greatest value (zero among them, as quantisation has it), sum of squares, count."""
+    low, high, energy, count = so_far
+    return min(low, array.min()), max(high, array.max()), energy + float(np.square(array).sum()), count + array.size
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The tools log and print advice for people who call them by hand."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)

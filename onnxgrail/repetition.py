@@ -1,0 +1,42 @@
+"""Repeat a saved recipe.  The module is not called `apply`: it would hide the function `onnxgrail.apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxgrail import saved
+from onnxgrail.core import Recipe
+from onnxgrail.pipeline import Result, compress
+
+
+def apply(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    model: Any,
+    output: str | Path | None = None,
+    *,
+    data: Any = None,
+    **options: Any,
+) -> Result:
+    """Compress a model as a saved recipe says.
+
+    Args:
+        recipe: a file that `--save-recipe` wrote, a JSON report, a model that onnxgrail wrote, or choices by name.
+        model: as for `compress`.
+        output: file to write; without it the one that the recipe names, or `IN.compressed.onnx`.
+        data: calibration data instead of what the recipe names.
+        **options: everything else that `compress` takes; choices among them go before those of the recipe.
+
+    Raises:
+        UsageError: a key of the recipe is unknown, or a value impossible; the message has the nearest key.
+        OnnxGrailError: whatever `compress` raises.
+    """
+    found = saved.read(recipe)
+    choices = {**found.choices, **options}
+    return compress(
+        model,
+        output if output is not None else found.output,
+        data=data if data is not None else found.data,
+        **choices,
+    )

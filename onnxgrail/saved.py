@@ -1,0 +1,196 @@
+"""Recipes that outlive their run: in the written model, in files of YAML or JSON, and back to choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+from onnxgrail.graph import model_io
+from onnxgrail.paths import check_input, write_text
+from onnxgrail.report import SCHEMA, plain
+
+KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first
+BESIDE = ("data", "output", "onnxgrail")  # what a recipe file holds beside the choices
+FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """What a recipe file says: choices for `compress`, calibration data and output where it names them."""
+
+    choices: Mapping[str, Any]
+    data: str | None = None
+    output: str | None = None
+
+
+def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
+    """Write into a model how it was made, behind what it says already.
+
+    Places of files are left out: they say something about a machine, and the same run elsewhere gives the same bytes.
+    """
+    entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(dataclasses.asdict(recipe))}
+    model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
+
+
+def runs(model: ir.Model) -> list[Any]:
+    """The runs that made a model, the first one first; nothing where another tool wrote it."""
+    try:
+        found = json.loads(model.metadata_props.get(KEY, "[]"))
+    except ValueError:  # somebody else's note under our name
+        return []
+    return found if isinstance(found, list) else []
+
+
+def save(path: Path, recipe: Recipe, *, data: str | None, output: str | None) -> None:
+    """Write a recipe file, as YAML or as JSON by its suffix.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    content = {
+        "onnxgrail": metadata.version("onnxgrail"),
+        **plain(dataclasses.asdict(recipe)),
+        "data": data,
+        "output": output,
+    }
+    if path.suffix.lower() == ".json":
+        write_text(path, json.dumps(content, indent=1) + "\n")
+        return
+    import yaml
+
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def check_suffix(path: Path) -> None:
+    """Whether a recipe file says by its name how it is written.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"recipe {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
+
+
+def read(source: str | Path | Mapping[str, Any] | Recipe) -> Saved:
+    """A recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote), a mapping or a `Recipe`.
+
+    Raises:
+        UsageError: a key is unknown or a value is of the wrong kind; both are named.
+        ModelError: there is no such file, or it is a model without a recipe.
+    """
+    if isinstance(source, Recipe):
+        return Saved(choices=dataclasses.asdict(source))
+    if isinstance(source, Mapping):
+        return _saved(source, "the recipe")
+    path = Path(source)
+    check_input(path)
+    if path.suffix.lower() == ".onnx":
+        return _of_model(path)
+    check_suffix(path)
+    found = _parsed(path)
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{path} holds a {type(found).__name__}, expected keys and values such as `ratio: 0.3`")
+    if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):  # a report
+        calibration = found.get("calibration") or {}
+        data = None if calibration.get("synthetic", True) else calibration.get("source")
+        return _saved({**found["recipe"], "data": data}, str(path))
+    return _saved(found, str(path))
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() == ".json":
+            return json.loads(text)
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+    except ValueError as error:  # also bytes that are no text
+        raise UsageError(f"{path} cannot be read as a recipe: {error}") from error
+
+
+def _of_model(path: Path) -> Saved:
+    made = runs(model_io.load(path))
+    if not made:
+        raise UsageError(f"{path} holds no recipe", hint="Only models that onnxgrail wrote say how they were made")
+    last = made[-1]
+    if last.get("command") != "compress":
+        raise UsageError(
+            f"the last command that wrote {path} is {last.get('command')!r}", hint="Only compress is repeated"
+        )
+    return _saved(last["recipe"], str(path))
+
+
+def _saved(content: Mapping[Any, Any], label: str) -> Saved:
+    choices: dict[str, Any] = {}
+    beside: dict[str, str] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name in BESIDE:
+            beside |= {} if value is None else {name: str(value)}
+        elif name in FIELDS:
+            choices[name] = _checked(name, value, label)
+        else:
+            raise UsageError(f"{label}: there is no key {str(key)!r}", hint=nearest(name))
+    return Saved(choices=choices, data=beside.get("data"), output=beside.get("output"))
+
+
+def nearest(name: str) -> str:
+    """A hint with the key that was probably meant."""
+    known = (*FIELDS, "data", "output")
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
+
+
+def _checked(name: str, value: Any, label: str) -> Any:
+    """A value of the kind that its key takes; None leaves the default."""
+    kind = FIELDS[name]
+    if value is None:
+        return None
+    if kind.startswith("Mapping"):
+        if isinstance(value, Mapping) and all(_all_are(int, dims) for dims in value.values()):
+            return {str(key): tuple(dims) for key, dims in value.items()}
+        raise _wrong(label, name, value, "input names with lists of sizes")
+    if kind.startswith("tuple"):
+        if isinstance(value, str) or _all_are(str, value):
+            return value
+        raise _wrong(label, name, value, "a list of words")
+    if kind.startswith("bool") and not isinstance(value, bool):
+        raise _wrong(label, name, value, "true or false")
+    if kind.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
+        raise _wrong(label, name, value, "a whole number")
+    if kind.startswith("float"):
+        try:  # YAML takes 1e-3 for a word
+            return float(value if not isinstance(value, bool) else "no number")
+        except (TypeError, ValueError):
+            raise _wrong(label, name, value, "a number") from None
+    if kind.startswith("str"):
+        amount = name.startswith("target_") and isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(value, str) and not amount:
+            raise _wrong(label, name, value, "text")
+    return value
+
+
+def _all_are(kind: type, values: Any) -> bool:
+    """Whether something is a list of things of a kind."""
+    return isinstance(values, list | tuple) and all(
+        isinstance(value, kind) and not isinstance(value, bool) for value in values
+    )
+
+
+def _wrong(label: str, name: str, value: Any, expected: str) -> UsageError:
+    return UsageError(f"{label}: {name} is {value!r}, expected {expected}")

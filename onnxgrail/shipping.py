@@ -1,0 +1,165 @@
+"""From the narrowed model to the file that is deployed: simplify, check, quantise, hold against a runtime's limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail import saved, simplification, targets
+from onnxgrail.calibration import quantise
+from onnxgrail.calibration.latency import single
+from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.timing import summarise, take_turns
+from onnxgrail.comparison import HEAVY, run_both
+from onnxgrail.core import Progress, Recipe
+from onnxgrail.fidelity import Fidelity, entries, finish
+from onnxgrail.finish import few, verify
+from onnxgrail.graph.interface import between, fit
+from onnxgrail.graph.model_io import weight_bytes
+from onnxgrail.graph.serial import pack
+from onnxgrail.preparation import Clock, Prepared
+from onnxgrail.report import Report, Verification, plain
+
+STEPS = ("original", "narrowed", "quantised")
+SATURATES = "uint8 activations saturate in kernels of x86 processors without VNNI: compare on the machine that serves"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shipped:
+    """The model as it is written, and what was found on the way.
+
+    Attributes:
+        model: the graph; narrowed: the same before it was quantised.
+        verification, results: narrowed against original, None and nothing without `recipe.check`; where the model was
+            quantised, `results` are those of the quantised one.
+        keys: `simplify`, `quantization` and `target` of the report, None where nobody asked.
+    """
+
+    model: ir.Model
+    narrowed: ir.Model
+    verification: Verification | None
+    results: tuple[Fidelity, ...]
+    keys: Mapping[str, Any]
+
+    @property
+    def gates_passed(self) -> bool:
+        """Whether the runtime that was asked for takes the model, where that is a gate."""
+        target = self.keys["target"]
+        return target is None or not target["strict"] or target["passed"]
+
+    def told(self, report: Report) -> Report:
+        """The report with what was found here."""
+        notes = list(report.data["notes"])
+        quantization = self.keys["quantization"]
+        if quantization is not None:
+            notes += quantization["notes"]
+        return Report(data={**report.data, **plain(self.keys), "notes": notes})
+
+
+def require(recipe: Recipe) -> None:
+    """Whether what was asked for is installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if recipe.simplify:
+        simplification.require()
+
+
+def check(model: ir.Model, recipe: Recipe) -> None:
+    """Whether the original can go this way, before hours are spent on it.
+
+    Raises:
+        QuantisedError: it is quantised already, and that was asked for.
+    """
+    if recipe.quantize != "none":
+        quantise.refuse(model, recipe.quantize)
+
+
+def ship(prepared: Prepared, slim: ir.Model, recipe: Recipe, clock: Clock, progress: Progress) -> Shipped:
+    """Make the narrowed model what is written.
+
+    Simplifying comes behind the narrowing, since names of nodes and weights in options and report are those of the
+    given file; and in front of the comparison, which then judges both.  Quantising comes last: least squares needs
+    weights that are free to move.
+
+    Raises:
+        ModelError: a tool fails, or ONNX Runtime does not run the result.
+    """
+    simplified = None
+    if recipe.simplify:
+        with clock.stage("simplify"):
+            slim, simplified = simplification.simplify(slim)
+    saved.mark(slim, recipe)
+    verification: Verification | None = None
+    results: tuple[Fidelity, ...] = ()
+    if recipe.check:
+        with clock.stage("verify"):
+            verification, results = verify(prepared, slim, recipe, progress)
+    final, quantization = slim, None
+    if recipe.quantize != "none":
+        with clock.stage("quantize"):
+            final, quantization, last = _quantised(prepared, slim, recipe, progress)
+            results = last if recipe.check else results
+    keys = {
+        "simplify": None if simplified is None else dataclasses.asdict(simplified),
+        "quantization": quantization,
+        "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
+    }
+    return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys)
+
+
+def _quantised(
+    prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
+) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
+    """The quantised model, its entry in the report, and how close it is to the original."""
+    ports = between(prepared.model, slim)
+    feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
+    symmetric = recipe.target == "tensorrt"
+    made = quantise.quantise(slim, feeds, recipe.quantize, symmetric=symmetric)
+    results: tuple[Fidelity, ...] = ()
+    entry: dict[str, Any] = {
+        "kind": recipe.quantize,
+        "samples": prepared.batches.samples if feeds else 0,
+        "symmetric": symmetric,
+        "kept_float": list(made.kept),
+        "ops": dict(made.ops),
+        "bytes_before": made.bytes_before,
+        "bytes_after": made.bytes_after,
+        "outputs": [],
+        "to_narrowed": [],
+        "latency_ms": None,
+        "notes": [SATURATES] if recipe.quantize != "fp16" and not symmetric else [],
+    }
+    if recipe.check:
+        _, results = verify(prepared, made.model, recipe, progress)
+        entry["outputs"] = entries(results)
+        batches = dataclasses.replace(few(prepared.batches), feeds=tuple(_cut(prepared, slim)))
+        sums = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
+        entry["to_narrowed"] = entries(finish(sums))
+        entry["latency_ms"] = _latency([prepared.model, slim, made.model], prepared, recipe)
+    return made.model, entry, results
+
+
+def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
+    """Feeds for the narrowed model."""
+    ports = between(prepared.model, slim)
+    return [lambda make=make: fit(make(), ports) for make in few(prepared.batches).feeds]
+
+
+def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> dict[str, float] | None:
+    """Median milliseconds of one sample, the models in turn; None where opening them again is too much."""
+    if max(weight_bytes(model) for model in models) > HEAVY:
+        return None
+    feed = single(prepared.feed, signature_of(prepared.model))
+    feeds = [fit(feed, between(prepared.model, model)) for model in models]
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(open_session(pack(model), providers=recipe.providers)) for model in models]
+        times = take_turns(sessions, feeds, least=9, most=60, seconds=1.5)
+    return dict(zip(STEPS, (one.median for one in summarise(times)), strict=True))

@@ -1,0 +1,58 @@
+"""What a narrowed graph no longer needs, taken out by onnxslim."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import MissingExtraError, ModelError
+from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simplified:
+    """Nodes before and after."""
+
+    nodes_before: int
+    nodes_after: int
+
+
+def require() -> None:
+    """Whether onnxslim is there.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if importlib.util.find_spec("onnxslim") is None:
+        raise MissingExtraError(
+            "--simplify needs onnxslim, which is not installed", hint="Run: pip install 'onnxgrail[simplify]'"
+        )
+
+
+def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
+    """The model with constants folded and nodes fused or left out.
+
+    Raises:
+        ModelError: onnxslim fails, or the model is over 2 GiB.
+    """
+    import onnxslim
+
+    before = len(model.graph)
+    if weight_bytes(model) > LIMIT:
+        raise ModelError("--simplify: the model is over 2 GiB", hint="Simplify the written file with onnxslim itself")
+    try:
+        with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder:
+            save(model, Path(folder) / "narrowed.onnx")
+            made: Any = onnxslim.slim(onnx.load(Path(folder) / "narrowed.onnx"))
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ModelError(f"--simplify: onnxslim failed: {text}", hint="Leave out --simplify") from error
+    found = load(made)
+    found.metadata_props.update(model.metadata_props)
+    return found, Simplified(nodes_before=before, nodes_after=len(found.graph))

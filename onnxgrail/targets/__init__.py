@@ -1,0 +1,166 @@
+"""Whether a runtime other than ONNX Runtime takes a model.  To add one: a table beside `tensorrt.toml`, a name here."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+TARGETS = ("tensorrt",)
+STANDARD = ("", "ai.onnx")
+WEIGHTY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "DequantizeLinear")
+SHOWN = 5  # weights named in one piece of advice
+
+
+@functools.cache
+def table(name: str) -> Mapping[str, Any]:
+    """What is known of a runtime, with its source and date."""
+    text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def check(model: ir.Model, name: str, *, strict: bool = False) -> dict[str, Any]:
+    """An entry for the report: what the runtime refuses (`problem`) and what it would be slow with (`advice`).
+
+    Args:
+        model: the graph as it is written.
+        name: of the runtime.
+        strict: whether a problem fails a gate.
+
+    Returns:
+        name, table, source, date, strict, passed (no problem), findings: dicts of level, node, op and reason.
+    """
+    known = table(name)
+    findings = [*_operators(model, known), *_types(model, known), *_shapes(model), *_widths(model, known)]
+    return {
+        "name": name,
+        "table": known["name"],
+        "source": known["source"],
+        "date": known["date"],
+        "strict": strict,
+        "passed": all(found["level"] != "problem" for found in findings),
+        "findings": findings,
+    }
+
+
+def _found(level: str, reason: str, node: ir.Node | None = None) -> dict[str, str]:
+    return {
+        "level": level,
+        "node": "" if node is None else node.name or "",
+        "op": "" if node is None else node.op_type,
+        "reason": reason,
+    }
+
+
+def _operators(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    opset = model.opset_imports.get("", 0)
+    low, high = known["opsets"]
+    if not low <= opset <= high:
+        yield _found("advice", f"opset {opset} is outside {low} to {high}, which the table covers")
+    for graph in model.graphs():
+        for node in graph:
+            if node.domain not in STANDARD:
+                yield _found("problem", f"operators of {node.domain} need a plug-in", node)
+            elif node.op_type not in known["operators"]["supported"]:
+                yield _found("problem", "the parser does not support this operator", node)
+            else:
+                yield from _limits(node, known)
+
+
+def _limits(node: ir.Node, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """What the parser asks of an operator that it supports."""
+    for position in known["constants"].get(node.op_type, ()):
+        value = _input(node, position)
+        if value is not None and _constant(value) is None:
+            yield _found("problem", f"input {position} must be a constant", node)
+    for position in known["zeros"].get(node.op_type, ()):
+        value = _input(node, position)
+        if value is not None and (_constant(value) is None or np.any(_constant(value))):
+            yield _found("problem", "the zero point must be zero (quantise with symmetric ranges)", node)
+    most = known["outputs"].get(node.op_type)
+    if most is not None and any(value.name and value.uses() for value in node.outputs[most:]):
+        yield _found("problem", f"only the first {most} outputs are computed", node)
+    for name, allowed in known["attributes"].get(node.op_type, {}).items():
+        attribute = node.attributes.get(name)
+        if attribute is None:
+            continue
+        values = attribute.value if isinstance(attribute.value, list | tuple) else [attribute.value]
+        if any(value not in allowed for value in values):
+            yield _found("problem", f"{name} must be {' or '.join(map(str, allowed))}", node)
+
+
+def _input(node: ir.Node, position: int) -> ir.Value | None:
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def _constant(value: ir.Value) -> Any:
+    """The array of an initializer or a Constant node, None for everything else."""
+    tensor = value.const_value
+    producer = value.producer()
+    if tensor is None and producer is not None and producer.op_type == "Constant":
+        tensor = producer.attributes["value"].as_tensor() if "value" in producer.attributes else None
+        if tensor is None:  # value_ints and the like
+            return np.zeros(0)
+    return None if tensor is None else tensor.numpy()
+
+
+def _types(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    ports = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+    inside = {
+        value.name: value.dtype
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.name not in ports
+    }
+    for names, allowed in ((ports, {*known["types"], *known["only_ports"]}), (inside, set(known["types"]))):
+        for name, dtype in names.items():
+            if dtype is None or dtype.name in allowed:
+                continue
+            if dtype.name in known["narrowed"]:
+                yield _found("advice", f"{name} is {dtype.name} and will be cast to a smaller type")
+            else:
+                yield _found("problem", f"{name} has the type {dtype.name}")
+    for node in model.graph:
+        kind = node.attributes.get("to") if node.op_type == "Cast" else None
+        dtype = None if kind is None else ir.DataType(kind.as_int())
+        if dtype is not None and dtype.name not in {*known["types"], *known["only_ports"], *known["narrowed"]}:
+            yield _found("problem", f"casts to {dtype.name}", node)
+
+
+def _shapes(model: ir.Model) -> Iterator[dict[str, str]]:
+    for value in model.graph.inputs:
+        if value.name in model.graph.initializers:
+            continue
+        if value.shape is None:
+            yield _found("problem", f"input {value.name} declares no rank")
+        elif not all(isinstance(dim, int) for dim in value.shape):
+            dims = ", ".join(str(dim) if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape)
+            yield _found(
+                "advice",
+                f"input {value.name} [{dims}] has open sizes: build with a profile of least, best and most "
+                "(--minShapes, --optShapes, --maxShapes of trtexec)",
+            )
+
+
+def _widths(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Channels that leave a part of the tensor cores idle."""
+    odd: dict[int, list[str]] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        multiple = 1 if tensor is None else known["multiples"].get(tensor.dtype.name, 1)
+        if tensor is None or len(tensor.shape) < 2 or not any(u.op_type in WEIGHTY for u in value.consumers()):
+            continue
+        dims = [int(size) for size in tensor.shape.numpy()[:2]]
+        wrong = [size for size in dims if size > multiple and size % multiple]
+        if wrong:
+            odd.setdefault(multiple, []).append(f"{name} ({', '.join(map(str, wrong))})")
+    for multiple, names in odd.items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        yield _found(
+            "advice", f"channels that are no multiple of {multiple}: {', '.join(names[:SHOWN])}{more}; see --round-to"
+        )

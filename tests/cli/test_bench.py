@@ -1,0 +1,92 @@
+"""`onnxgrail bench`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgrail
+from onnxgrail.errors import UsageError
+from tests.cli.standin import run, usage_error
+from tests.e2e import nets
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two nets of the same inputs and very different widths, one with other inputs, and data."""
+    onnx.save(nets.mlp((16, 600, 600, 16)), tmp_path / "wide.onnx")
+    onnx.save(nets.mlp((16, 8, 8, 16)), tmp_path / "slim.onnx")
+    onnx.save(nets.convnet(), tmp_path / "other.onnx")
+    np.savez(tmp_path / "d.npz", **nets.vectors(5, 16))
+    return tmp_path
+
+
+def test_rows_and_ratios(folder):
+    words = ("bench", folder / "wide.onnx", folder / "slim.onnx", "--batch-size", "1,16", "--rounds", 30)
+    result = run(*words, "--data", folder / "d.npz", "--threads", 1, "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    rows = data["rows"]
+    assert [(r["path"][-9:], r["batch_size"], r["rounds"]) for r in rows] == [
+        (f"{name}.onnx", size, 30) for size in (1, 16) for name in ("wide", "slim")
+    ]
+    assert (data["threads"], data["calibration"]["samples"]) == (1, 5)  # five samples fill a batch of 16
+    for wide, slim in (rows[:2], rows[2:]):
+        assert wide["ratio"] is wide["ratio_interval"] is None
+        assert slim["ratio"] > 2
+        assert slim["ratio_interval"][0] > 1
+        assert slim["hidden"] is False
+        assert 0 < slim["median"] <= slim["p90"] <= slim["p99"]
+        assert slim["throughput"] == pytest.approx(slim["batch_size"] / slim["median"] * 1e3)
+    assert wide["bytes"] == (folder / "wide.onnx").stat().st_size
+
+
+def test_table_and_notes(folder, monkeypatch):
+    result = run("bench", folder / "slim.onnx", folder / "slim.onnx", "--rounds", 20, "--threads", 2)
+    assert result.exit_code == 0, result.output
+    assert "20 rounds, 2 threads" in result.stdout
+    assert "p99 of fewer than 100 runs" in result.stderr
+    single = run("bench", folder / "slim.onnx", "--seconds", "0.05", "-q")
+    assert (single.exit_code, single.output) == (0, "")
+
+
+def test_noise_is_named(folder, monkeypatch):
+    from onnxgrail import benchmark
+
+    def alike(sessions, feeds, **limits):
+        return np.random.default_rng(0).lognormal(0, 0.1, (2, 200))
+
+    monkeypatch.setattr(benchmark, "take_turns", alike)
+    assert "Note: noise hides the difference between" in run("bench", folder / "slim.onnx", folder / "slim.onnx").stderr
+
+
+def test_misuse(folder):
+    for words, message in (
+        (["--batch-size", "0"], "list of sizes"),
+        (["--batch-size", "a"], "list of sizes"),
+        (["--seconds", "0"], "--seconds"),
+        (["--rounds", "0"], "--rounds"),
+        (["--device", "cpu", "--providers", "A"], "not both"),
+    ):
+        assert message in usage_error("bench", folder / "slim.onnx", *words)
+    assert "Missing argument" in usage_error("bench")
+    other = run("bench", folder / "slim.onnx", folder / "other.onnx")
+    assert other.exit_code == 1
+    assert "expected" in other.stderr
+    for wrong in ({"batch_sizes": ()}, {"seconds": 0}, {"rounds": 0}, {"threads": 0}):
+        with pytest.raises(UsageError):
+            onnxgrail.bench(folder / "slim.onnx", **wrong)
+    with pytest.raises(UsageError, match="no model"):
+        onnxgrail.bench()
+
+
+def test_a_prescribed_batch_size_rules(tmp_path):
+    model = nets.mlp((16, 8, 8, 16))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    onnx.save(model, tmp_path / "m.onnx")
+    result = onnxgrail.bench(tmp_path / "m.onnx", batch_sizes=(1, 8), rounds=3)
+    assert [row.batch_size for row in result.rows] == [4]
+    assert "batches of 4 only" in result.notes[0]

@@ -1,0 +1,53 @@
+"""A second runtime reads what is written: OpenVINO, in single precision, computes what ONNX Runtime computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration.session import open_session
+
+openvino = pytest.importorskip("openvino", reason="openvino is not installed (59 MB to fetch): pip install openvino")
+
+BATCH = 4
+
+
+def both(path: Path, feed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs by name from ONNX Runtime and from OpenVINO."""
+    with open_session(path) as session:
+        one = session.run(feed)
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled(feed)
+    return one, {name: found[name] for name in one}
+
+
+def feed_of(embedded: Any) -> dict[str, Any]:
+    with np.load(embedded.heldout) as file:
+        return {name: file[name][:BATCH] for name in file.files if name != "labels"}
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "digits_vit", "char_llama"])
+def test_narrowed_models_compute_the_same(name: str, tmp_path: Path) -> None:
+    embedded = models.load(name)
+    path = tmp_path / "small.onnx"
+    result = onnxgrail.compress(embedded.model, path, data=embedded.calibration, ratio=0.5, samples=32)
+    assert result.report.data["model"]["params_after"] < 0.7 * result.report.data["model"]["params_before"]
+    one, two = both(path, feed_of(embedded))
+    for output, array in one.items():
+        assert two[output].shape == array.shape
+        np.testing.assert_allclose(two[output], array, rtol=1e-3, atol=1e-3 * np.abs(array).max())
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp16"])
+def test_quantised_models_are_read(kind: str, tmp_path: Path) -> None:
+    embedded = models.load("digits_resnet")
+    path = tmp_path / "small.onnx"
+    onnxgrail.compress(embedded.model, path, data=embedded.calibration, quantize=kind, compensate="grail")
+    one, two = both(path, feed_of(embedded))
+    np.testing.assert_array_equal(two["logits"].argmax(-1), one["logits"].argmax(-1))
+    np.testing.assert_allclose(two["logits"], one["logits"], atol=0.05 * np.abs(one["logits"]).max())

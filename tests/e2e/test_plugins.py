@@ -1,0 +1,102 @@
+"""Selectors and compensators of another package, installed as `tests/plugin` would be."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import onnxgrail
+from onnxgrail.algebra.compensate import COMPENSATORS
+from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.cli import main
+from onnxgrail.errors import UsageError
+
+from . import nets
+
+PACKAGE = Path(__file__).resolve().parents[1] / "plugin"
+CHOICES: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "compensate": "none", "selector": "largest"}
+
+
+def install(folder: Path, name: str, groups: dict[str, dict[str, str]]) -> None:
+    """What pip leaves of a package's metadata."""
+    place = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in e.items()) for group, e in groups.items()]
+    (place / "entry_points.txt").write_text("\n\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    install(tmp_path, project["name"], project["entry-points"])
+    monkeypatch.syspath_prepend(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(SELECTORS), dict(COMPENSATORS)
+    yield tmp_path
+    for known, old in zip((SELECTORS, COMPENSATORS), before, strict=True):
+        for name in set(known) - set(old):
+            del known[name]
+
+
+def kept(model: Any, **choices: Any) -> list[list[int]]:
+    report = onnxgrail.compress(model, data=nets.vectors(), **{**CHOICES, **choices}).report
+    return [block["kept_units"] for block in report.data["blocks"]]
+
+
+def test_a_selector_of_another_package_chooses(plugin: Path) -> None:
+    weights = nets.weights_of(nets.mlp())
+    report = onnxgrail.compress(nets.mlp(), data=nets.vectors(), **CHOICES).report
+    block = report.data["blocks"][0]  # later ones have lost inputs before they are looked at
+    (producer,) = (m for m in block["members"] if m["role"] == "producer")
+    weight = np.moveaxis(weights[producer["initializer"]], producer["axis"], 0)
+    scores = np.abs(weight).reshape(len(weight), -1).max(axis=1)
+    assert 0 < block["kept"] < block["units"]
+    assert block["kept_units"] == sorted(np.argsort(scores)[-block["kept"] :].tolist())
+    assert kept(nets.mlp()) != kept(nets.mlp(), selector="random")
+
+
+def test_a_compensator_of_another_package_writes_weights(plugin: Path) -> None:
+    plain = onnxgrail.compress(nets.mlp(), data=nets.vectors(), **CHOICES)
+    scaled = onnxgrail.compress(nets.mlp(), data=nets.vectors(), **{**CHOICES, "compensate": "rescale"})
+    one, two = (nets.weights_of(result.proto()) for result in (plain, scaled))
+    (first, *_) = plain.report.data["blocks"]
+    consumer = next(m["initializer"] for m in first["members"] if m["role"] == "consumer")
+    factor = first["units"] / first["kept"]
+    np.testing.assert_allclose(two[consumer], one[consumer] * factor, rtol=1e-6)
+
+
+def test_the_command_takes_their_names(plugin: Path, tmp_path: Path) -> None:
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    words = ["compress", str(tmp_path / "m.onnx"), "--dry-run", "-q", "--compensate"]
+    assert CliRunner().invoke(main, [*words, "rescale", "--selector", "largest"]).exit_code == 0
+    wrong = CliRunner().invoke(main, [*words, "rescale", "--selector", "smallest"])
+    assert wrong.exit_code == 2
+    assert "--selector" in wrong.stderr
+    crooked = CliRunner().invoke(main, [*words, "none", "--selector", "crooked"])
+    assert crooked.exit_code == 2
+    assert "selector 'crooked' of onnxgrail-example gave scores of shape [1]" in crooked.stderr
+
+
+def test_what_is_no_plugin_is_named(plugin: Path) -> None:
+    install(plugin, "other-package", {"onnxgrail.selectors": {"largest": "x:Y", "lost": "absent_module:Z"}})
+    install(plugin, "third", {"onnxgrail.selectors": {"number": "math:pi"}})
+    for choice, words in (
+        ({"selector": "largest"}, "is in onnxgrail-example and other-package"),
+        ({"selector": "lost"}, "of other-package cannot be loaded: ModuleNotFoundError"),
+        ({"selector": "number"}, "of third is no plug-in"),
+        ({"compensate": "nothing", "selector": "l1"}, "gave a ndarray, expected an onnxgrail.core.Change"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            kept(nets.mlp(), **choice)
+
+
+def test_our_own_names_cannot_be_taken(plugin: Path) -> None:
+    assert kept(nets.mlp(), selector="wanda")  # the package has one of that name, which would fail

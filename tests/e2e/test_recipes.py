@@ -1,0 +1,139 @@
+"""A run's choices outlive it: in the report, in the written model, in files; and they give the same bytes again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import onnxgrail
+from onnxgrail import saved
+from onnxgrail.cli import main
+from onnxgrail.recipe import recipe_of
+
+from . import nets
+
+CHOICES = ("--ratio", "0.5", "--selector", "l2", "--blocks", "mlp,conv", "--round-to", "1", "--compensate", "grail")
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **nets.vectors())
+    return tmp_path
+
+
+def notes(path: Path) -> list[Any]:
+    found = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    runs: list[Any] = json.loads(found["onnxgrail.recipe"])
+    return runs
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
+def test_a_saved_recipe_gives_the_same_bytes(suffix: str, folder: Path) -> None:
+    recipe, report = folder / f"r.{suffix}", folder / "r2.json"
+    common = ["--data", folder / "d.npz", "--report", report, "--save-recipe", recipe, *CHOICES]
+    assert run("compress", folder / "m.onnx", folder / "a.onnx", *common).exit_code == 0
+    result = run("apply", recipe, folder / "m.onnx", folder / "b.onnx")
+    assert result.exit_code == 0, result.output
+    assert "Written:" in result.stdout
+    for source in (report, folder / "a.onnx"):  # both hold the recipe, the model without the place of its data
+        again = folder / f"{source.suffix[1:]}.onnx"
+        assert run("apply", source, folder / "m.onnx", again, "--data", folder / "d.npz").exit_code == 0
+        assert again.read_bytes() == (folder / "a.onnx").read_bytes()
+    assert (folder / "a.onnx").read_bytes() == (folder / "b.onnx").read_bytes()
+    assert run("apply", recipe, folder / "m.onnx").exit_code == 1  # the output of the recipe is there
+    text = recipe.read_text()
+    written = json.loads(text) if suffix == "json" else yaml.safe_load(text)
+    assert (written["selector"], written["blocks"], written["data"]) == ("l2", ["mlp", "conv"], str(folder / "d.npz"))
+
+
+def test_the_model_tells_all_runs_and_no_places(folder: Path) -> None:
+    assert run("compress", folder / "m.onnx", folder / "a.onnx", "--data", folder / "d.npz").exit_code == 0
+    words = ("--data", folder / "d.npz", "--ratio", "0.2", "--round-to", "1", "--report", folder / "r.json")
+    assert run("compress", folder / "a.onnx", folder / "b.onnx", *words).exit_code == 0
+    first, second = notes(folder / "b.onnx")
+    assert notes(folder / "a.onnx") == [first]
+    assert (first["recipe"]["ratio"], second["recipe"]["ratio"]) == (0.3, 0.2)
+    assert second["recipe"] == json.loads((folder / "r.json").read_text())["recipe"]
+    assert second["version"] == onnxgrail.__version__
+    assert str(folder) not in json.dumps([first, second])
+
+
+def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
+    onnxgrail.compress(
+        folder / "m.onnx", folder / "a.onnx", data=folder / "d.npz", ratio=0.5, save_recipe=folder / "r.yaml"
+    )
+    other = onnxgrail.apply(folder / "r.yaml", nets.mlp(), folder / "b.onnx", data=nets.vectors(seed=5), ratio=0.25)
+    assert other.output == folder / "b.onnx"
+    assert other.report.data["recipe"]["ratio"] == 0.25
+    assert other.report.data["calibration"]["source"] != str(folder / "d.npz")
+    dry = onnxgrail.apply(folder / "r.yaml", nets.mlp(), dry_run=True)
+    assert dry.report.data["calibration"]["source"] == str(folder / "d.npz")
+    from_choices = onnxgrail.apply({"ratio": 0.5, "target-params": None}, nets.mlp(), data=nets.vectors())
+    assert from_choices.report.data["recipe"] == dry.report.data["recipe"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ratoi: 0.3", "no key 'ratoi'. Did you mean 'ratio'?"),
+        ("target_parms: 50%", "Did you mean 'target_params'?"),
+        ("zzzz: 1", "Known keys: "),
+        ("ratio: much", "ratio is 'much', expected a number"),
+        ("ratio: 1.5", "ratio must be at least 0 and below 1"),
+        ("ratio: true", "expected a number"),
+        ("round_to: 1.5", "round_to is 1.5, expected a whole number"),
+        ("closed_loop: 1", "expected true or false"),
+        ("blocks: [1]", "expected a list of words"),
+        ("selector: 3", "selector is 3, expected text"),
+        ("selector: l3", "selector has no 'l3'"),
+        ("input_shapes: {x: [a]}", "expected input names with lists of sizes"),
+        ("- ratio", "expected keys and values"),
+        ("a: [", "cannot be read as a recipe"),
+    ],
+)
+def test_what_is_wrong_in_a_recipe_is_named(text: str, words: str, folder: Path) -> None:
+    (folder / "r.yaml").write_text(text)
+    result = run("apply", folder / "r.yaml", folder / "m.onnx", "--data", folder / "d.npz")
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (folder / "m.compressed.onnx").exists()
+
+
+def test_files_that_cannot_be_recipes(folder: Path) -> None:
+    (folder / "r.txt").write_text("ratio: 0.3")
+    assert "no recipe" in run("apply", folder / "m.onnx", folder / "m.onnx").stderr
+    assert "unknown suffix" in run("apply", folder / "r.txt", folder / "m.onnx").stderr
+    assert run("apply", folder / "absent.yaml", folder / "m.onnx").exit_code == 1
+    for name, words in (("r.txt", "unknown suffix"), ("m.compressed.onnx.json", "is the output")):
+        output = folder / "m.compressed.onnx.json"
+        result = run("compress", folder / "m.onnx", output, "--save-recipe", folder / name)
+        assert result.exit_code == 2
+        assert words in result.stderr
+    assert not (folder / "m.compressed.onnx.json").exists()
+
+
+def test_every_choice_comes_back(tmp_path: Path) -> None:
+    chosen = {
+        "target_macs": "60%", "blocks": ("mlp",), "include": "a.*", "samples": 7, "fit": (), "ridge": 1e-05,
+        "norms": "all", "refine": ("laco", "distill"), "method": ("grail", "grasp"), "grasp_layers": "2",
+        "budget_seconds": 3.5, "closed_loop": False, "input_shapes": {"x:0": (1, 3)}, "min_cosine": 0.5,
+    }  # fmt: skip
+    recipe = recipe_of(chosen)
+    for name in ("r.yaml", "r.json"):
+        saved.save(tmp_path / name, recipe, data=None, output=None)
+        assert recipe_of(saved.read(tmp_path / name).choices) == recipe
+    (tmp_path / "short.yaml").write_text("ridge: 1e-5\nclosed-loop: false")  # YAML takes the number for a word
+    assert recipe_of(saved.read(tmp_path / "short.yaml").choices) == recipe_of({"ridge": 1e-5, "closed_loop": False})

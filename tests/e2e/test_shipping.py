@@ -1,0 +1,185 @@
+"""Behind the narrowing: quantise, simplify, hold against a runtime; on the embedded ResNet, whose accuracy is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration.session import open_session
+from onnxgrail.cli import main
+from onnxgrail.core import Feed
+from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, UsageError
+from onnxgrail.models import score
+
+from . import nets
+
+KINDS = ("int8", "int8-dynamic", "fp16")
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Any:
+    return models.load("digits_resnet")
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def accuracy(embedded: Any, path: Path) -> float:
+    with open_session(path) as session:
+
+        def outputs(feed: Feed) -> list[Any]:
+            return list(session.run(feed).values())
+
+        return float(score(embedded, outputs))
+
+
+def kinds_of(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Path) -> None:
+    output, report = tmp_path / "o.onnx", tmp_path / "r.json"
+    words = ("compress", resnet.model, output, "--data", resnet.calibration, "--quantize", kind, "--report", report)
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    data = json.loads(report.read_text())
+    entry = data["quantization"]
+    for text in (f"Quantised to {kind}:", "Output logits, quantised: cosine", "Latency of one sample: original"):
+        assert text in result.stdout
+    assert set(entry["latency_ms"]) == {"original", "narrowed", "quantised"}
+    assert entry["outputs"][0]["cosine"] > 0.99
+    assert entry["to_narrowed"][0]["cosine"] > max(0.999, entry["outputs"][0]["cosine"] - 1e-4)
+    assert data["model"]["bytes_after"] == output.stat().st_size
+    assert entry["bytes_after"] <= entry["bytes_before"] * (0.4 if kind == "int8" else 0.6 if kind == "fp16" else 1)
+    assert data["model"]["params_after"] < 0.6 * data["model"]["params_before"]
+    compared = run("compare", resnet.model, output, "--data", resnet.calibration, "--min-cosine", 0.99)
+    assert compared.exit_code == 0, compared.output
+    assert accuracy(resnet, output) > 0.98
+    assert {p.key for p in onnx.load(output).metadata_props} == {"onnxgrail.recipe"}
+    ports = [(v.name, v.type.tensor_type.elem_type) for v in onnx.load(output).graph.input]
+    assert ports == [(v.name, v.type.tensor_type.elem_type) for v in onnx.load(resnet.model).graph.input]
+
+
+def test_what_each_kind_writes(resnet: Any, tmp_path: Path) -> None:
+    def written(kind: str, **choices: Any) -> Path:
+        path = tmp_path / f"{kind}{len(choices)}.onnx"
+        common = {"data": resnet.calibration, "samples": 32, "compensate": "none", "check": False}
+        onnxgrail.compress(resnet.model, path, quantize=kind, **common, **choices)
+        return path
+
+    static = onnx.load(written("int8"))
+    types = {t.name: t.data_type for t in static.graph.initializer}
+    assert types["stem.0.weight_quantized"] == onnx.TensorProto.INT8
+    assert onnx.TensorProto.UINT8 in types.values()  # zero points of activations
+    symmetric = onnx.load(written("int8", target="tensorrt"))
+    assert onnx.TensorProto.UINT8 not in {t.data_type for t in symmetric.graph.initializer}
+    assert "MatMulInteger" in kinds_of(written("int8-dynamic"))
+    half = onnx.load(written("fp16"))
+    assert {t.data_type for t in half.graph.initializer} == {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantised_model_is_not_quantised_again(kind: str, resnet: Any, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"data": resnet.calibration, "samples": 16, "compensate": "none"}
+    onnxgrail.compress(resnet.model, tmp_path / "q.onnx", quantize=kind, check=False, **common)
+    with pytest.raises(QuantisedError, match="already"):
+        onnxgrail.compress(tmp_path / "q.onnx", quantize=kind, **common)
+    result = run("compress", tmp_path / "q.onnx", "--quantize", kind, "--data", resnet.calibration)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "q.compressed.onnx").exists()
+
+
+def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges of next to nothing ruin the model, and the gate sees the file and not the narrowed model."""
+    from onnxgrail.calibration import quantise
+
+    real = quantise.quantise
+
+    def ruined(model: Any, feeds: Any, kind: str, **options: Any) -> Any:
+        return real(model, [{k: v * 1e-3 for k, v in feed.items()} for feed in feeds], kind, **options)
+
+    monkeypatch.setattr(quantise, "quantise", ruined)
+    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--quantize", "int8")
+    result = run(*words, "--min-cosine", 0.97)
+    assert result.exit_code == 3
+    assert "is below --min-cosine 0.97" in result.stderr
+    assert (tmp_path / "o.onnx").exists()
+
+
+def test_layers_that_read_outliers_stay_in_float(tmp_path: Path) -> None:
+    feed = nets.vectors(512)
+    odd = {"x": feed["x"].copy()}
+    odd["x"][0, 0] = 3e3  # one value so large that a step is wider than all others
+    words = {"quantize": "int8", "ratio": 0, "check": False}
+    plain = onnxgrail.compress(nets.mlp(), data=feed, dry_run=True, **words).report.data["quantization"]
+    found = onnxgrail.compress(nets.mlp(), data=odd, dry_run=True, **words).report.data["quantization"]
+    assert plain["kept_float"] == []
+    assert found["kept_float"]
+
+
+def test_what_cannot_be_quantised(tmp_path: Path) -> None:
+    old = nets.mlp()
+    old.opset_import[0].version = 12
+    with pytest.raises(ModelError, match="needs opset 13, the model has 12"):
+        onnxgrail.compress(old, data=nets.vectors(), quantize="int8")
+    with pytest.raises(UsageError, match="quantize has no 'int4'"):
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int4")
+    with pytest.raises(UsageError, match="--strict needs --target"):
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), strict=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ simplify
+
+
+def test_simplify_without_onnxslim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxslim" else real(name))
+    with pytest.raises(MissingExtraError, match=r"onnxgrail\[simplify\]"):
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), simplify=True)
+
+
+def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("onnxslim", reason="extra `simplify` is not installed")
+    model = nets.transformer()
+    common: dict[str, Any] = {"data": nets.tokens(), "ratio": 0.5}
+    plain = onnxgrail.compress(model, tmp_path / "p.onnx", **common)
+    slim = onnxgrail.compress(model, tmp_path / "s.onnx", simplify=True, **common)
+    entry = slim.report.data["simplify"]
+    assert plain.report.data["simplify"] is None
+    assert entry["nodes_after"] == len(onnx.load(tmp_path / "s.onnx").graph.node) <= entry["nodes_before"]
+    assert entry["nodes_before"] == len(onnx.load(tmp_path / "p.onnx").graph.node)
+    with open_session(tmp_path / "p.onnx") as one, open_session(tmp_path / "s.onnx") as two:
+        for name, array in one.run(nets.tokens()).items():
+            np.testing.assert_allclose(two.run(nets.tokens())[name], array, rtol=1e-4, atol=1e-5)
+    assert slim.report.data["blocks"] == plain.report.data["blocks"]  # names are those of the given file
+
+
+# -------------------------------------------------------------------------------------------------------------- target
+
+
+def test_a_target_says_what_it_refuses(resnet: Any, tmp_path: Path) -> None:
+    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--target", "tensorrt")
+    result = run(*words, "--samples", 16, "--compensate", "none", "--strict")
+    assert result.exit_code == 0, result.output
+    assert "nothing that it refuses" in result.stdout
+    again = run(*words, "--force", "--samples", 16, "--compensate", "none", "--quantize", "int8-dynamic")
+    assert again.exit_code == 0
+    assert "problem: DynamicQuantizeLinear" in again.stdout
+    strict = run(*words, "--force", "--samples", 16, "--quantize", "int8-dynamic", "--strict", "--json")
+    assert strict.exit_code == 3
+    assert "would refuse the model: 2 problems" in strict.stderr
+    target = json.loads(strict.stdout)["target"]
+    assert (target["name"], target["strict"], target["passed"]) == ("tensorrt", True, False)
+    assert (tmp_path / "o.onnx").exists()
