@@ -14,6 +14,7 @@ import click
 from .compare import compare
 from .compress import compress
 from .demo import demo
+from .export import export
 from .inspect import inspect
 from .refine import refine
 
@@ -81,4 +82,5 @@ main.add_command(compress)
 main.add_command(inspect)
 main.add_command(refine)
 main.add_command(compare)
+main.add_command(export)
 main.add_command(demo)

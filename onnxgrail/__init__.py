@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RewriteError,
         UsageError,
     )
+    from onnxgrail.exporting.call import export
     from onnxgrail.inspection import inspect
     from onnxgrail.pipeline import Result, compress
     from onnxgrail.processes import join
@@ -57,6 +58,7 @@ __all__ = [
     "compare",
     "compress",
     "demo",
+    "export",
     "inspect",
     "join",
     "refine_model",
@@ -73,6 +75,7 @@ _WHERE = {
     "compare": "comparison",
     "compress": "pipeline",
     "demo": "demonstration",
+    "export": "exporting.call",
     "inspect": "inspection",
     "join": "processes",
     "refine_model": "refinement",
