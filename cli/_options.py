@@ -24,9 +24,6 @@ METHODS = ("grail", "grasp", "ic")
 GRASP_RANKS = ("attribution", "taylor", "magnitude")
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 TARGETS = ("params", "macs", "size", "latency")
-DTYPES = ("float32", "float16", "bfloat16")
-EXPORTERS = ("dynamo", "torchscript")
-ATTENTIONS = ("eager", "sdpa")
 BLOCKS = ("conv", "mlp", "heads", "stream")
 DATA = (
     "file.py:function (which is run), .npz, .npy, Polygraphy .json, .txt, test_data_set_* folders (.pb), a saved "
@@ -88,15 +85,6 @@ def shape(value: Any) -> tuple[str, tuple[int, ...]]:
     if not colon or not name or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{value!r} is not NAME:1,3,224,224 (or 1x3x224x224, or [1,3,224,224])")
     return name, tuple(int(part) for part in parts)
-
-
-def axes(value: Any) -> tuple[str, dict[int, str]]:
-    """`name:0=batch,1=sequence` as name and axes; `name:` closes them all."""
-    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
-    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    if not colon or not name or not all(axis.isdigit() and label.isidentifier() for axis, _, label in pairs):
-        raise click.BadParameter(f"{value!r} is not NAME:0=batch,1=sequence")
-    return name, {int(axis): label for axis, _, label in pairs}
 
 
 def blocks(value: Any) -> tuple[str, ...]:

@@ -12,6 +12,18 @@ from . import _options as options
 from . import _render as render
 
 EXIT_GATE = 3
+DTYPES = ("float32", "float16", "bfloat16")
+EXPORTERS = ("dynamo", "torchscript")
+ATTENTIONS = ("eager", "sdpa")
+
+
+def _axes(value: Any) -> tuple[str, dict[int, str]]:
+    """`name:0=batch,1=sequence` as name and axes; `name:` closes them all."""
+    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not colon or not name or not all(axis.isdigit() and label.isidentifier() for axis, _, label in pairs):
+        raise click.BadParameter(f"{value!r} is not NAME:0=batch,1=sequence")
+    return name, {int(axis): label for axis, _, label in pairs}
 
 
 @click.command()
@@ -20,7 +32,7 @@ EXIT_GATE = 3
 @click.option("--static", is_flag=True, help="Fix all sizes to those of the example inputs.")
 @click.option(
     "--dynamic",
-    type=options.axes,
+    type=_axes,
     metavar="NAME:AXIS=LABEL,...",
     multiple=True,
     help="Open axes of an input, instead of the guess (batch and sequence): x:0=batch,2=height,3=width; repeatable.",
@@ -31,15 +43,13 @@ EXIT_GATE = 3
 )
 @click.option(
     "--dtype",
-    type=click.Choice(options.DTYPES),
+    type=click.Choice(DTYPES),
     help="Type of weights and activations.  [default: as it is; bfloat16 becomes float32]",
 )
-@click.option(
-    "--exporter", type=click.Choice(options.EXPORTERS), help="Only this exporter of torch.  [default: both, in turn]"
-)
+@click.option("--exporter", type=click.Choice(EXPORTERS), help="Only this exporter of torch.  [default: both, in turn]")
 @click.option(
     "--attention",
-    type=click.Choice(options.ATTENTIONS),
+    type=click.Choice(ATTENTIONS),
     help="How models of transformers compute attention.  [default: both, in turn]",
 )
 @click.option(

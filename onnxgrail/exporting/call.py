@@ -22,6 +22,9 @@ from onnxgrail.paths import check_output
 from onnxgrail.report import SCHEMA, to_json
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
+RECORDED = (
+    "written by torchscript, which records one run: where a branch depends on values, check it with your own data"
+)
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -77,10 +80,11 @@ class _Way:
     exporter: str
     attention: str | None
     subject: Subject
+    narrow: bool = False
 
     def __str__(self) -> str:
         attention = f" with {self.attention} attention" if self.attention else ""
-        return f"{self.exporter}{attention}"
+        return f"{self.exporter}{attention}{', only the batch open,' if self.narrow else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,10 +183,9 @@ def _ways(subject: Subject, exporter: str | None, attention: str | None, *, gues
             yield _Way(exporter=tool, attention=kind, subject=subject)
     rest = [label for label in subject.labels() if label != BATCH]
     if rest and guessed:
+        closed = without(subject, rest, "no file with open ones is right")
         for tool in tools:
-            yield _Way(
-                exporter=tool, attention=kinds[0], subject=without(subject, rest, "no file with open ones is right")
-            )
+            yield _Way(exporter=tool, attention=kinds[0], subject=closed, narrow=True)
 
 
 def _first(ways: list[_Way], attempt: Callable[[int], _Draft], name: str) -> tuple[_Draft, list[str]]:
@@ -201,7 +204,7 @@ def _first(ways: list[_Way], attempt: Callable[[int], _Draft], name: str) -> tup
             continue
         failed = next((check for check in draft.checks if not check.passed), None)
         if failed is None:
-            return draft, notes
+            return draft, [*notes, *([RECORDED] if number and way.exporter == "torchscript" else [])]
         notes.append(f"{way} wrote a file that differs from torch: {failed.told()}")
         kept = kept or draft
     if kept is None:

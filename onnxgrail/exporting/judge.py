@@ -59,26 +59,28 @@ class Trial:
 
 
 def trials(subject: Subject) -> tuple[Trial, ...]:
-    """As given, with all open axes of other sizes, and with a batch of one; closed models get other numbers.
+    """As given, with other numbers, with all open axes of other sizes, and with a batch of one.
+
+    Other numbers find what an exporter that records one run took for constant.
 
     Raises:
         ModelError: torch cannot run the module.
     """
     first = Trial(subject, outputs(subject))
     labels = tuple(subject.labels())
-    found = [other(subject, labels) if labels else _turned(subject)]
+    found = [_turned(subject), *([other(subject, labels)] if labels else [])]
     if sizes(subject).get(BATCH, 1) > 1:
         found.append(replaced(subject, resized(subject, {BATCH: 1})))
     return (first, *(Trial(s, outputs(s)) for s in found if s is not None and runs(s)))
 
 
-def _turned(subject: Subject) -> Subject | None:
-    """Other numbers of the same shapes."""
-    changed = {
-        name: tensor.flip(-1) if tensor.ndim and not is_mask(tensor) else tensor
-        for name, tensor in subject.inputs.items()
-    }
-    return replaced(subject, {**subject.arguments, **changed})
+def _turned(subject: Subject) -> Subject:
+    """Other numbers of the same shapes; floats change their sign, too."""
+    changed = dict(subject.arguments)
+    for name, tensor in subject.inputs.items():
+        if tensor.ndim and not is_mask(tensor):
+            changed[name] = -tensor.flip(-1) if tensor.is_floating_point() else tensor.flip(-1)
+    return replaced(subject, changed)
 
 
 def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tuple[Check, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxgrail.errors import MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.exporting import hugging
-from onnxgrail.exporting.subject import Shapes, Subject, install, subject, torch
+from onnxgrail.exporting.subject import Shapes, Subject, install, quiet, subject, torch
 from onnxgrail.scripts import called, is_named
 
 SPECS = "file.py:function, torchvision:NAME, timm:NAME or transformers:NAME-or-folder"
@@ -131,12 +131,13 @@ def package(name: str) -> ModuleType:
 def loading(name: str) -> Iterator[None]:
     """Turn what a hub raises into one line."""
     try:
-        yield
+        with quiet(printed=False):  # bars of downloads stay
+            yield
     except OnnxGrailError:
         raise
     except Exception as error:
         away = isinstance(error, OSError) or "connect" in str(error).lower()
-        text = str(error).strip().split("\n")[0] or type(error).__name__
+        text = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"cannot load {name}: {text}", hint=NO_NET if away else "") from error
 
 

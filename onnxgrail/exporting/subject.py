@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -148,3 +152,20 @@ def _flat(name: str, made: Any) -> list[tuple[str, Tensor]]:
 def replaced(subject: Subject, arguments: Mapping[str, Any]) -> Subject:
     """The same module with other inputs."""
     return replace(subject, arguments=arguments)
+
+
+@contextlib.contextmanager
+def quiet(*, printed: bool = True) -> Iterator[None]:
+    """Neither warnings nor log lines, nor (with `printed`) what is printed: what matters comes as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            if printed:
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            yield
+    finally:
+        logging.disable(before)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import onnx
 
 from onnxgrail.errors import OnnxGrailError
-from onnxgrail.exporting.subject import Subject, Tensor, caller, torch
+from onnxgrail.exporting.subject import Subject, Tensor, caller, quiet, torch
 from onnxgrail.graph import model_io
 
 EXPORTERS = ("dynamo", "torchscript")
@@ -44,7 +41,7 @@ def write(
     if opset > NEWEST.get(exporter, opset):
         raise NotWritten(f"it knows opsets up to {NEWEST[exporter]}")
     try:
-        with _flattened(subject), _quiet():
+        with _flattened(subject), quiet():
             _WRITERS[exporter](subject, path, opset, list(outputs), external)
     except Exception as error:
         raise NotWritten(reason(error)) from error
@@ -79,19 +76,6 @@ def _flattened(subject: Subject) -> Iterator[None]:
         del module.forward
         if own is not None:
             module.forward = own
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Exporters warn about themselves and print steps; what goes wrong is in the exception."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _dynamo(subject: Subject, path: Path, opset: int, names: list[str], external: bool) -> None:
@@ -151,7 +135,7 @@ def attend(module: Any, way: str | None) -> None:
     if way is None:
         return
     try:
-        with _quiet():
+        with quiet():
             module.set_attn_implementation(way)
     except Exception as error:
         raise NotWritten(f"no {way} attention: {reason(error)}") from error
