@@ -49,10 +49,10 @@ class Branch(nn.Module):
 
 
 class Loose(nn.Module):
-    """Whole only for its first batch: a trace fixes what comes back from numpy."""
+    """Whole only for its first batch: a trace fixes what went through a list."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.from_numpy(x.detach().numpy() * 0 + 1)
+        return x + torch.ones_like(torch.tensor(x.tolist()))
 
 
 class Pairs(nn.Module):
