@@ -17,7 +17,6 @@ from onnxgrail.exporting.subject import Subject, Tensor, replaced, torch
 from onnxgrail.graph import model_io
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.torchgraph.guard import LIMIT, distance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +94,8 @@ def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tup
 
 
 def _check(session: Session, trial: Trial, tolerance: float | None) -> Check:
+    from onnxgrail.torchgraph.guard import LIMIT, distance  # torch stands at the head of that room
+
     feed = {name: as_array(tensor) for name, tensor in trial.subject.inputs.items()}
     try:
         got = session.run(feed)

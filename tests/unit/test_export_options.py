@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import click
 import pytest
 from click.testing import CliRunner
 
-import onnxgrail
 from onnxgrail.cli import export as command
 from onnxgrail.cli import main
-from onnxgrail.errors import MissingExtraError
 from onnxgrail.exporting import call, writers
 
 
@@ -22,10 +21,20 @@ def test_names_in_the_help_are_those_of_the_library() -> None:
     assert next(p.default for p in command.params if p.name == "opset") == call.OPSET
 
 
-def test_torch_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"onnxgrail\[torch\]"):
-        onnxgrail.export("net.py:net", "net.onnx")
+WITHOUT = """
+import sys
+sys.modules["torch"] = None
+from onnxgrail.cli import main
+main(["export", "net.py:net", "net.onnx"])
+"""
+
+
+def test_torch_is_named_when_it_is_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "Error: export needs torch, which is not installed. Run: pip install 'onnxgrail[torch]'"
+    ]
 
 
 @pytest.mark.parametrize("text", ["x", "x:batch", "x:0=", "x:a=b", ":0=b", "x:0=1"])
