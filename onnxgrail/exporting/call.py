@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from onnxgrail.calibration.session import runtime
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import Progress, silent
 from onnxgrail.errors import ModelError, OutputError, UsageError
@@ -119,8 +120,8 @@ def export(
     """Write a torch module as ONNX, and hold the file against torch at several shapes.
 
     Args:
-        source: a module; `file.py:function`, which is run; `torchvision:NAME`, `timm:NAME` or
-            `transformers:NAME-or-folder`.
+        source: a module, of which a copy is exported; `file.py:function`, which is run; `torchvision:NAME`,
+            `timm:NAME` or `transformers:NAME-or-folder`.
         target: the file to write.
         inputs: for a module: a tensor, several in the order of `forward`, or a mapping by name.
         static: fix all sizes to those of the example inputs.
@@ -156,6 +157,8 @@ def export(
     script = Path(str(source).rpartition(":")[0] or path.anchor or ".")
     check_output(script, path, force=force)
     torch()
+    if check:
+        runtime()  # missing packages are told before minutes of work
     wish = Wish(shapes=input_shapes or {}, task=task, random=random_weights, seed=seed)
     subject = _typed(find(source, inputs, wish), dtype)
     outputs(subject)  # a module that torch cannot run is told from one that cannot be exported

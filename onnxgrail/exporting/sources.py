@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import importlib
 import os
@@ -51,7 +52,8 @@ def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
     """
     with _drawn(wish.seed):
         if not isinstance(spec, str | os.PathLike):
-            return _given(type(spec).__name__, spec, inputs, wish)
+            # A copy: exporting turns a module to evaluation, and may change its type and its attention.
+            return _given(type(spec).__name__, copy.deepcopy(spec), inputs, wish)
         text = os.fspath(spec)
         kind, _, name = text.partition(":")
         if kind in HUBS and name:

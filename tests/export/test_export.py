@@ -52,6 +52,7 @@ def test_a_module_from_python_comes_back_as_it_was(folder: Path) -> None:
     result = onnxgrail.export(module, "s.onnx", inputs=torch.ones(1, 4), exporter="torchscript")
     assert result.inputs == {"input": ("batch", 4)}
     assert "forward" not in vars(module)
+    assert module.training
     assert module(torch.ones(5, 4)).shape == (5, 3)
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -110,9 +111,21 @@ def test_bfloat16_becomes_float32_unless_asked_for(folder: Path) -> None:
     kept = onnxgrail.export(module, "b.onnx", inputs=example, dtype="bfloat16", exporter="dynamo")
     assert kept.gates_passed
     assert onnx.load("b.onnx").graph.initializer[0].data_type == onnx.TensorProto.BFLOAT16
+    assert module.weight.dtype == torch.bfloat16
     wide = onnxgrail.export(module, "f.onnx", inputs=example, exporter="torchscript")
     assert any("bfloat16 became float32" in note for note in wide.notes)
     assert onnx.load("f.onnx").graph.initializer[0].data_type == onnx.TensorProto.FLOAT
+    assert module.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_weights_too_large_for_one_message_go_beside(
+    exporter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxgrail.graph.model_io.LIMIT", 1000)
+    result = onnxgrail.export("nets.py:net", "n.onnx", exporter=exporter)
+    assert result.gates_passed
+    assert Path("n.onnx.data").stat().st_size > 2 * 16 * 16 * 9
 
 
 # ------------------------------------------------------------------------------------------------------------- gates
