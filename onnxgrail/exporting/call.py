@@ -208,7 +208,7 @@ def _first(ways: list[_Way], attempt: Callable[[int], _Draft], name: str) -> tup
         failed = next((check for check in draft.checks if not check.passed), None)
         if failed is None:
             return draft, [*notes, *([RECORDED] if number and way.exporter == "torchscript" else [])]
-        notes.append(f"{way} wrote a file that differs from torch: {failed.told()}")
+        notes.append(f"{way} wrote a file that fails the check: {failed.told()}")
         kept = kept or draft
     if kept is None:
         raise ModelError(f"{name} cannot be exported: {notes[0] if notes else 'no way'}", hint=_advice(ways))
