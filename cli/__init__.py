@@ -16,6 +16,7 @@ from .bench import bench
 from .compare import compare
 from .compress import compress
 from .demo import demo
+from .export import export
 from .inspect import inspect
 from .refine import refine
 
@@ -85,4 +86,5 @@ main.add_command(refine)
 main.add_command(compare)
 main.add_command(bench)
 main.add_command(apply)
+main.add_command(export)
 main.add_command(demo)

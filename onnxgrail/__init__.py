@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         RewriteError,
         UsageError,
     )
+    from onnxgrail.exporting.call import export
     from onnxgrail.inspection import inspect
     from onnxgrail.pipeline import Result, compress
     from onnxgrail.processes import join
@@ -61,6 +62,7 @@ __all__ = [
     "compare",
     "compress",
     "demo",
+    "export",
     "inspect",
     "join",
     "refine_model",
@@ -79,6 +81,7 @@ _WHERE = {
     "compare": "comparison",
     "compress": "pipeline",
     "demo": "demonstration",
+    "export": "exporting.call",
     "inspect": "inspection",
     "join": "processes",
     "refine_model": "refinement",

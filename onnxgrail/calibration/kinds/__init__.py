@@ -7,7 +7,6 @@ this list by tests.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from onnxgrail.calibration.parts import Part
 from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Signature
 from onnxgrail.errors import DataError
+from onnxgrail.scripts import is_named
 
 Reader = Callable[[Path, Signature, Reading, int | None], tuple[Part, ...]]
 
@@ -46,7 +46,7 @@ SCALE = frozenset({"image_mean", "image_std"})
 TEXT = frozenset({"tokenizer", "sequence_length"})
 # The first that matches reads, so of two kinds in one folder the earlier one.
 KINDS = (
-    Kind("file.py:function", lambda path: bool(re.fullmatch(r".+\.py:\w+", str(path))), feeds.from_function),
+    Kind("file.py:function", lambda path: is_named(str(path)), feeds.from_function),
     Kind(".npz", _suffix(".npz"), arrays.from_npz),
     Kind(".npy", _suffix(".npy"), arrays.from_npy),
     Kind("Polygraphy .json", _suffix(".json"), feeds.from_polygraphy),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import importlib.util
 import io
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Signature, describe
 from onnxgrail.core import Array
 from onnxgrail.errors import DataError
+from onnxgrail.scripts import called
 
 FEED_LIMIT = 1024
 MARKS = ("polygraphy_class", "__polygraphy_encoded_ndarray")  # of newer and of older files
@@ -129,33 +127,7 @@ def from_function(path: Path, signature: Signature, _: Reading, limit: int | Non
     Raises:
         DataError: there is no such function, it raises, or what it returns does not fit.
     """
-    file, _colon, name = str(path).rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise DataError(f"no file {str(path)!r}", hint="Give file.py:function")
-    source = f"{path.name}:{name}"
-    with foreign(source), _importable(path.parent):
-        spec = importlib.util.spec_from_file_location(f"_onnxgrail_data_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise DataError(f"{str(path)!r} cannot be imported")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if not hasattr(module, name):
-            raise DataError(f"{str(path)!r} defines no {name!r}", hint="Give file.py:function")
-        made = getattr(module, name)
-        feeds = made() if callable(made) else made
+    with called(str(path)) as feeds:
         if isinstance(feeds, Mapping):
-            return (from_mapping(feeds, signature, source),)
-        return from_feeds(feeds, signature, source, limit)
-
-
-@contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """The user's file may import its neighbours, as it would when run as a script."""
-    entry = str(folder.resolve())
-    sys.path.insert(0, entry)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(entry)
+            return (from_mapping(feeds, signature, path.name),)
+        return from_feeds(feeds, signature, path.name, limit)

@@ -1,0 +1,129 @@
+"""`onnxgrail export`: a torch module as an ONNX file that computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import _machine
+from . import _options as options
+from . import _render as render
+
+EXIT_GATE = 3
+DTYPES = ("float32", "float16", "bfloat16")
+EXPORTERS = ("dynamo", "torchscript")
+ATTENTIONS = ("eager", "sdpa")
+
+
+def _axes(value: Any) -> tuple[str, dict[int, str]]:
+    """`name:0=batch,1=sequence` as name and axes; `name:` closes them all."""
+    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not colon or not name or not all(axis.isdigit() and label.isidentifier() for axis, _, label in pairs):
+        raise click.BadParameter(f"{value!r} is not NAME:0=batch,1=sequence")
+    return name, {int(axis): label for axis, _, label in pairs}
+
+
+@click.command()
+@click.argument("spec", metavar="SPEC")
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--static", is_flag=True, help="Fix all sizes to those of the example inputs.")
+@click.option(
+    "--dynamic",
+    type=_axes,
+    metavar="NAME:AXIS=LABEL,...",
+    multiple=True,
+    help="Open axes of an input, instead of the guess (batch and sequence): x:0=batch,2=height,3=width; repeatable.",
+)
+@options.shapes_option
+@click.option(
+    "--opset", type=click.IntRange(min=9), metavar="N", default=20, show_default=True, help="Version of operators."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Type of weights and activations.  [default: as it is; bfloat16 becomes float32]",
+)
+@click.option("--exporter", type=click.Choice(EXPORTERS), help="Only this exporter of torch.  [default: both, in turn]")
+@click.option(
+    "--attention",
+    type=click.Choice(ATTENTIONS),
+    help="How models of transformers compute attention.  [default: both, in turn]",
+)
+@click.option(
+    "--task",
+    metavar="TASK",
+    help="What a model of transformers is for, such as feature-extraction.  [default: what it was saved as]",
+)
+@click.option("--random-weights", is_flag=True, help="The architecture alone; nothing but its description is fetched.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of everything random."
+)
+@click.option("--check/--no-check", default=True, show_default=True, help="Compare with torch, at several shapes.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    metavar="E",
+    help="Exit 3 when the relative error of an output is higher.  [default: 0.001; 0.03 in half precision]",
+)
+@click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@options.json_option
+@options.quiet_option
+@options.verbose_option
+@options.progress_option
+def export(
+    *,
+    spec: str,
+    target: Path,
+    dynamic: tuple[tuple[str, dict[int, str]], ...],
+    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **settings: Any,
+) -> None:
+    """Write a torch model as ONNX (needs torch).
+
+    SPEC is file.py:function (which is run, and returns a module or a module with example inputs), torchvision:NAME,
+    timm:NAME or transformers:NAME-or-folder.
+    """
+    _machine.tune()
+    import onnxgrail
+
+    if settings["tolerance"] is not None and not settings["check"]:
+        raise click.UsageError("--tolerance needs the check that --no-check turns off")
+    settings["dynamic"] = dict(dynamic) or None
+    settings["input_shapes"] = dict(input_shapes)
+    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+        result = onnxgrail.export(spec, target, progress=show, **settings)
+    render.notes(result.notes, quiet=quiet)
+    if as_json:
+        click.echo(result.to_json())
+    elif not quiet:
+        _tables(result)
+    if not result.gates_passed:
+        failed = next(check for check in result.checks if not check.passed)
+        click.echo(f"Error: gate failed: {failed.told()}; {result.output} was written", err=True)
+        click.get_current_context().exit(EXIT_GATE)
+
+
+def _tables(result: Any) -> None:
+    attention = f", {result.attention} attention" if result.attention else ""
+    click.echo(f"{result.source}: {result.exporter} exporter, opset {result.opset}{attention}")
+    rows = [(name, _shape(shape)) for name, shape in result.inputs.items()]
+    render.table("", ("input", "shape"), rows, left=2)
+    if result.checks:
+        cells = [
+            (", ".join(f"{n}{_shape(s)}" for n, s in c.shapes.items()), c.output, render.number(c.error, ".1e"))
+            for c in result.checks
+        ]
+        render.table("Against torch", ("inputs", "worst output", "relative error"), cells, left=2)
+    click.echo(f"{render.count(result.params)} parameters, {render.size(result.bytes)}")
+    click.echo(f"Written: {result.output}")
+
+
+def _shape(shape: Any) -> str:
+    return f"[{', '.join(map(str, shape))}]"

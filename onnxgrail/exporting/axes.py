@@ -1,0 +1,143 @@
+"""Open axes: which ones to expect, whether torch itself can do without their sizes, and inputs of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from onnxgrail.errors import ModelError, UsageError
+from onnxgrail.exporting.subject import Axes, Subject, Tensor, caller, torch
+
+BATCH, SEQUENCE = "batch", "sequence"
+GROWTH = {BATCH: 1}  # how much larger the second size is
+STEP = 3  # for all other axes: no multiple of the usual sizes
+
+
+def guess(inputs: Mapping[str, Tensor]) -> Axes:
+    """The batch, if all inputs have one size in front, and the sequence of rows of numbers and of vectors."""
+    sizes = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
+    if len(sizes) != 1:
+        return {}
+    lengths: dict[int, str] = {}
+    found: dict[str, dict[int, str]] = {}
+    for name, tensor in inputs.items():
+        if not tensor.ndim:
+            continue
+        found[name] = {0: BATCH}
+        if tensor.ndim == 3 or (tensor.ndim == 2 and not tensor.is_floating_point()):
+            label = SEQUENCE if not lengths else f"{SEQUENCE}_{len(lengths)}"
+            found[name][1] = lengths.setdefault(int(tensor.shape[1]), label)
+    return found
+
+
+def opened(subject: Subject, *, static: bool, dynamic: Axes | None) -> Subject:
+    """The subject with the axes that can stay open.
+
+    Axes of size one grow to two, since an exporter takes one for a constant.  A guess is tried on torch itself: what
+    it cannot run is no open axis.
+
+    Raises:
+        UsageError: `dynamic` names an input or axis that is not there.
+    """
+    if static:
+        return replace(subject, axes={})
+    wanted = {name: dict(axes) for name, axes in (subject.axes or guess(subject.inputs)).items()}
+    for name, axes in (dynamic or {}).items():
+        if name not in subject.inputs:
+            raise UsageError(f"no input {name!r}", hint=f"There are {', '.join(subject.inputs)}")
+        rank = subject.inputs[name].ndim
+        if any(not 0 <= axis < rank for axis in axes):
+            raise UsageError(f"input {name!r} has axes 0 to {rank - 1}, not {', '.join(map(str, axes))}")
+        wanted[name] = dict(axes)
+    asked = {label for axes in (dynamic or {}).values() for label in axes.values()}
+    grown = replace(subject, axes=wanted)
+    ones = {label for label, size in sizes(grown).items() if size == 1}
+    grown = replace(grown, arguments=resized(grown, dict.fromkeys(ones, 2)))
+    if not runs(grown):
+        grown = replace(subject, axes={name: axes for name, axes in wanted.items() if name in (dynamic or {})})
+    closed = [label for label in grown.labels() if label not in asked and other(grown, (label,)) is None]
+    return without(grown, closed)
+
+
+def without(subject: Subject, labels: list[str], why: str = "the model takes no other") -> Subject:
+    """The subject with some axes closed, and a note that says so."""
+    if not labels:
+        return subject
+    axes = {n: {a: label for a, label in some.items() if label not in labels} for n, some in subject.axes.items()}
+    note = f"fixed sizes: {', '.join(f'{label} {sizes(subject)[label]}' for label in labels)}"
+    return replace(subject, axes=axes, notes=(*subject.notes, f"{note} ({why})"))
+
+
+def sizes(subject: Subject) -> dict[str, int]:
+    """Size of every open axis in the example inputs.
+
+    Raises:
+        UsageError: axes of one name have different sizes.
+    """
+    found: dict[str, int] = {}
+    for name, axes in subject.axes.items():
+        for axis, label in axes.items():
+            size = int(subject.inputs[name].shape[axis])
+            if found.setdefault(label, size) != size:
+                raise UsageError(f"axis {label!r} is {found[label]} and {size}", hint="Give them different names")
+    return found
+
+
+def resized(subject: Subject, wanted: Mapping[str, int]) -> dict[str, Tensor]:
+    """All arguments, with open axes of other sizes: entries are repeated, the last ones first.
+
+    Masks keep their order: torch itself has no one answer for a token that may look at nothing.
+    """
+    changed = dict(subject.arguments)
+    for name, axes in subject.axes.items():
+        for axis, label in axes.items():
+            if label in wanted:
+                count = int(changed[name].shape[axis])
+                order = [number % count for number in range(wanted[label])]
+                if not is_mask(changed[name]):
+                    order = [count - 1 - number for number in order]
+                changed[name] = changed[name].index_select(axis, torch().tensor(order))
+    return changed
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor holds flags."""
+    return not tensor.is_floating_point() and (not tensor.numel() or int(tensor.max()) <= 1)
+
+
+def runs(subject: Subject) -> bool:
+    """Whether torch can run the module on its example inputs."""
+    try:
+        outputs(subject)
+    except ModelError:
+        return False
+    return True
+
+
+def other(subject: Subject, labels: tuple[str, ...]) -> Subject | None:
+    """The subject with inputs larger along these axes, or smaller where that runs and larger does not; else None."""
+    now = sizes(subject)
+    for sign in (1, -1):
+        wanted = {label: now[label] + sign * GROWTH.get(label, STEP if sign > 0 else 1) for label in labels}
+        if min(wanted.values(), default=1) > 0:
+            changed = replace(subject, arguments=resized(subject, wanted))
+            if runs(changed):
+                return changed
+    return None
+
+
+def outputs(subject: Subject) -> dict[str, Tensor]:
+    """What torch computes.
+
+    Raises:
+        ModelError: the module raises, or gives no tensor.
+    """
+    try:
+        with torch().no_grad():
+            made = caller(subject)(*subject.inputs.values())
+    except Exception as error:
+        shapes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in subject.inputs.items())
+        raise ModelError(f"{subject.name} raised {type(error).__name__} on {shapes}: {error}") from error
+    if not made:
+        raise ModelError(f"{subject.name} gives no tensor", hint="Return a module whose forward gives tensors")
+    return made

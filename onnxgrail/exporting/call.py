@@ -1,0 +1,270 @@
+"""`onnxgrail.export`: attempts in a fixed order, the first that computes what torch does is kept."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnxgrail.calibration.session import runtime
+from onnxgrail.comparison import bytes_on_disk
+from onnxgrail.core import Progress, silent
+from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.exporting import writers
+from onnxgrail.exporting.axes import BATCH, opened, outputs, without
+from onnxgrail.exporting.judge import Check, Trial, judge, trials
+from onnxgrail.exporting.sources import Wish, find
+from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
+from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
+from onnxgrail.graph import cost, model_io
+from onnxgrail.paths import check_output
+from onnxgrail.report import SCHEMA, to_json
+
+OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
+RECORDED = (
+    "written by torchscript, which records one run: where a branch depends on values, check it with your own data"
+)
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """A written model.
+
+    Attributes:
+        output: the file.
+        source: what was exported.
+        exporter: `dynamo` or `torchscript`, whichever wrote it.
+        attention: how attention is computed, for models of transformers.
+        opset: of the file.
+        inputs: per input, sizes of axes, names where they are open.
+        outputs: names.
+        params: number of parameters.
+        bytes: of the file, external data included.
+        checks: runs beside torch; none without the check.
+        notes: what was assumed, and what other attempts failed on.
+    """
+
+    output: Path
+    source: str
+    exporter: str
+    attention: str | None
+    opset: int
+    inputs: Mapping[str, tuple[int | str, ...]]
+    outputs: tuple[str, ...]
+    params: int
+    bytes: int
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def gates_passed(self) -> bool:
+        """Whether the file computes what torch does, at every shape that was tried."""
+        return all(check.passed for check in self.checks)
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data."""
+        checks = [{**asdict(check), "passed": check.passed} for check in self.checks]
+        return {"schema": SCHEMA} | asdict(self) | {"output": str(self.output), "checks": checks}
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return to_json(self.to_data())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    """One attempt."""
+
+    exporter: str
+    attention: str | None
+    subject: Subject
+    narrow: bool = False
+
+    def __str__(self) -> str:
+        attention = f" with {self.attention} attention" if self.attention else ""
+        return f"{self.exporter}{attention}{', only the batch open,' if self.narrow else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Draft:
+    way: _Way
+    path: Path
+    checks: tuple[Check, ...]
+    outputs: tuple[str, ...]
+
+
+def export(
+    source: Any,
+    target: str | Path,
+    *,
+    inputs: Any = None,
+    static: bool = False,
+    dynamic: Axes | None = None,
+    input_shapes: Shapes | None = None,
+    opset: int = OPSET,
+    dtype: str | None = None,
+    exporter: str | None = None,
+    attention: str | None = None,
+    task: str | None = None,
+    random_weights: bool = False,
+    seed: int = 0,
+    check: bool = True,
+    tolerance: float | None = None,
+    save_as_external_data: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Export:
+    """Write a torch module as ONNX, and hold the file against torch at several shapes.
+
+    Args:
+        source: a module, of which a copy is exported; `file.py:function`, which is run; `torchvision:NAME`,
+            `timm:NAME` or `transformers:NAME-or-folder`.
+        target: the file to write.
+        inputs: for a module: a tensor, several in the order of `forward`, or a mapping by name.
+        static: fix all sizes to those of the example inputs.
+        dynamic: open axes with their names, per input, instead of the guess (batch and sequence).
+        input_shapes: shapes of inputs that are drawn.
+        opset: version of the standard operators.
+        dtype: `float32`, `float16` or `bfloat16`; None leaves the type, but for bfloat16, which becomes float32.
+        exporter: only `dynamo` or only `torchscript`; None tries both in this order.
+        attention: only `eager` or only `sdpa`, for models of transformers; None tries both.
+        task: what a model of transformers is for; None takes what it was saved as.
+        random_weights: draw the weights of a hub's model.
+        seed: of everything drawn.
+        check: run the file beside torch.
+        tolerance: largest relative error of an output; None takes 1e-3, or 3e-2 in half precision.
+        save_as_external_data: weights beside the model (automatic over 2 GB).
+        force: replace an existing target.
+        progress: called once per attempt.
+
+    Raises:
+        UsageError: an option is out of range.
+        MissingExtraError: torch or a hub's package is not installed.
+        ModelError: there is no such model, its code raises, or no exporter can write it.
+        OutputError: the target cannot be written.
+    """
+    for name, value, known in (("dtype", dtype, DTYPES), ("exporter", exporter, EXPORTERS)):
+        if value is not None and value not in known:
+            raise UsageError(f"{name} {value!r} is not known", hint=f"Choose from {', '.join(known)}")
+    if attention is not None and attention not in writers.ATTENTIONS:
+        raise UsageError(f"attention {attention!r} is not known", hint=f"Choose from {', '.join(writers.ATTENTIONS)}")
+    if static and dynamic:
+        raise UsageError("static and dynamic axes contradict each other")
+    path = Path(target)
+    script = Path(str(source).rpartition(":")[0] or path.anchor or ".")
+    check_output(script, path, force=force)
+    torch()
+    if check:
+        runtime()  # missing packages are told before minutes of work
+    wish = Wish(shapes=input_shapes or {}, task=task, random=random_weights, seed=seed)
+    subject = _typed(find(source, inputs, wish), dtype)
+    outputs(subject)  # a module that torch cannot run is told from one that cannot be exported
+    subject = opened(subject, static=static, dynamic=dynamic)
+    ways = list(_ways(subject, exporter, attention, guessed=dynamic is None))
+    with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=path.parent) as folder:
+
+        def attempt(number: int) -> _Draft:
+            progress("export", number, len(ways))
+            place = Path(folder) / str(number)
+            place.mkdir()
+            return _draft(ways[number], place / path.name, opset, check, tolerance, external=save_as_external_data)
+
+        draft, notes = _first(ways, attempt, subject.name)
+        progress("export", len(ways), len(ways))
+        return _finished(draft, path, subject.name, notes)
+
+
+def _ways(subject: Subject, exporter: str | None, attention: str | None, *, guessed: bool) -> Iterator[_Way]:
+    """Attempts, the preferred one first; at last only the batch stays open, where the other axes were a guess."""
+    tools = (exporter,) if exporter else EXPORTERS
+    kinds = attentions(subject.module, attention)
+    for tool in tools:
+        for kind in kinds:
+            yield _Way(exporter=tool, attention=kind, subject=subject)
+    rest = [label for label in subject.labels() if label != BATCH]
+    if rest and guessed:
+        closed = without(subject, rest, "no file with open ones is right")
+        for tool in tools:
+            yield _Way(exporter=tool, attention=kinds[0], subject=closed, narrow=True)
+
+
+def _first(ways: list[_Way], attempt: Callable[[int], _Draft], name: str) -> tuple[_Draft, list[str]]:
+    """The first draft that passes its checks, else the first at all, and what the others failed on.
+
+    Raises:
+        ModelError: there is none.
+    """
+    kept: _Draft | None = None
+    notes: list[str] = []
+    for number, way in enumerate(ways):
+        try:
+            draft = attempt(number)
+        except NotWritten as error:
+            notes.append(f"{way} failed: {error}")
+            continue
+        failed = next((check for check in draft.checks if not check.passed), None)
+        if failed is None:
+            return draft, [*notes, *([RECORDED] if number and way.exporter == "torchscript" else [])]
+        notes.append(f"{way} wrote a file that fails the check: {failed.told()}")
+        kept = kept or draft
+    if kept is None:
+        raise ModelError(f"{name} cannot be exported: {notes[0] if notes else 'no way'}", hint=_advice(ways))
+    return kept, notes
+
+
+def _advice(ways: list[_Way]) -> str:
+    return "Try --static" if ways and ways[0].subject.labels() else "Try another --opset, or change the module"
+
+
+def _draft(way: _Way, path: Path, opset: int, check: bool, tolerance: float | None, *, external: bool) -> _Draft:
+    attend(way.subject.module, way.attention)
+    runs: tuple[Trial, ...] = trials(way.subject)
+    expected = runs[0].expected
+    write(way.subject, path, exporter=way.exporter, opset=opset, outputs=expected, external=external)
+    checks = judge(path, runs, tolerance) if check else ()
+    return _Draft(way=way, path=path, checks=checks, outputs=tuple(expected))
+
+
+def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
+    """Move a draft into place, its weights first."""
+    subject = draft.way.subject
+    try:
+        for file in (draft.path.with_name(f"{path.name}.data"), draft.path):
+            if file.exists():
+                file.replace(path.parent / file.name)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    model = model_io.load(path)
+    shapes = {
+        key: tuple(subject.axes.get(key, {}).get(axis, int(size)) for axis, size in enumerate(tensor.shape))
+        for key, tensor in subject.inputs.items()
+    }
+    return Export(
+        output=path,
+        source=name,
+        exporter=draft.way.exporter,
+        attention=draft.way.attention,
+        opset=writers.opset_of(path),
+        inputs=shapes,
+        outputs=draft.outputs,
+        params=cost.parameters(model),
+        bytes=bytes_on_disk(model, path),
+        checks=draft.checks,
+        notes=(*subject.notes, *notes),
+    )
+
+
+def _typed(subject: Subject, dtype: str | None) -> Subject:
+    """The subject in another floating-point type."""
+    lib, notes = torch(), subject.notes
+    held = {t.dtype for t in subject.module.state_dict().values() if t.is_floating_point()}
+    if dtype is None and lib.bfloat16 not in held:
+        return subject
+    if dtype is None:
+        dtype, notes = "float32", (*notes, "bfloat16 became float32, which runs everywhere; --dtype bfloat16 keeps it")
+    kind = getattr(lib, dtype)
+    changed = {name: t.to(kind) if t.is_floating_point() else t for name, t in subject.inputs.items()}
+    return replace(subject, module=subject.module.to(kind), arguments={**subject.arguments, **changed}, notes=notes)

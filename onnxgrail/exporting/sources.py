@@ -1,0 +1,205 @@
+"""From what the user names to a module with example inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from onnxgrail.errors import MissingExtraError, ModelError, OnnxGrailError, UsageError
+from onnxgrail.exporting import hugging
+from onnxgrail.exporting.subject import Shapes, Subject, install, quiet, subject, torch
+from onnxgrail.scripts import called, is_named
+
+SPECS = "file.py:function, torchvision:NAME, timm:NAME or transformers:NAME-or-folder"
+PICTURE = (3, 224, 224)
+FRAMES = 16  # of a video
+_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+NO_NET = "Fetch the weights where there is a network, or take --random-weights"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What the user says about the source.
+
+    Attributes:
+        shapes: of inputs that are drawn.
+        task: what a transformers model is for; None takes what it was saved as.
+        random: draw the weights.
+        seed: of everything drawn.
+    """
+
+    shapes: Shapes
+    task: str | None = None
+    random: bool = False
+    seed: int = 0
+
+
+def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
+    """The module that a text names, or that is given.
+
+    Raises:
+        UsageError: the text has no known form.
+        MissingExtraError: a package is not installed.
+        ModelError: there is no such model, code raises, or inputs are not known.
+    """
+    with _drawn(wish.seed):
+        if not isinstance(spec, str | os.PathLike):
+            # A copy: exporting turns a module to evaluation, and may change its type and its attention.
+            return _given(type(spec).__name__, copy.deepcopy(spec), inputs, wish)
+        text = os.fspath(spec)
+        kind, _, name = text.partition(":")
+        if kind in HUBS and name:
+            if wish.task and kind != "transformers":
+                raise UsageError("--task is for transformers: models")
+            with _weights_only():
+                return HUBS[kind](name, wish)
+        if not is_named(text):
+            raise UsageError(f"{text!r} names no model", hint=f"Give {SPECS}")
+        if wish.task or wish.random:
+            raise UsageError("--task and --random-weights are for models of hubs")
+        return _of_file(text, wish)
+
+
+def _of_file(text: str, wish: Wish) -> Subject:
+    """What a function makes: a module, or a module with inputs.  This runs the file."""
+    with called(text, ModelError) as made:
+        module, inputs = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+        return _given(Path(text).name, module, inputs, wish)
+
+
+def _given(name: str, module: Any, inputs: Any, wish: Wish) -> Subject:
+    """A module whose inputs are given, known from what it is, or drawn by shape."""
+    if inputs is not None:
+        return subject(name, module, inputs)
+    if hugging.is_hugging(module):
+        return hugging.described(name, module, wish.shapes)
+    if hasattr(module, "pretrained_cfg"):
+        return _pictures(name, module, _timm_size(module), wish)
+    if not wish.shapes:
+        raise ModelError(f"{name}: inputs are not known", hint="Return (module, inputs), or give --input-shapes")
+    return subject(name, module, {n: hugging.drawn(n, shape) for n, shape in wish.shapes.items()})
+
+
+@contextlib.contextmanager
+def _drawn(seed: int) -> Iterator[None]:
+    """Draw from a seed, and leave the caller's generator as it was."""
+    with torch().random.fork_rng(devices=[]):
+        torch().manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _weights_only() -> Iterator[None]:
+    """Let torch.load take numbers only: a pickle from a hub could run code."""
+    before = os.environ.get(_FORCED)
+    os.environ[_FORCED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_FORCED)
+        if before is not None:
+            os.environ[_FORCED] = before
+
+
+# ---------------------------------------------------------------------------------------------------------------- hubs
+
+
+def package(name: str) -> ModuleType:
+    """A package of a hub.
+
+    Raises:
+        MissingExtraError: not installed, or not of one piece.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            hint = f"{install('export')} (or only: pip install {name})"
+            raise MissingExtraError(f"{name}: models need {name}, which is not installed", hint=hint) from error
+        # torchvision, for one, fails with a RuntimeError beside a torch it was not built for.
+        hint = f"Install a release of {name} that fits torch {torch().__version__}"
+        raise MissingExtraError(f"{name} cannot be imported: {type(error).__name__}: {error}", hint=hint) from error
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Turn what a hub raises into one line."""
+    try:
+        with quiet(printed=False):  # bars of downloads stay
+            yield
+    except OnnxGrailError:
+        raise
+    except Exception as error:
+        away = isinstance(error, OSError) or "connect" in str(error).lower()
+        text = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ModelError(f"cannot load {name}: {text}", hint=NO_NET if away else "") from error
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> ModelError:
+    close = difflib.get_close_matches(name, list(known), n=3)
+    hint = f"Close are {', '.join(close)}" if close else f"{kind}.list_models() lists the names"
+    return ModelError(f"{kind} has no model {name!r}", hint=hint)
+
+
+def _torchvision(name: str, wish: Wish) -> Subject:
+    models = package("torchvision").models
+    if name not in models.list_models():
+        raise _unknown("torchvision.models", name, models.list_models())
+    weights = models.get_model_weights(name)
+    best = getattr(weights, "DEFAULT", None)
+    with loading(f"torchvision:{name}"):
+        # Without weights some networks draw theirs for minutes, or print that they will do so.
+        module = models.get_model(name, weights=None if wish.random else best)
+    crop = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", PICTURE[-1])
+    side = tuple(crop) if isinstance(crop, tuple | list) else (crop, crop)
+    if ".video." in type(module).__module__:
+        return _pictures(f"torchvision:{name}", module, (3, FRAMES, *side), wish)
+    if ".detection." in type(module).__module__:
+        hint = "Export it with a file.py:function that wraps it"
+        raise ModelError(f"torchvision:{name} takes lists of images, which have no place in a graph", hint=hint)
+    return _pictures(f"torchvision:{name}", module, (3, *side), wish)
+
+
+def _timm(name: str, wish: Wish) -> Subject:
+    timm = package("timm")
+    known = name.partition(".")[0]
+    if ":" not in name and not timm.is_model(known):
+        raise _unknown("timm", name, timm.list_models())
+    with loading(f"timm:{name}"):
+        module = timm.create_model(name, pretrained=not wish.random, exportable=True)
+    return _pictures(f"timm:{name}", module, _timm_size(module), wish)
+
+
+def _timm_size(module: Any) -> tuple[int, ...]:
+    config = module.pretrained_cfg
+    size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
+    return tuple(size or PICTURE)
+
+
+def _pictures(name: str, module: Any, size: tuple[int, ...], wish: Wish) -> Subject:
+    """A module of one input of pictures, whose batch stays open."""
+    made = subject(name, module, (torch().randn(2, *size),))
+    key = next(iter(made.inputs))
+    shapes = dict(wish.shapes)
+    shape = shapes.pop(key, None)
+    if shapes:
+        raise UsageError(f"{name} has no input {', '.join(map(repr, shapes))}", hint=f"It has {key}")
+    return made if shape is None else subject(name, module, (torch().randn(*shape),))
+
+
+def _transformers(name: str, wish: Wish) -> Subject:
+    library = package("transformers")
+    with loading(f"transformers:{name}"):
+        module, notes = hugging.load(library, name, task=wish.task, random=wish.random)
+    return hugging.described(f"transformers:{name}", module, wish.shapes, notes)
+
+
+HUBS = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
