@@ -132,12 +132,16 @@ def entries_of(body: str) -> Iterator[tuple[str, str]]:
 def fields(node: ast.ClassDef) -> str:
     """A dataclass as a table: fields, types and defaults as they are written."""
     rows = [
-        f"| `{ast.unparse(part.target)}` | `{ast.unparse(part.annotation)}` | {default_of(part)} |\n"
+        f"| `{ast.unparse(part.target)}` | `{kind_of(part)}` | {default_of(part)} |\n"
         for part in node.body
         if isinstance(part, ast.AnnAssign)
     ]
-    rows = [row.replace(" | None`", " \\| None`").replace("str | ", "str \\| ") for row in rows]
     return "| field | type | default |\n| --- | --- | --- |\n" + "".join(rows)
+
+
+def kind_of(part: ast.AnnAssign) -> str:
+    """The type of a field; a bar would end the cell of a table."""
+    return ast.unparse(part.annotation).replace(" | ", " or ")
 
 
 def default_of(part: ast.AnnAssign) -> str:

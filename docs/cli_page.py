@@ -59,7 +59,7 @@ def value(parameter: click.Option) -> str:
         return ""
     if isinstance(parameter.type, click.Choice):
         return " " + ", ".join(f"`{choice}`" for choice in parameter.type.choices)
-    return f" `{parameter.metavar or parameter.type.name.upper()}`".replace("|", "\\|")
+    return f" `{parameter.metavar or parameter.type.name.upper()}`".replace("|", ", ")
 
 
 def default(parameter: click.Option, said: re.Match[str] | None) -> str:
@@ -76,7 +76,7 @@ def default(parameter: click.Option, said: re.Match[str] | None) -> str:
 
 def escaped(text: str) -> str:
     """Text that Markdown leaves as it is; options become code."""
-    text = text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    text = text.replace("|", " or ").replace("<", "&lt;").replace("*", "\\*")
     return re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", text)
 
 

@@ -8,10 +8,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from onnxgrail.algebra.compensate import COMPENSATORS
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.selectors import SELECTORS
 from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 
 DOCS = ROOT / "docs"
@@ -33,6 +39,16 @@ def scenarios() -> list[object]:
     return found
 
 
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """The tables that examples add to are afterwards as they were."""
+    with ExitStack() as stack:
+        for table in (SELECTORS, REDUCERS, COMPENSATORS):
+            stack.enter_context(patch.dict(table))
+        yield
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("blocks", scenarios())
 def test_commands_and_examples(blocks: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(tmp_path)
