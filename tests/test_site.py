@@ -1,4 +1,4 @@
-"""The site of `mkdocs.yml`: every page has its place, it builds without a warning, and it loads nothing from elsewhere."""
+"""The site of `mkdocs.yml`: every page has its place, it builds without a warning, it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
