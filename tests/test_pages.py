@@ -59,12 +59,12 @@ def test_commands_and_examples(blocks: list[Example], tmp_path: Path, monkeypatc
     assert run(blocks) > 0
 
 
-@pytest.mark.parametrize("name", sorted(PAGES.keys() - ELSEWHERE))
+@pytest.mark.parametrize("name", ["README.md", *sorted(PAGES.keys() - ELSEWHERE)])
 def test_every_command_is_run_or_says_why_not(name: str) -> None:
-    text = PAGES[name]
+    text = PAGES[name] if name in PAGES else (ROOT / name).read_text(encoding="utf-8")
     assert text.count("\n```") == 2 * len(examples(text)), "a fence is not closed, or stands inside another"
     for block in examples(text):
-        if re.search(r"onnxgrail|^pip |^python ", block.code, re.MULTILINE) and block.language in {
+        if re.search(r"onnxgrail|^(pip|python|make|torchrun) ", block.code, re.MULTILINE) and block.language in {
             "bash",
             "python",
             "",
