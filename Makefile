@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz clean
+.PHONY: help demo test lint fuzz docs clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 WORKERS ?= 2
@@ -17,6 +17,7 @@ help:
 	echo "make test   lint and run the tests, without torch"
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make fuzz   narrow 2000 random graphs, others in every run"
+	echo "make docs   build the pages of docs/ as a site, into build/site"
 	echo "make clean  remove .venv and everything built"
 
 demo: .venv/demo.stamp
@@ -37,6 +38,12 @@ lint: .venv/test.stamp
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-logo
 
+# What scripts write is written anew first; --strict fails on links to nowhere and on pages without a place.
+docs: .venv/docs.stamp
+	@for page in api choosing cli ops; do $(BIN)/python docs/$${page}_page.py; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	echo "build/site/index.html"
+
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -52,6 +59,11 @@ clean:
 	@echo "installing into .venv ..." >&2
 	$(INSTALL) --editable '.[cpu]'
 	touch $@
+
+.venv/docs.stamp: .venv/made.stamp pyproject.toml constraints.txt
+	@echo "installing into .venv ..." >&2
+	$(INSTALL) --editable '.[cpu,docs]'
+	touch .venv/demo.stamp $@
 
 .venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	@echo "installing into .venv ..." >&2

@@ -45,7 +45,7 @@ than two held-out images, or half a percent of perplexity.
 """
 
 SIM = """\
-onnxsim {version} (`apply_structured_pruning` and `apply_structured_wanda_pruning`, alone and with
+onnxsim{version} (`apply_structured_pruning` and `apply_structured_wanda_pruning`, alone and with
 `apply_pruning_finetune`, which refits `MatMul` and `Gemm` alone), asked for the same sparsity.  It takes no choice of
 blocks: this is what it finds, and every cell names its change of parameters.
 """
@@ -177,7 +177,7 @@ def _onnxsim(data: Data, name: str, points: Mapping[str, summary.Series], ratios
         return ""
     return (
         "\n"
-        + SIM.format(version=data["environment"]["onnxsim"])
+        + SIM.format(version=f" {version}" if (version := data["environment"]["onnxsim"]) else "")
         + "\n"
         + _table(["onnxsim", *(f"{ratio:g}" for ratio in ratios)], lines)
     )

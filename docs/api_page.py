@@ -1,0 +1,166 @@
+"""Write `docs/api.md` from `docs/templates/api.md` and the docstrings: `python docs/api_page.py`."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import onnxgrail
+import onnxgrail.core
+
+DOCS = Path(__file__).resolve().parent
+FIRST = (
+    "compress",
+    "inspect",
+    "compare",
+    "refine_model",
+    "demo",
+    "join",
+    "Result",
+    "Report",
+    "Inspection",
+    "Comparison",
+)
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def page() -> str:
+    """The examples, then functions, classes, and errors."""
+    names = [name for name in onnxgrail.__all__ if not name.startswith("_")]
+    order = {name: place for place, name in enumerate(FIRST)}
+    errors = [name for name in names if name.endswith("Error")]
+    others = sorted(set(names) - set(errors), key=lambda name: (name[0].isupper(), order.get(name, len(order)), name))
+    text = "\n".join(section(name) for name in others) + "\n## Errors\n\n" + "".join(map(error, errors))
+    template = (DOCS / "templates" / "api.md").read_text(encoding="utf-8")
+    return template.replace("{{reference}}\n", text)
+
+
+def definition(name: str) -> Definition:
+    """The source of a public name, parsed: defaults stay as they are written."""
+    thing = getattr(onnxgrail, name)
+    found = [node for node in parsed(thing.__module__).body if isinstance(node, Definition) and node.name == name]
+    return found[0]
+
+
+@cache
+def parsed(module: str) -> ast.Module:
+    """A module's syntax tree."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def section(name: str) -> str:
+    """One function or class."""
+    node = definition(name)
+    if isinstance(node, ast.FunctionDef):
+        return f"## {name}\n\n{fenced(signature(node))}\n{described(node)}"
+    if name == "Recipe":
+        return f"## {name}\n\n{described(node)}\n{fields(node)}"
+    methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and not part.name.startswith("_")]
+    lines = [f"- `{called(method)}`: {summary(method)}\n" for method in methods]
+    return f"## {name}\n\n{described(node)}" + ("\n" + "".join(lines) if lines else "")
+
+
+def fenced(code: str) -> str:
+    """Code, named as what it is: a signature and no example."""
+    return f"<!-- not run: a signature -->\n```python\n{code}\n```\n"
+
+
+def signature(node: ast.FunctionDef) -> str:
+    """`name(...)` with one parameter per line."""
+    spec = node.args
+    plain = [*spec.posonlyargs, *spec.args]
+    missing: list[ast.expr | None] = [None] * (len(plain) - len(spec.defaults))
+    lines = [shown(a, d) for a, d in zip(plain, [*missing, *spec.defaults], strict=True)]
+    if spec.kwonlyargs:
+        lines.append("*" if spec.vararg is None else f"*{shown(spec.vararg, None)}")
+        lines += [shown(a, d) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
+    elif spec.vararg is not None:
+        lines.append(f"*{shown(spec.vararg, None)}")
+    if spec.kwarg is not None:
+        lines.append(f"**{shown(spec.kwarg, None)}")
+    inside = "".join(f"    {line},\n" for line in lines)
+    return f"{node.name}(\n{inside})" + (f" -> {ast.unparse(node.returns)}" if node.returns else "")
+
+
+def shown(argument: ast.arg, default: ast.expr | None) -> str:
+    """One parameter as it is written."""
+    kind = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+    return argument.arg + kind + (f" = {ast.unparse(default)}" if default is not None else "")
+
+
+def called(method: ast.FunctionDef) -> str:
+    """How a method is called, or a property read."""
+    if any(ast.unparse(decorator) == "property" for decorator in method.decorator_list):
+        return method.name
+    names = [argument.arg for argument in method.args.args if argument.arg != "self"]
+    return f"{method.name}({', '.join(names)})"
+
+
+def summary(node: Definition) -> str:
+    """The first paragraph of a docstring on one line."""
+    return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+
+
+def described(node: Definition) -> str:
+    """A docstring as Markdown: paragraphs, and lists for its sections."""
+    text = ast.get_docstring(node) or ""
+    parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
+    lines = [parts[0].strip() + "\n"]
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        entries = "".join(f"- `{name}`: {words}\n" for name, words in entries_of(body))
+        lines.append(f"\n*{title}*\n\n{entries}")
+    return "".join(lines)
+
+
+def entries_of(body: str) -> Iterator[tuple[str, str]]:
+    """Names and what is said of them."""
+    for entry in re.split(r"\n(?=\S)", inspect.cleandoc("\n" + body)):
+        name, _, words = " ".join(entry.split()).partition(": ")
+        yield name.replace("**", ""), words
+
+
+def fields(node: ast.ClassDef) -> str:
+    """A dataclass as a table: fields, types and defaults as they are written."""
+    rows = [
+        f"| `{ast.unparse(part.target)}` | `{kind_of(part)}` | {default_of(part)} |\n"
+        for part in node.body
+        if isinstance(part, ast.AnnAssign)
+    ]
+    return "| field | type | default |\n| --- | --- | --- |\n" + "".join(rows)
+
+
+def kind_of(part: ast.AnnAssign) -> str:
+    """The type of a field; a bar would end the cell of a table."""
+    return ast.unparse(part.annotation).replace(" | ", " or ")
+
+
+def default_of(part: ast.AnnAssign) -> str:
+    """The default of a field; names of constants are resolved."""
+    if part.value is None:
+        return ""
+    if isinstance(part.value, ast.Name):
+        return f"`{getattr(onnxgrail.core, part.value.id)!r}`"
+    text = ast.unparse(part.value)
+    return "`{}`" if text.startswith("field(") else f"`{text}`"
+
+
+def error(name: str) -> str:
+    """One line of the list of errors."""
+    node = definition(name)
+    assert isinstance(node, ast.ClassDef)
+    bases = ", ".join(f"`{ast.unparse(base)}`" for base in node.bases)
+    return f"- `{name}` ({bases}): {summary(node)}\n"
+
+
+if __name__ == "__main__":
+    (DOCS / "api.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,111 @@
+"""The pages in `docs/` as a reader meets them: blocks of code with their marks, run in order on the embedded models.
+
+The line before a fence says what happens to it: `<!-- run -->`, `<!-- run: torch -->` where that extra is needed,
+`<!-- run: exit 3 -->` where the last command ends with that code, `<!-- output -->` for what the block before it prints
+(`<!-- output: numbers vary -->` where only the words must agree), and `<!-- not run: why -->`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from click.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[1]
+FENCE = re.compile(
+    r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+MARK = re.compile(r"<!-- (run(: torch|: exit [0-4])?|output(: numbers vary)?|not run: .+) -->")
+COPIES = {"model": "digits_resnet", "vit": "digits_vit", "llama": "char_llama"}
+
+BRIEF = ["--samples", "64", "--budget-seconds", "2"]  # what is tested of a fit by gradient is that it runs
+
+
+class Example(NamedTuple):
+    language: str
+    code: str
+    mark: str
+    line: int
+
+
+def examples(text: str, first: int = 1) -> list[Example]:
+    """The blocks of a page, or of a part of it that begins at line `first`."""
+    return [
+        Example(m["language"], m["code"], m["mark"] or "", first + text.count("\n", 0, m.start("language")))
+        for m in FENCE.finditer(text)
+    ]
+
+
+def sections(text: str) -> list[tuple[str, list[Example]]]:
+    """Headings of the second level with their blocks; what comes before the first one is called `top`."""
+    found, first = [], 1
+    for part in re.split(r"^(?=## )", text, flags=re.MULTILINE):
+        title = part.partition("\n")[0].removeprefix("## ") if part.startswith("## ") else "top"
+        found.append((title, examples(part, first)))
+        first += part.count("\n")
+    return found
+
+
+def commands(code: str) -> list[list[str]]:
+    """The lines of a shell block, comments and continuation lines resolved."""
+    lines = code.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def furnish(folder: Path) -> None:
+    """The files that the pages speak of."""
+    for name, source in COPIES.items():
+        shutil.copy(ROOT / "models" / f"{source}.onnx", folder / f"{name}.onnx")
+        shutil.copy(ROOT / "models" / f"{source}.calib.npz", folder / f"{name}.npz")
+        shutil.copy(ROOT / "models" / f"{source}.heldout.npz", folder / f"{name}.heldout.npz")
+    (folder / "model.npz").rename(folder / "calib.npz")
+    (folder / "model.heldout.npz").rename(folder / "heldout.npz")
+    (folder / "models").symlink_to(ROOT / "models")
+
+
+def run(blocks: list[Example]) -> int:
+    """Run the marked blocks one after another in the current folder; how many were run."""
+    printed, count = "", 0
+    for block in blocks:
+        where = f"line {block.line}"
+        if block.mark == "<!-- run: torch -->" and importlib.util.find_spec("torch") is None:
+            continue
+        if block.mark.startswith("<!-- output"):
+            assert words_of(block.code, block.mark) == words_of(printed, block.mark), f"{where}: it prints\n{printed}"
+        elif block.mark.startswith("<!-- run"):
+            count += 1
+            if block.language == "python":
+                exec(compile(block.code, where, "exec"), {"__name__": "__main__"})
+            else:
+                printed = shell(block, where)
+    return count
+
+
+def shell(block: Example, where: str) -> str:
+    """Run the commands of one block; what the last one prints."""
+    from onnxgrail.cli import main
+
+    code = re.search(r"exit (\d)", block.mark)
+    lines = commands(block.code)
+    printed = ""
+    for words in lines:
+        assert words[0] == "onnxgrail", f"{where}: only onnxgrail can be run here: {shlex.join(words)}"
+        brief = BRIEF if block.mark == "<!-- run: torch -->" and "grasp" not in words else []
+        done = CliRunner().invoke(main, [*words[1:], *brief])
+        wanted = int(code[1]) if code and words is lines[-1] else 0
+        assert done.exit_code == wanted, f"{where}: {shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        printed = done.stdout
+    return printed
+
+
+def words_of(text: str, mark: str) -> list[str]:
+    """What must agree: words, and numbers unless they vary."""
+    words = text.split()
+    if "numbers vary" in mark:
+        words = [re.sub(r"[\d.,]+(e[+-]?\d+)?", "N", word) for word in words if set(word) != {"─"}]
+    return words

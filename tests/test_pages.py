@@ -1,0 +1,114 @@
+"""The pages in `docs/` are run, and those that are generated are up to date.
+
+docs/data.md has tests of its own, since it needs files of every kind.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from onnxgrail.algebra.compensate import COMPENSATORS
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.selectors import SELECTORS
+from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
+
+DOCS = ROOT / "docs"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from each other
+ELSEWHERE = {"data.md", "adding-an-op.md"}  # test_data_docs.py; test_docs.py, which holds code to the program's
+GENERATED = {"api.md": "api_page", "choosing.md": "choosing_page", "cli.md": "cli_page", "ops.md": "ops_page"}
+
+
+def scenarios() -> list[object]:
+    found: list[object] = []
+    for name, text in PAGES.items():
+        if name in ELSEWHERE:
+            continue
+        parts = [("all", examples(text))] if name in WHOLE else sections(text)
+        for title, blocks in parts:
+            if any(block.mark.startswith("<!-- run") for block in blocks):
+                found.append(pytest.param(blocks, id=f"{name.removesuffix('.md')}: {title}"))
+    return found
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """The tables that examples add to are afterwards as they were."""
+    with ExitStack() as stack:
+        for table in (SELECTORS, REDUCERS, COMPENSATORS):
+            stack.enter_context(patch.dict(table))
+        yield
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("blocks", scenarios())
+def test_commands_and_examples(blocks: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    torch = all(b.mark == "<!-- run: torch -->" for b in blocks if b.mark.startswith("<!-- run"))
+    if torch and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    assert run(blocks) > 0
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(PAGES.keys() - ELSEWHERE)])
+def test_every_command_is_run_or_says_why_not(name: str) -> None:
+    text = PAGES[name] if name in PAGES else (ROOT / name).read_text(encoding="utf-8")
+    assert text.count("\n```") == 2 * len(examples(text)), "a fence is not closed, or stands inside another"
+    for block in examples(text):
+        if re.search(r"onnxgrail|^(pip|python|make|torchrun) ", block.code, re.MULTILINE) and block.language in {
+            "bash",
+            "python",
+            "",
+        }:
+            assert MARK.fullmatch(block.mark), f"{name}, line {block.line}: mark this block (see tests/pages.py)"
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"^ {4,}(onnxgrail|pip|python) ", outside, re.MULTILINE), "a command outside of a fence"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    script = DOCS / f"{GENERATED[name]}.py"
+    spec = importlib.util.spec_from_file_location(GENERATED[name], script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert PAGES[name] == module.page(), f"run `python docs/{script.name}`"
+
+
+def test_every_option_is_on_the_page_of_the_command_line() -> None:
+    from onnxgrail.cli import main
+
+    for name, command in main.commands.items():
+        part = PAGES["cli.md"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                assert f"`{parameter.opts[-1]}`" in part, f"{name} {parameter.opts[-1]}"
+
+
+def test_every_public_name_is_on_the_page_of_the_library() -> None:
+    import onnxgrail
+
+    missing = [n for n in onnxgrail.__all__ if n[0] != "_" and not re.search(rf"(## |`){n}\b", PAGES["api.md"])]
+    assert not missing
+
+
+def test_every_question_has_a_command() -> None:
+    parts = sections(PAGES["faq.md"])[1:]
+    assert len(parts) >= 20
+    for title, blocks in parts:
+        assert blocks, title
+
+
+def test_figures_on_the_page_of_questions_are_measured() -> None:
+    large = json.loads((ROOT / "bench" / "results" / "large_model_8g_grail.json").read_text(encoding="utf-8"))
+    assert f"{large['bytes_before'] / 1e9:.1f} GB took {large['peak_bytes']['RssAnon'] / 1e9:.1f} GB" in PAGES["faq.md"]
