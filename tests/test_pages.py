@@ -23,7 +23,8 @@ from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from each other
-ELSEWHERE = {"data.md", "adding-an-op.md"}  # test_data_docs.py; test_docs.py, which holds code to the program's
+# data.md: test_data_docs.py.  deploy.md and adding-an-op.md: test_docs.py, which holds the code of the latter to ours.
+ELSEWHERE = {"data.md", "deploy.md", "adding-an-op.md"}
 GENERATED = {"api.md": "api_page", "choosing.md": "choosing_page", "cli.md": "cli_page", "ops.md": "ops_page"}
 
 
