@@ -6,6 +6,7 @@ Nothing but click is imported until a command runs, so that `--help` is instant.
 from __future__ import annotations
 
 import errno
+import logging
 import traceback
 from typing import Any
 
@@ -25,6 +26,8 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        # What onnx-ir notes about odd files comes back as an error or as a refusal; one line is enough.
+        logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

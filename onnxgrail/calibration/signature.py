@@ -56,7 +56,8 @@ def signature_of(model: ir.Model) -> Signature:
 
 
 def _dims(shape: ir.Shape) -> tuple[int | str | None, ...]:
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
+    # A negative size is how some writers say that it is open, and how ONNX Runtime takes it.
+    return tuple((dim if dim >= 0 else None) if isinstance(dim, int) else dim.value for dim in shape)
 
 
 def describe(signature: Signature) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.mapped import Mapped, map_weights
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
+from onnxgrail.graph.soundness import check
 from onnxgrail.graph.writing import unload, write_inline
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
@@ -29,7 +30,12 @@ def load(source: Source) -> ir.Model:
     Raises:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
-    model = inlined(_read(source))
+    try:
+        model = inlined(_read(source))
+    except (OnnxGrailError, MemoryError, OSError):
+        raise
+    except Exception as error:  # onnx-ir raises whatever comes up
+        raise ModelError(f"the model holds an inconsistent graph: {_brief(error)}") from error
     held = sum(t.nbytes for t in _weights(model) if not isinstance(t, Mapped))
     if held > PROTOBUF:
         raise _too_large("the given model", held)
@@ -63,7 +69,7 @@ def _from_path(path: Path) -> ir.Model:
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    return _from_proto(_parse(data, str(path)), str(path), path.parent)
+    return _from_proto(_parse(data, str(path)), str(path), path)
 
 
 def _too_large(label: str, size: int) -> ModelError:
@@ -82,17 +88,18 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
     return proto
 
 
-def _from_proto(proto: onnx.ModelProto, label: str, folder: Path | None) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> ir.Model:
     if proto.graph.sparse_initializer:
         raise ModelError(f"{label} has sparse weights, which are not supported", hint="Store them dense first")
     if not proto.graph.node:
         raise ModelError(f"{label} has a graph without nodes")
+    check(proto, label)
     try:
         model = ir.from_proto(proto)
     except Exception as error:
         raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
     model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
-    map_weights(model, folder, label)
+    map_weights(model, path, label)
     if not _sorted(model.graph):
         model.graph.sort()
     return model
