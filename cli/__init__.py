@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
+import warnings
 from typing import Any
 
 import click
@@ -29,7 +30,9 @@ class _Commands(click.Group):
         # What onnx-ir notes about odd files comes back as an error or as a refusal; one line is enough.
         logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # numbers that are not finite end in the report
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:

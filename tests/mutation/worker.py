@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, GROWTH, LARGEST = 10.0, 2**30, 2**28  # per mutation: time, bytes of memory, bytes of a file
-RUN = 5.0  # seconds that the runtime may take for a run
+RUN = 2.0  # seconds that the runtime may take for a run
 DOCUMENTED = {0, 1, 2, 3, 4}  # exit codes
 USAGE = ("Usage: ", "Try ")
 _written: list[str] = []
