@@ -48,7 +48,7 @@ def signature_of(model: ir.Model) -> Signature:
             continue
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             raise ModelError(f"input {value.name!r} is a {type(value.type).__name__}, expected a tensor")
-        if value.dtype is None:
+        if value.dtype in (None, ir.DataType.UNDEFINED):
             raise ModelError(f"input {value.name!r} declares no element type")
         dtype = np.dtype(object) if value.dtype == ir.DataType.STRING else value.dtype.numpy()
         found.append(Input(name=value.name, dtype=dtype, shape=None if value.shape is None else _dims(value.shape)))

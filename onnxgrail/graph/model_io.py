@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ def _from_path(path: Path) -> ir.Model:
     if path.is_dir():
         raise ModelError(f"{path} is a folder, expected an ONNX file")
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            raise ModelError(f"{path} is a device, expected an ONNX file")  # some never end
+        size = status.st_size
         if size > PROTOBUF:
             raise _too_large(str(path), size)
         data = path.read_bytes()

@@ -28,6 +28,9 @@ def check(model: onnx.ModelProto, label: str) -> None:
         why = _wrong(tensor)
         if why:
             raise ModelError(f"{label}: the tensor {tensor.name!r} {why}", hint="The file is damaged; export it again")
+    for node in _nodes(model.graph.node):
+        if not any(node.output):
+            raise ModelError(f"{label}: the node {node.name!r} ({node.op_type}) has no output")
     _check_calls(model, label)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,9 @@ def nested(model: ModelProto, rng: Rng) -> None:
         [helper.make_node("Identity", [name], ["leaf"])], "leaf", [], [helper.make_empty_tensor_value_info("leaf")]
     )
     for level in range(depth):
-        flag = helper.make_node("Constant", [], [f"flag{level}"], value=helper.make_tensor("t", TensorProto.BOOL, [], [1]))
+        flag = helper.make_node(
+            "Constant", [], [f"flag{level}"], value=helper.make_tensor("t", TensorProto.BOOL, [], [1])
+        )
         node = helper.make_node("If", [f"flag{level}"], [f"out{level}"], then_branch=leaf, else_branch=GraphProto())
         node.attribute[1 if node.attribute[1].name == "else_branch" else 0].g.CopyFrom(_copy(name, level))
         out = helper.make_empty_tensor_value_info(f"out{level}")
@@ -75,7 +78,10 @@ def recursive(model: ModelProto, rng: Rng) -> None:
     count = int(rng.choice([1, 2, 24]))
     for k in range(count):
         target = f"f{(k + 1) % count}" if count < 3 or k + 1 < count else "last"
-        calls = [helper.make_node(target, ["a"], ["b"], domain="deep"), helper.make_node(target, ["b"], ["c"], domain="deep")]
+        calls = [
+            helper.make_node(target, ["a"], ["b"], domain="deep"),
+            helper.make_node(target, ["b"], ["c"], domain="deep"),
+        ]
         if target == "last":
             calls = [helper.make_node("Relu", ["a"], ["c"])]
         model.functions.append(
@@ -123,9 +129,9 @@ def external(model: ModelProto, folder: Path, rng: Rng) -> None:
     (folder / "m.data").write_bytes(data if rng.random() < 0.9 else data[: int(rng.integers(len(data)))])
     tensor = pick(model.graph.initializer, rng)
     size = len(onnx.TensorProto.FromString(tensor.SerializeToString()).external_data[2].value)
-    places = ("../outside.data", str(outside), "sub/../../outside.data", "", ".", "..", "/", "/dev/zero", "/proc/self/mem",
-              "m.data\x00", "n" * 5000, "link.data", "loop.data", "linked/outside.data", "名.data", "m.onnx", "d.npz",
-              "..\\outside.data", "file:///etc/passwd", "pipe.data")  # fmt: skip
+    places = ("../outside.data", str(outside), "sub/../../outside.data", "", ".", "..", "/", "/dev/zero",
+              "/proc/self/mem", "m.data\x00", "n" * 5000, "link.data", "loop.data", "linked/outside.data",
+              "名.data", "m.onnx", "d.npz", "..\\outside.data", "file:///etc/passwd", "pipe.data")  # fmt: skip
     numbers = ("-1", "0", "1", "7", "", "x", "1e3", "9" * 30, str(2**63), str(2**62), "٣", " 0", "0x10", str(size))
     action = rng.random()
     if action < 0.6:
@@ -136,6 +142,7 @@ def external(model: ModelProto, folder: Path, rng: Rng) -> None:
         _refer(tensor, "m.data", tensor.external_data[1].value, pick(numbers, rng))
     else:
         del tensor.external_data[int(rng.integers(len(tensor.external_data)))]
+    os.mkfifo(folder / "pipe.data")
     (folder / "link.data").symlink_to(outside)
     (folder / "loop.data").symlink_to(folder / "loop.data")
     (folder / "linked").symlink_to(folder.parent)

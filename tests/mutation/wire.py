@@ -87,13 +87,21 @@ def revalued(data: bytes, rng: Rng) -> bytes:
             return head + _varint(int(rng.choice(EXTREMES))) + body[field.end :]
         if field.kind == BYTES:
             value = bytes(rng.integers(0, 256, int(rng.choice([0, 1, 7, 300])), dtype=np.uint8))
-            return body[: field.start] + _varint(field.number << 3 | BYTES) + _varint(len(value)) + value + body[field.end :]
+            return (
+                body[: field.start]
+                + _varint(field.number << 3 | BYTES)
+                + _varint(len(value))
+                + value
+                + body[field.end :]
+            )
         return head + bytes(rng.integers(0, 256, field.end - field.value, dtype=np.uint8)) + body[field.end :]
 
     return _edited(data, rng, edit)
 
 
-EXTREMES = np.array([0, 1, 2, 16, 127, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+EXTREMES = np.array(
+    [0, 1, 2, 16, 127, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1], np.uint64
+)
 WIRE = (flipped, overwritten, truncated, cut_out, repeated, dropped, doubled, retyped, revalued)
 
 

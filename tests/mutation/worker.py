@@ -8,6 +8,7 @@ the stack of where it was in `FOLDER/stack`; one that crashes the runtime ends i
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -213,10 +214,8 @@ def _status(key: str) -> int:
 
 
 def _reset_peak() -> None:
-    try:
+    with contextlib.suppress(OSError):  # not allowed everywhere: the peak is then that of all mutations so far
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:  # not allowed here: the peak is then that of all mutations so far
-        pass
 
 
 if __name__ == "__main__":
