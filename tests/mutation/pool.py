@@ -48,7 +48,7 @@ class _Worker:
             return found
         code = self.process.wait()
         stack = self.stack()
-        slow = (code != 0 and "Timeout" in stack) or code == -signal.SIGKILL
+        slow = "Timeout" in stack or code in (-signal.SIGPROF, -signal.SIGKILL)
         kind = "too slow" if slow else f"crash ({signal.Signals(-code).name if code < 0 else code})"
         return {"number": number, "name": "?", "words": [], "code": code, "text": "", "faults": [f"{kind}: {stack}"]}
 
