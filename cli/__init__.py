@@ -36,7 +36,7 @@ class _Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            message, code = "interrupted", 1
+            message, code = _interrupted(ctx.meta), 1
         except MemoryError:
             message, code = "out of memory; try a smaller --batch-size or fewer --samples", 1
         except Exception as error:  # the border: no traceback unless asked for
@@ -47,6 +47,16 @@ class _Commands(click.Group):
             message, code = _explain(error)
         click.echo(f"Error: {message}", err=True)
         raise click.exceptions.Exit(code)
+
+
+def _interrupted(meta: dict[str, Any]) -> str:
+    """How to go on, where that is possible."""
+    if "onnxgrail.resume" not in meta:
+        return "interrupted"
+    folder = meta["onnxgrail.resume"]
+    if folder is None:
+        return "interrupted, and no model was written. With --resume DIR the same command would go on where it was"
+    return f"interrupted, and no model was written. The same command goes on from {str(folder)!r}"
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -158,6 +158,7 @@ def compress(
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"] = dict(input_shapes)
+    click.get_current_context().meta["onnxgrail.resume"] = recipe["resume"]
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:

@@ -103,8 +103,8 @@ class Labels:
     def normal(self, mark: Mark, why: Refusal) -> Mark | None:
         """The mark with representatives, on the axes along which it varies.
 
-        None when it varies nowhere: removing that one class would empty the tensor, so it is frozen; and where there are
-        no channels at all.
+        None when it varies nowhere: removing that one class would empty the tensor, so it is frozen.  None, too, where
+        there are no channels at all.
         """
         if not mark.labels.size:
             return None

@@ -130,6 +130,8 @@ def _mapped(tensor: ir.ExternalTensor, model: Path | None, label: str) -> ir.Ten
             f"{label}: external data file {location} is missing from {base}",
             hint="Copy it beside the model; exporters write the weights there",
         )
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"{label}: external data file {location} cannot be read", hint="Check its permissions")
     offset, size = tensor.offset or 0, path.stat().st_size
     if tensor.length is not None and tensor.length != tensor.nbytes:
         need = f"{tensor.length} bytes in {location}, its shape needs {tensor.nbytes}"
