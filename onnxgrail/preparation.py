@@ -20,7 +20,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
-from onnxgrail.errors import DataError, ModelError
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.model_io import copy, load
@@ -98,9 +98,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group =
 
 def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
     """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
-    first = next(iter(batches))
-    if first and all(array.size == 0 for array in first.values()):
-        raise DataError("there is nothing to calibrate with: every input is empty", hint="Give --data with samples")
+    first = batches.first()
     small = probe_feed(first, signature_of(model))
     try:
         return small, observe(model, small, providers=recipe.providers)
