@@ -55,8 +55,8 @@ def _interrupted(meta: dict[str, Any]) -> str:
         return "interrupted"
     folder = meta["onnxgrail.resume"]
     if folder is None:
-        return "interrupted, and no model was written. With --resume DIR the same command would go on where it was"
-    return f"interrupted, and no model was written. The same command goes on from {str(folder)!r}"
+        return "interrupted. With --resume DIR the same command would go on where it was"
+    return f"interrupted. The same command goes on from {str(folder)!r}"
 
 
 def _explain(error: Exception) -> tuple[str, int]:

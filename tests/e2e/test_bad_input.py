@@ -326,7 +326,7 @@ def test_an_interrupted_run_leaves_no_model(
         _, stderr = process.communicate(timeout=30)
     if stop == signal.SIGINT:
         assert process.returncode == 1
-        assert stderr.startswith("Error: interrupted, and no model was written. With --resume DIR ")
+        assert stderr.startswith("Error: interrupted. With --resume DIR ")
         assert stderr.count("\n") == 1
         assert listing(folder) == before
     else:

@@ -185,7 +185,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.
         result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     goes_on = "The same command goes on from 'kept dir'"
-    assert result.stderr == f"Error: interrupted, and no model was written. {goes_on}\n"
+    assert result.stderr == f"Error: interrupted. {goes_on}\n"
     assert not list(folder.glob("*compressed*"))
     assert CliRunner().invoke(main, words).exit_code == 0
     onnx.checker.check_model(folder / "m.compressed.onnx")
