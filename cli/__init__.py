@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from . import _render
 from .compare import compare
 from .compress import compress
 from .demo import demo
@@ -45,7 +46,7 @@ class _Commands(click.Group):
             if ctx.meta.get("onnxgrail.verbose"):
                 click.echo(traceback.format_exc(), err=True)
             message, code = _explain(error)
-        click.echo(f"Error: {message}", err=True)
+        _render.say(f"Error: {message}", err=True)
         raise click.exceptions.Exit(code)
 
 

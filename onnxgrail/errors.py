@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 
-def printable(text: str) -> str:
-    """Text for a terminal: names out of a file may hold what moves the cursor or turns the line round."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 class OnnxGrailError(Exception):
     """Base of every error a user can meet.  `hint` says what to do next."""
 
@@ -18,7 +13,7 @@ class OnnxGrailError(Exception):
     def __str__(self) -> str:
         """One line: what is wrong, then the fix."""
         message = " ".join(super().__str__().split())
-        return printable(f"{message}. {self.hint}" if self.hint else message)
+        return f"{message}. {self.hint}" if self.hint else message
 
 
 class UsageError(OnnxGrailError, ValueError):

@@ -308,7 +308,7 @@ main(["compress", "m.onnx", "--data", "d.npz"{words}])
 @pytest.mark.parametrize(
     ("module", "name", "words", "stop"),
     [
-        ("calibration.totals", "Sums", "", signal.SIGINT),
+        ("calibration.lanes", "Sums", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", ', "--save-as-external-data"', signal.SIGTERM),
     ],

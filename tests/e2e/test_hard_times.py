@@ -19,7 +19,8 @@ from onnx import TensorProto, helper
 
 import onnxgrail
 from onnxgrail.cli import main
-from onnxgrail.errors import ModelError, UsageError, printable
+from onnxgrail.cli._render import printable
+from onnxgrail.errors import ModelError, UsageError
 
 from . import nets
 from .test_bad_input import listing
