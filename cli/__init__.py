@@ -6,11 +6,14 @@ Nothing but click is imported until a command runs, so that `--help` is instant.
 from __future__ import annotations
 
 import errno
+import logging
 import traceback
+import warnings
 from typing import Any
 
 import click
 
+from . import _render
 from .apply import apply
 from .bench import bench
 from .compare import compare
@@ -28,12 +31,16 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        # What onnx-ir notes about odd files comes back as an error or as a refusal; one line is enough.
+        logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # numbers that are not finite end in the report
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            message, code = "interrupted", 1
+            message, code = _interrupted(ctx.meta), 1
         except MemoryError:
             message, code = "out of memory; try a smaller --batch-size or fewer --samples", 1
         except Exception as error:  # the border: no traceback unless asked for
@@ -42,8 +49,18 @@ class _Commands(click.Group):
             if ctx.meta.get("onnxgrail.verbose"):
                 click.echo(traceback.format_exc(), err=True)
             message, code = _explain(error)
-        click.echo(f"Error: {message}", err=True)
+        _render.say(f"Error: {message}", err=True)
         raise click.exceptions.Exit(code)
+
+
+def _interrupted(meta: dict[str, Any]) -> str:
+    """How to go on, where that is possible."""
+    if "onnxgrail.resume" not in meta:
+        return "interrupted"
+    folder = meta["onnxgrail.resume"]
+    if folder is None:
+        return "interrupted. With --resume DIR the same command would go on where it was"
+    return f"interrupted. The same command goes on from {str(folder)!r}"
 
 
 def _explain(error: Exception) -> tuple[str, int]:

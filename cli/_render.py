@@ -73,7 +73,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
         text = position < left
         grid.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))  # names may hold brackets, which are no markup
+        grid.add_row(*(Text(printable(cell)) for cell in row))  # names may hold brackets, which are no markup
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
@@ -82,11 +82,21 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     console.print(grid)
 
 
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line in which names out of a file may stand."""
+    click.echo(printable(line), err=err)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: names out of a file may hold what moves the cursor or turns the line round."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def notes(lines: Iterable[str], *, quiet: bool) -> None:
     """Notes on stderr; what costs fidelity is a warning."""
     for line in () if quiet else lines:
         label = "Warning" if line.startswith("no --data") else "Note"
-        click.echo(f"{label}: {line}", err=True)
+        say(f"{label}: {line}", err=True)
 
 
 def refines(entries: Any) -> list[str]:

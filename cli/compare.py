@@ -64,7 +64,7 @@ def compare(
             side = "below" if gate.name == "min_cosine" else "above"
             option = "--" + gate.name.replace("_", "-")
             value = f"{gate.value:.5g} of output {gate.output!r} is {side} {option} {gate.limit:g}"
-            click.echo(f"Error: gate failed: {gate.name.split('_')[1]} {value}", err=True)
+            render.say(f"Error: gate failed: {gate.name.split('_')[1]} {value}", err=True)
     if not result.gates_passed:
         click.get_current_context().exit(EXIT_GATE)
 

@@ -166,6 +166,7 @@ def compress(
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
+    click.get_current_context().meta["onnxgrail.resume"] = recipe["resume"]
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
@@ -188,7 +189,7 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
         _tables(result.report, result.output)
     if not result.gates_passed:
         for gate in (*ship.gates(data), *_gate(data)):
-            click.echo(f"Error: gate failed: {gate}", err=True)
+            render.say(f"Error: gate failed: {gate}", err=True)
         click.get_current_context().exit(EXIT_GATE)
 
 
@@ -230,27 +231,27 @@ def _tables(report: Any, output: Path | None) -> None:
         rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
     render.table(model["input"], ("", "before", "after", "change"), rows)
     if _narrows(data):
-        click.echo(_asked(model))
+        render.say(_asked(model))
     for line in _allocated(data.get("allocation")):
-        click.echo(line)
+        render.say(line)
     for line in (
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
         *_grasp(data.get("methods", {}).get("grasp")),
         *render.refines(data.get("refines", ())),
     ):
-        click.echo(line)
+        render.say(line)
     calibration = data.get("calibration")
     if calibration:
-        click.echo(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
+        render.say(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
     for check in data["verification"]["outputs"]:
         cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
         samples = f" on {check['samples']} calibration samples" if "samples" in check else ""
-        click.echo(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+        render.say(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
     for line in ship.lines(data):
-        click.echo(line)
+        render.say(line)
     _outcomes(chosen)
-    click.echo(f"Written: {output}" if output is not None else "Dry run: no model was written")
+    render.say(f"Written: {output}" if output is not None else "Dry run: no model was written")
 
 
 def _asked(model: Any) -> str:
@@ -336,11 +337,11 @@ def _outcomes(report: Any) -> None:
         if block["outcome"]["status"] != "ok"
     )
     for (status, reason), times in odd.most_common():
-        click.echo(f"Blocks {status}: {times}" + (f" ({reason})" if reason else ""))
+        render.say(f"Blocks {status}: {times}" + (f" ({reason})" if reason else ""))
     counts = report.refusal_counts()
     if counts:
-        click.echo("Channels left alone:")
+        render.say("Channels left alone:")
         for reason, times in counts[:REASONS]:
-            click.echo(f"  {times:4d} x {reason}")
+            render.say(f"  {times:4d} x {reason}")
         if len(counts) > REASONS:
-            click.echo(f"  and {len(counts) - REASONS} more reasons (see --report or `onnxgrail inspect`)")
+            render.say(f"  and {len(counts) - REASONS} more reasons (see --report or `onnxgrail inspect`)")

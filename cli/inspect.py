@@ -46,7 +46,7 @@ def inspect(
 
 def _blocks(found: Any, *, verbose: bool) -> None:
     if not found.blocks:
-        click.echo(f"{found.path}: no block can be narrowed")
+        render.say(f"{found.path}: no block can be narrowed")
         return
     columns = ("block", "kind", "units", "in/out", "params", "MACs")
     rows = [
@@ -63,11 +63,11 @@ def _blocks(found: Any, *, verbose: bool) -> None:
     render.table(f"{found.path}: {len(rows)} block{'s' if len(rows) > 1 else ''}", columns, rows, left=2)
     if verbose:
         for block in found.blocks:
-            click.echo(block["name"])
-            click.echo(f"  made by {', '.join(block['producers'])}")
-            click.echo(f"  read by {', '.join(block['consumers'])}")
+            render.say(block["name"])
+            render.say(f"  made by {', '.join(block['producers'])}")
+            render.say(f"  read by {', '.join(block['consumers'])}")
     else:
-        click.echo("in/out: weights that make and that read the channels; --verbose names them")
+        render.say("in/out: weights that make and that read the channels; --verbose names them")
 
 
 def _sizes(found: Any) -> None:
@@ -88,12 +88,12 @@ def _refusals(found: Any, *, verbose: bool) -> None:
         where = f"{refusal.op} {refusal.node}".strip() or refusal.value
         groups.setdefault(refusal.reason, []).append(where)
     if groups:
-        click.echo("Channels left alone:")
+        render.say("Channels left alone:")
     for reason, places in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
-        click.echo(f"{len(places):5d} x {reason}")
+        render.say(f"{len(places):5d} x {reason}")
         shown = list(dict.fromkeys(places))
         limit = len(shown) if verbose else EXAMPLES
         for place in shown[:limit]:
-            click.echo(f"          {place}")
+            render.say(f"          {place}")
         if len(shown) > limit:
-            click.echo(f"          and {len(shown) - limit} more (--verbose)")
+            render.say(f"          and {len(shown) - limit} more (--verbose)")

@@ -97,7 +97,7 @@ def refine(
     elif not quiet:
         _tables(result)
     if not result.gates_passed:
-        click.echo(f"Error: gate failed: an output's cosine is below --min-cosine {settings['min_cosine']}", err=True)
+        render.say(f"Error: gate failed: an output's cosine is below --min-cosine {settings['min_cosine']}", err=True)
         click.get_current_context().exit(EXIT_GATE)
 
 
@@ -111,12 +111,12 @@ def _tables(result: Any) -> None:
     title = f"{data['model']['input']}\nfitted to {data['reference']['path']}"
     render.table(title, ("", "before", "after", "change"), rows)
     for line in render.refines(data["refines"]):
-        click.echo(line)
+        render.say(line)
     known = {check["name"]: check for check in data["reference"]["outputs_before"]}
     for check in data["verification"]["outputs"]:
         words = [_pair(known.get(check["name"], {}).get(key), check[key], spec) for key, spec in SHOWN]
-        click.echo(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference")
-    click.echo(f"Written: {result.output}" if result.output is not None else "Dry run: no model was written")
+        render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference")
+    render.say(f"Written: {result.output}" if result.output is not None else "Dry run: no model was written")
 
 
 SHOWN = (("cosine", ".5f"), ("nmse", ".2e"))

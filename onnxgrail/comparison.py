@@ -150,11 +150,11 @@ def compare(
         batches = synthetic(first, signature, samples=samples, batch_size=batch_size, seed=seed, input_shapes=shapes)
     else:
         batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed, reading=reading)
+    feed = probe_feed(batches.first(), signature)
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
     outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
-    feed = probe_feed(next(iter(batches)), signature)
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )

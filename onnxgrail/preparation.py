@@ -99,7 +99,7 @@ def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group =
 
 def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
     """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
-    first = next(iter(batches))
+    first = batches.first()
     small = probe_feed(first, signature_of(model))
     try:
         return small, observe(model, small, providers=recipe.providers)

@@ -54,6 +54,17 @@ class Batches:
         """Feeds in a fixed order, each made anew."""
         return (make() for make in self.feeds)
 
+    def first(self) -> Feed:
+        """The first feed.
+
+        Raises:
+            DataError: it holds nothing.
+        """
+        found = self.feeds[0]()
+        if found and all(array.size == 0 for array in found.values()):
+            raise DataError(f"{self.source}: there are no samples, every input is empty", hint="Give --data with some")
+        return found
+
     def __len__(self) -> int:
         """Number of feeds."""
         return len(self.feeds)

@@ -180,7 +180,7 @@ class _Lengths:
             return None
         try:
             return self._evaluate(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError):
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: of the parser
             return None
 
     def _evaluate(self, node: ast.expr) -> int:

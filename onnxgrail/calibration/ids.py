@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, integers
 
 PASS = frozenset(
     {
@@ -80,10 +80,10 @@ def _size(table: ir.Value | None, axis: int) -> int | None:
         if maker is None or maker.op_type not in ("Cast", "Identity", "DequantizeLinear", "Transpose"):
             return None
         if maker.op_type == "Transpose":
-            order = maker.attributes.get("perm")
-            if order is None:
+            order = integers(maker, "perm")
+            if not -len(order) <= axis < len(order):
                 return None
-            axis = list(order.as_ints())[axis]
+            axis = order[axis]
         table = maker.inputs[0]
     return None
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from onnxgrail.calibration.limit import limited
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Feed
 from onnxgrail.device import CUDA, Device, device_of
-from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, UsageError
+from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.graph.mapped import ROOT
 from onnxgrail.graph.serial import Packed
 from onnxgrail.graph.widen import wide
@@ -57,7 +59,9 @@ class Session:
             ModelError: ONNX Runtime fails on this feed.
         """
         with self._explaining(feed):
-            values = self._handle.run(list(self.output_names), {n: wide(feed[n]) for n in self.inputs})
+            arrays = {n: wide(feed[n]) for n in self.inputs}
+            with limited() as options:
+                values = self._handle.run(list(self.output_names), arrays, options)
         return dict(zip(self.output_names, values, strict=True))
 
     def run_bound(self, feed: Feed, bind: Callable[[Any], None]) -> list[Any]:
@@ -70,7 +74,8 @@ class Session:
             binding = self._handle.io_binding()  # a new one each time: an old one would write over what it gave before
             bind(binding)
             binding.synchronize_inputs()
-            self._handle.run_with_iobinding(binding)
+            with limited() as options:
+                self._handle.run_with_iobinding(binding, options)
             binding.synchronize_outputs()
             return list(binding.get_outputs())
 
@@ -81,6 +86,8 @@ class Session:
             raise ModelError("the session is closed")
         try:
             yield
+        except OnnxGrailError:
+            raise
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:
@@ -179,7 +186,9 @@ def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device)
 
 
 def runtime() -> ModuleType:
-    """The onnxruntime module.
+    """The onnxruntime module, which from release 1.29 on would send what it sees of models and machine to its maker.
+
+    That is turned off unless the environment says otherwise or somebody has imported it before.
 
     Raises:
         MissingExtraError: not installed, or the CPU and the GPU wheel are both installed and overwrite each other.
@@ -189,12 +198,14 @@ def runtime() -> ModuleType:
         raise MissingExtraError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files", hint=REPAIR
         )
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise MissingExtraError("ONNX Runtime is not installed", hint="Run: pip install 'onnxgrail[cpu]'") from error
     if not hasattr(onnxruntime, "InferenceSession"):
         raise MissingExtraError("the installation of ONNX Runtime is broken", hint=REPAIR)
+    onnxruntime.set_default_logger_severity(4)  # what matters arrives as an exception
     return onnxruntime
 
 

@@ -51,7 +51,7 @@ def signature_of(model: ir.Model) -> Signature:
             continue
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             raise ModelError(f"input {value.name!r} is a {type(value.type).__name__}, expected a tensor")
-        if value.dtype is None:
+        if value.dtype in (None, ir.DataType.UNDEFINED):
             raise ModelError(f"input {value.name!r} declares no element type")
         dtype = np.dtype(object) if value.dtype == ir.DataType.STRING else value.dtype.numpy()
         shape = None if value.shape is None else _dims(value.shape)
@@ -61,7 +61,8 @@ def signature_of(model: ir.Model) -> Signature:
 
 
 def _dims(shape: ir.Shape) -> tuple[int | str | None, ...]:
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
+    # A negative size is how some writers say that it is open, and how ONNX Runtime takes it.
+    return tuple((dim if dim >= 0 else None) if isinstance(dim, int) else dim.value for dim in shape)
 
 
 def describe(signature: Signature) -> str:

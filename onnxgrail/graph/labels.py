@@ -103,8 +103,11 @@ class Labels:
     def normal(self, mark: Mark, why: Refusal) -> Mark | None:
         """The mark with representatives, on the axes along which it varies.
 
-        None when it varies nowhere: removing that one class would empty the tensor, so it is frozen.
+        None when it varies nowhere: removing that one class would empty the tensor, so it is frozen.  None, too, where
+        there are no channels at all.
         """
+        if not mark.labels.size:
+            return None
         labels, axes = self.find(mark.labels), list(mark.axes)
         for position in reversed(range(len(axes))):
             if (labels == np.take(labels, [0], axis=position)).all():
@@ -120,7 +123,7 @@ class Labels:
 
         None when nothing varies any more, or when permanent positions, which merge with nothing, hold the rest.
         """
-        for position in [mark.along(a) for a in axes if a in mark.axes]:
+        for position in [mark.along(a) for a in axes if a in mark.axes and mark.labels.size]:
             self.union(np.take(mark.labels, [0], axis=position), mark.labels, why)
         tied = self.normal(mark, why)
         if tied is not None and set(tied.axes) & set(axes):

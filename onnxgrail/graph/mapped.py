@@ -92,12 +92,12 @@ class Mapped(ir.ExternalTensor):
         return np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset or 0, shape=(self.nbytes,))
 
 
-def map_weights(model: ir.Model, folder: Path | None, label: str) -> None:
+def map_weights(model: ir.Model, path: Path | None, label: str) -> None:
     """Replace every reference to external data by a `Mapped`.
 
     Args:
         model: as it was parsed.
-        folder: of the path that the user gave; None where there is no path.
+        path: that the user gave; None where there is none.
         label: what to call the model.
 
     Raises:
@@ -106,35 +106,48 @@ def map_weights(model: ir.Model, folder: Path | None, label: str) -> None:
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _mapped(value.const_value, folder, label)
+                value.const_value = _mapped(value.const_value, path, label)
         for node in graph:
             for name, attribute in node.attributes.items():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes[name] = ir.AttrTensor(name, in_memory(_mapped(attribute.value, folder, label)))
+                    node.attributes[name] = ir.AttrTensor(name, in_memory(_mapped(attribute.value, path, label)))
 
 
-def _mapped(tensor: ir.ExternalTensor, folder: Path | None, label: str) -> ir.TensorProtocol:
+def _mapped(tensor: ir.ExternalTensor, model: Path | None, label: str) -> ir.TensorProtocol:
     """Where the data of a tensor are.
 
-    A model must not reach out of its folder by what it says, so absolute locations and `..` are refused.  Links
-    that lie in the folder are the user's own, as in the cache of a model hub, and are followed.
+    A model must not reach out of its folder by what it says, so absolute locations and `..` are refused, and so are
+    links, which an archive may have brought, unless they lead to where the model file itself really is: in the cache
+    of a model hub both are links to one folder.
     """
     if isinstance(tensor, Mapped):
         return tensor
     location = os.fspath(tensor.location)
-    base = folder if folder is not None else (Path(tensor.base_dir) if tensor.base_dir else None)
+    base = model.parent if model is not None else (Path(tensor.base_dir) if tensor.base_dir else None)
     if base is None:
         raise ModelError(
             f"{label} keeps {tensor.name} in external data {location}", hint="Give the path of the model file"
         )
     if not location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise ModelError(f"{label}: {tensor.name} points outside the model's folder ({location!r})")
-    path = (base / location).resolve()
-    if not path.is_file():
+    try:
+        path = (base / location).resolve()
+        found = path.is_file()
+        inside = model is None or any(path.is_relative_to(p) for p in (base.resolve(), model.resolve().parent))
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links that go round
+        found, inside = False, True
+    if not inside:
+        raise ModelError(
+            f"{label}: {tensor.name} is a link that leads outside the model's folder ({location!r})",
+            hint="Copy the file that it leads to beside the model",
+        )
+    if not found:
         raise ModelError(
             f"{label}: external data file {location} is missing from {base}",
             hint="Copy it beside the model; exporters write the weights there",
         )
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"{label}: external data file {location} cannot be read", hint="Check its permissions")
     offset, size = tensor.offset or 0, path.stat().st_size
     if tensor.length is not None and tensor.length != tensor.nbytes:
         need = f"{tensor.length} bytes in {location}, its shape needs {tensor.nbytes}"

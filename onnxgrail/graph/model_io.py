@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.inside import Split, hold, split
 from onnxgrail.graph.mapped import Mapped, map_weights
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
+from onnxgrail.graph.soundness import check
 from onnxgrail.graph.writing import unload, write_inline
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
@@ -30,7 +32,12 @@ def load(source: Source) -> ir.Model:
     Raises:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
-    model = inlined(_read(source))
+    try:
+        model = inlined(_read(source))
+    except (OnnxGrailError, MemoryError, OSError):
+        raise
+    except Exception as error:  # onnx-ir raises whatever comes up
+        raise ModelError(f"the model holds an inconsistent graph: {_brief(error)}") from error
     held = sum(t.nbytes for t in _weights(model) if not isinstance(t, Mapped))
     if held > PROTOBUF:
         raise _too_large("the given model", held)
@@ -58,7 +65,10 @@ def _from_path(path: Path) -> ir.Model:
     if path.is_dir():
         raise ModelError(f"{path} is a folder, expected an ONNX file")
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            raise ModelError(f"{path} is a device, expected an ONNX file")  # some never end
+        size = status.st_size
         if size > PROTOBUF:
             raise _too_large(str(path), size)
         apart = split(path)
@@ -89,6 +99,7 @@ def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, ap
         raise ModelError(f"{label} has sparse weights, which are not supported", hint="Store them dense first")
     if not proto.graph.node:
         raise ModelError(f"{label} has a graph without nodes")
+    check(proto, label)
     try:
         model = ir.from_proto(proto)
     except Exception as error:
@@ -96,7 +107,7 @@ def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, ap
     model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
     if apart is not None and path is not None:
         hold(model, apart, path)
-    map_weights(model, None if path is None else path.parent, label)
+    map_weights(model, path, label)
     if not _sorted(model.graph):
         model.graph.sort()
     return model

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.widen import has_bfloat16, widen
 
 LARGE = 2**16  # bytes from which on a weight in memory is handed over as it is
@@ -57,12 +58,30 @@ def _beside(model: ir.Model) -> Iterator[dict[str, Array]]:
             value.const_value = tensors[name]
 
 
+def message(model: ir.Model) -> onnx.ModelProto:
+    """The model as a message.
+
+    Raises:
+        ModelError: it holds what cannot be written, such as text that is no text.
+    """
+    try:
+        proto: onnx.ModelProto = ir.to_proto(model)
+    except MemoryError:
+        raise
+    except Exception as error:  # onnx-ir wraps whatever comes up, level by level
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ModelError(f"the model cannot be written: {cause}") from error
+    return proto
+
+
 def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) -> bytes:
     """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale).
 
     To be run, bfloat16 becomes float32.
     """
-    proto = ir.to_proto(model)
+    proto = message(model)
     if run and has_bfloat16(model):
         widen(proto)
     del proto.graph.value_info[:]
@@ -77,7 +96,7 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
     """The model with its large weights turned into inputs: their type is all there is to say."""
     with _beside(model):
-        proto: onnx.ModelProto = ir.to_proto(model)
+        proto = message(model)
     inputs = {value.name for value in proto.graph.input}
     inside = []
     for tensor in proto.graph.initializer:
@@ -95,7 +114,7 @@ INFORMED = "onnxgrail.value_info"  # key of a model's transient `meta`: names th
 
 def to_file(model: ir.Model) -> onnx.ModelProto:
     """The model as it is written: onnx-ir describes every initializer, which only some source files did."""
-    proto: onnx.ModelProto = ir.to_proto(model)
+    proto = message(model)
     informed: Collection[str] = model.meta.get(INFORMED, ())
     weights = {tensor.name for tensor in proto.graph.initializer}
     for tensor in proto.graph.initializer:

@@ -67,8 +67,9 @@ def below_a_byte(model: ir.Model) -> frozenset[str]:
         kinds = {integer(node, name, 0) for name in ("to", "output_dtype")}
         inputs = [v for v in node.inputs if v is not None]
         passed = {int(v.dtype) for v in [*inputs, *node.outputs] if v.dtype is not None}
-        if "value" in node.attributes and node.op_type == "Constant":
-            passed.add(int(node.attributes["value"].as_tensor().dtype))
+        value = node.attributes.get("value")
+        if node.op_type == "Constant" and value is not None and value.type == ir.AttributeType.TENSOR:
+            passed.add(int(value.as_tensor().dtype))
         if node.op_type in MOVES and ((kinds | passed) & SMALL or any(v.name in found for v in inputs)):
             found.update(v.name for v in node.outputs if v.name)
     return frozenset(found)

@@ -124,7 +124,7 @@ def test_nothing_to_compress_exits_4_and_still_reports(tmp_path):
             1,
             "Error: internal error: ValueError: two lines; please report it with the output of ",
         ),
-        (KeyboardInterrupt(), 1, "Error: interrupted\n"),
+        (KeyboardInterrupt(), 1, "Error: interrupted. With --resume DIR "),
         (MemoryError(), 1, "Error: out of memory"),
         (OSError(28, "No space left on device", "f"), 1, "Error: f: No space left on device\n"),
     ],

@@ -1,0 +1,65 @@
+"""Give `onnxgrail` broken models and broken data, and see that it only ever says so in one line.
+
+    python bench/mutations.py [--count 10000] [--seed 0] [--first 0] [--workers 1]
+
+Every mutation runs in a worker process with limits on time, memory and sizes of files.  Counted as a fault: an answer
+that is not typed, an exit code that is not documented, more than 10 seconds or 1 GB, a file that was changed or made
+beside the output, a name that reaches the terminal or a page as it is, and, apart from these, a crash of the process.
+Prints JSON; exit code 1 where there are faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.mutation.pool import run
+
+BATCH = 200
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
+    parser.add_argument("--workers", type=int, default=1)
+    choices = parser.parse_args()
+    started = time.perf_counter()
+    verdicts: list[dict[str, Any]] = []
+    last = choices.first + choices.count
+    for first in range(choices.first, last, BATCH):
+        found = run(range(first, min(first + BATCH, last)), seed=choices.seed, workers=choices.workers)
+        verdicts += found
+        faulty = sum(bool(v["faults"]) for v in verdicts)
+        print(f"{len(verdicts)} of {choices.count}, {faulty} with faults", file=sys.stderr, flush=True)
+    summary = summed(verdicts)
+    print(json.dumps({"seed": choices.seed, "seconds": round(time.perf_counter() - started), **summary}, indent=2))
+    return 1 if summary["faulty"] else 0
+
+
+def summed(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts, and every mutation with a fault."""
+    faulty = [v for v in verdicts if v["faults"]]
+    crashed = [v for v in faulty if v["faults"][0].startswith("crash")]
+    return {
+        "mutations": len(verdicts),
+        "codes": {str(code): count for code, count in sorted(Counter(v["code"] for v in verdicts).items())},
+        "slowest": max((v.get("seconds", 0.0) for v in verdicts), default=0.0),
+        "largest_growth": max((v.get("grown", 0) for v in verdicts), default=0),
+        "faulty": len(faulty),
+        "crashes": len(crashed),
+        "faults": faulty,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""A limit on how long ONNX Runtime may run a model: a file of a stranger may hold a loop without end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from onnxgrail.errors import ModelError, UsageError
+
+SECONDS = "ONNXGRAIL_RUN_SECONDS"
+
+
+def seconds() -> float | None:
+    """The limit that the environment sets; None for no limit.
+
+    Raises:
+        UsageError: what it says is no positive number.
+    """
+    text = os.environ.get(SECONDS, "").strip()
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < threading.TIMEOUT_MAX:
+        raise UsageError(f"the environment has {SECONDS}={text}, a number of seconds is needed")
+    return found
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[Any]:
+    """Options for a run that is stopped when its time is over; None where there is no limit.
+
+    Raises:
+        ModelError: it was stopped.
+    """
+    limit = seconds()
+    if limit is None:
+        yield None
+        return
+    options = importlib.import_module("onnxruntime").RunOptions()
+    timer = threading.Timer(limit, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield options
+    except Exception as error:
+        if options.terminate:
+            raise ModelError(f"the model ran longer than the {limit:g} seconds that {SECONDS} allows") from error
+        raise
+    finally:
+        timer.cancel()

@@ -1,0 +1,119 @@
+"""What is looked at before a file is believed: sizes of its tensors, and functions that never end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import ModelError
+
+RANK = 64  # axes that numpy knows
+WRITTEN_OUT = 100_000  # nodes of a graph whose functions are written out
+TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+
+Call = tuple[str, str, str]
+
+
+def check(model: onnx.ModelProto, label: str) -> None:
+    """Refuse what would be believed later and cost memory without end, or an exception far from its cause.
+
+    Raises:
+        ModelError: a tensor whose bytes do not fit its shape, or functions that call themselves or grow without bound.
+    """
+    for tensor in _tensors(model):
+        why = _wrong(tensor)
+        if why:
+            raise ModelError(f"{label}: the tensor {tensor.name!r} {why}", hint="The file is damaged; export it again")
+    for node in _nodes(model.graph.node):
+        if not any(node.output):
+            raise ModelError(f"{label}: the node {node.name!r} ({node.op_type}) has no output")
+    _check_calls(model, label)
+
+
+def _wrong(tensor: onnx.TensorProto) -> str:
+    """What is wrong with a tensor; nothing where all is well."""
+    if any(size < 0 for size in tensor.dims):
+        return f"has a negative size ({list(tensor.dims)[:8]})"
+    if len(tensor.dims) > RANK:
+        return f"has {len(tensor.dims)} axes, more than {RANK}"
+    try:
+        bits = 0 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
+    except (ValueError, TypeError):
+        return f"is of an unknown type ({tensor.data_type})"
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return ""  # held against the file it names
+    count = prod(tensor.dims)
+    if tensor.HasField("raw_data"):
+        need = -(-count * bits // 8)
+        return "" if len(tensor.raw_data) == need else f"holds {len(tensor.raw_data)} bytes, its shape needs {need}"
+    held = sum(len(getattr(tensor, name)) for name in TYPED)
+    kind = onnx.TensorProto.DataType.Name(tensor.data_type) if bits else "STRING"
+    need = 2 * count if kind.startswith("COMPLEX") else -(-count * bits // 8) if 0 < bits < 8 else count
+    return "" if held == need else f"holds {held} numbers, its shape needs {need}"
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from model.graph.initializer
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in _nodes(nodes):
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    yield attribute.t
+                yield from attribute.tensors
+                for graph in _bodies(attribute):
+                    yield from graph.initializer
+
+
+def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes and those in their bodies, at any depth: a message nests no deeper than a hundred."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in _bodies(attribute):
+                yield from _nodes(graph.node)
+
+
+def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
+def _check_calls(model: onnx.ModelProto, label: str) -> None:
+    """Functions must end, and must not double themselves level by level."""
+    calls: dict[Call, Counter[Call]] = {}
+    for function in model.functions:
+        inside = Counter(_call(node) for node in _nodes(function.node))
+        calls[function.domain, function.name, function.overload] = inside
+    if not calls:
+        return
+    sizes: dict[Call, int] = {}
+    for start in calls:
+        _measure(start, calls, sizes, label)
+    total = sum(sizes.get(_call(node), 1) for node in _nodes(model.graph.node))
+    if total > WRITTEN_OUT and total > len(model.graph.node):
+        raise ModelError(f"{label}: written out, its functions have {total:.3g} nodes, more than {WRITTEN_OUT}")
+
+
+def _call(node: onnx.NodeProto) -> Call:
+    return node.domain, node.op_type, node.overload
+
+
+def _measure(start: Call, calls: Mapping[Call, Counter[Call]], sizes: dict[Call, int], label: str) -> None:
+    """Nodes of a function and of all that it calls; without recursion, since a chain may be long."""
+    path: list[Call] = [start]
+    on_path = {start}
+    while path:
+        inside = calls[path[-1]]
+        waiting = next((call for call in inside if call in calls and call not in sizes), None)
+        if waiting is None:
+            name = path.pop()
+            on_path.discard(name)
+            sizes[name] = sum(count * sizes.get(call, 1) for call, count in inside.items())
+        elif waiting in on_path:
+            raise ModelError(f"{label}: the function {waiting[1]!r} calls itself", hint="Functions of ONNX must end")
+        else:
+            path.append(waiting)
+            on_path.add(waiting)

@@ -1,0 +1,294 @@
+"""Disks that are full, folders that are closed, strange names, company, and models that never come to an end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+import onnxgrail
+from onnxgrail.cli import main
+from onnxgrail.cli._render import printable
+from onnxgrail.errors import ModelError, UsageError
+
+from . import nets
+from .test_bad_input import listing
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="uses prctl and limits of Linux")
+SMALL = 3000  # bytes that a file may have: less than a model, more than a step
+DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2  # capabilities by which root ignores permissions
+BOUNDING_SET_DROP = 24  # of prctl
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    onnx.save(nets.mlp(), place / "m.onnx")
+    onnx.save(nets.mlp(), place / "e.onnx", save_as_external_data=True, location="e.data", size_threshold=0)
+    np.savez(place / "d.npz", **nets.vectors())
+    return place
+
+
+def command(folder: Path, *words: str, setup: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "onnxgrail", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        preexec_fn=setup,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], text: str, code: int = 1) -> None:
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("Usage: ", "Try "))]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    assert text in lines[0]
+
+
+# ------------------------------------------------------------------------------------------- no room and no permission
+
+
+def full() -> None:
+    """No file may grow, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
+
+
+@linux
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((), "m.compressed.onnx"),
+        (("--save-as-external-data",), "m.compressed.onnx"),
+        (("--save-stats", "s.npz", "--dry-run"), "s.npz"),
+        (("--report", "r.html", "--dry-run"), "r.html"),
+        (("--resume", "kept"), "step"),
+    ],
+    ids=["model", "external", "statistics", "report", "steps"],
+)
+def test_a_full_disk_leaves_nothing_half_written(words: tuple[str, ...], name: str, folder: Path) -> None:
+    before = listing(folder)
+    done = command(folder, "compress", "m.onnx", "--data", "d.npz", *words, setup=full)
+    refused(done, name if name != "step" else "cannot write")
+    left = {n: b for n, b in listing(folder).items() if not n.startswith("kept/")}
+    assert left == before
+    assert [p.name for p in folder.glob(".*")] == []
+    if "--resume" in words:
+        again = command(folder, "compress", "m.onnx", "--data", "d.npz", *words)
+        assert again.returncode == 0, again.stderr
+
+
+def ordinary() -> None:
+    """Without what lets the superuser ignore permissions."""
+    libc = ctypes.CDLL(None)
+    for capability in (DAC_OVERRIDE, DAC_READ_SEARCH):
+        libc.prctl(BOUNDING_SET_DROP, capability, 0, 0, 0)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("path", "mode", "words", "text", "code"),
+    [
+        (".", 0o555, ("m.onnx",), "cannot write to folder", 1),
+        (".", 0o555, ("m.onnx", "--report", "r.json", "--dry-run"), "cannot be written", 2),
+        ("m.onnx", 0o000, ("m.onnx",), "not readable", 2),
+        ("d.npz", 0o000, ("m.onnx", "--data", "d.npz"), "d.npz", 1),
+        ("e.data", 0o000, ("e.onnx",), "e.data cannot be read", 1),
+    ],
+    ids=["output", "report", "model", "data", "weights"],
+)
+def test_closed_doors(path: str, mode: int, words: tuple[str, ...], text: str, code: int, folder: Path) -> None:
+    before = listing(folder)
+    (folder / path).chmod(mode)
+    try:
+        done = command(folder, "compress", *words, setup=ordinary)
+    finally:
+        (folder / path).chmod(0o755)
+    refused(done, text, code)
+    assert listing(folder) == before
+
+
+@linux
+def test_the_input_may_lie_in_a_closed_folder(folder: Path) -> None:
+    (folder / "m.onnx").chmod(0o444)
+    folder.chmod(0o555)
+    out = folder.parent / "out.onnx"
+    try:
+        done = command(folder, "compress", "m.onnx", str(out), "--data", "d.npz", setup=ordinary)
+        seen = command(folder, "inspect", "e.onnx", setup=ordinary)
+    finally:
+        folder.chmod(0o755)
+    assert (done.returncode, seen.returncode) == (0, 0), done.stderr + seen.stderr
+    onnx.checker.check_model(out)
+
+
+# ------------------------------------------------------------------------------------------- names, company, interrupts
+
+
+def test_strange_names_of_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = folder / "模型 é 🙂 'q' %s [b]"
+    place.mkdir()
+    model = place / "название модели.onnx"
+    onnx.save(nets.mlp(), model, save_as_external_data=True, location="веса ü.bin", size_threshold=0)
+    (folder / "d.npz").rename(place / "данные.npz")
+    monkeypatch.chdir(place)
+    words = ["compress", model.name, "klein ß.onnx", "--data", "данные.npz", "--save-as-external-data"]
+    result = CliRunner().invoke(main, [*words, "--report", "rapport é.html", "--report", "报告.json"])
+    assert result.exit_code == 0, result.output
+    for other in (["inspect", str(model)], ["compare", str(model), "klein ß.onnx", "--data", "данные.npz"]):
+        assert CliRunner().invoke(main, other).exit_code == 0
+    onnx.checker.check_model(place / "klein ß.onnx")
+    assert sorted(p.suffix for p in place.iterdir()) == [".bin", ".data", ".html", ".json", ".npz", ".onnx", ".onnx"]
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["two outputs", "one output"])
+def test_two_runs_at_once_on_one_input(same: bool, folder: Path) -> None:
+    before = listing(folder)
+    names = ["a.onnx", "a.onnx" if same else "b.onnx"]
+    words = [sys.executable, "-m", "onnxgrail", "compress", "m.onnx"]
+    started = [
+        subprocess.Popen([*words, name, "--data", "d.npz", "--force"], cwd=folder, stderr=subprocess.PIPE)
+        for name in names
+    ]
+    for process in started:
+        assert process.communicate(timeout=60)[1] == b""
+        assert process.returncode == 0
+    after = listing(folder)
+    assert len({after.pop(name) for name in set(names)}) == 1
+    assert after == before
+    onnx.checker.check_model(folder / "a.onnx")
+
+
+def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = ["compress", "m.onnx", "--data", "d.npz", "--resume", "kept dir", "-q"]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("onnxgrail.pipeline.verify", interrupted)
+        result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    goes_on = "The same command goes on from 'kept dir'"
+    assert result.stderr == f"Error: interrupted. {goes_on}\n"
+    assert not list(folder.glob("*compressed*"))
+    assert CliRunner().invoke(main, words).exit_code == 0
+    onnx.checker.check_model(folder / "m.compressed.onnx")
+
+
+# ----------------------------------------------------------------------------------------------- models of other people
+
+
+def endless() -> onnx.ModelProto:
+    """A loop of more rounds than there is time for, in front of two layers."""
+    model = nets.mlp()
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["on"], ["more"]), helper.make_node("Neg", ["e"], ["g"])],
+        "turn",
+        [nets.info("i", np.int64, ()), nets.info("on", np.bool_, ()), nets.info("e", np.float32, ("batch", 12))],
+        [nets.info("more", np.bool_, ()), nets.info("g", np.float32, ("batch", 12))],
+    )
+    model.graph.initializer.append(helper.make_tensor("times", TensorProto.INT64, [], [2**62]))
+    model.graph.initializer.append(helper.make_tensor("true", TensorProto.BOOL, [], [1]))
+    model.graph.node.insert(0, helper.make_node("Loop", ["times", "true", "x"], ["turned"], body=body))
+    model.graph.node[1].input[0] = "turned"
+    return model
+
+
+def test_a_run_can_be_given_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXGRAIL_RUN_SECONDS", "0.3")
+    with pytest.raises(ModelError, match=r"longer than the 0.3 seconds that ONNXGRAIL_RUN_SECONDS allows"):
+        onnxgrail.inspect(endless())
+    onnxgrail.inspect(nets.mlp())
+    monkeypatch.setenv("ONNXGRAIL_RUN_SECONDS", "-1")
+    with pytest.raises(UsageError, match="ONNXGRAIL_RUN_SECONDS=-1"):
+        onnxgrail.inspect(nets.mlp())
+
+
+def test_a_model_that_loads_but_does_not_run() -> None:
+    model = nets.mlp()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 5]), "wrong"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 12]), "right"))
+    model.graph.node.insert(0, helper.make_node("Reshape", ["x", "wrong"], ["odd"]))
+    model.graph.node.insert(1, helper.make_node("Reshape", ["odd", "right"], ["back"]))
+    model.graph.node[2].input[0] = "back"
+    with pytest.raises(ModelError, match=r"ONNX Runtime failed on the feed x\[8, 12\].*must run before"):
+        onnxgrail.compress(model, data=nets.vectors())
+
+
+def test_links_lead_nowhere_else(folder: Path) -> None:
+    outside = folder.parent / "outside.data"
+    (folder / "e.data").rename(outside)
+    (folder / "e.data").symlink_to(outside)
+    with pytest.raises(ModelError, match="a link that leads outside the model's folder"):
+        onnxgrail.inspect(folder / "e.onnx")
+    (folder / "e.onnx").rename(folder.parent / "real.onnx")
+    (folder / "e.onnx").symlink_to(folder.parent / "real.onnx")  # both are links to one folder, as in a hub's cache
+    onnxgrail.inspect(folder / "e.onnx")
+
+
+def test_sizes_that_a_file_asks_for_are_not_believed() -> None:
+    model = nets.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**40
+    with pytest.raises(onnxgrail.DataError, match=r"would take 4.92e\+04 GiB"):
+        onnxgrail.inspect(model)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # how some writers say that it is open
+    assert onnxgrail.inspect(model).blocks
+
+
+def test_functions_that_grow_without_bound() -> None:
+    model = nets.mlp()
+    deep = helper.make_opsetid("deep", 1)
+    for k in range(30):
+        calls = [helper.make_node(f"f{k + 1}", [a], [b], domain="deep") for a, b in ("ab", "bc")]
+        calls = calls if k < 29 else [helper.make_node("Relu", ["a"], ["c"])]
+        model.functions.append(helper.make_function("deep", f"f{k}", ["a"], ["c"], calls, [*model.opset_import, deep]))
+    model.opset_import.append(deep)
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(helper.make_node("f0", ["before"], ["y"], domain="deep"))
+    with pytest.raises(ModelError, match=r"its functions have 5\.37e\+08 nodes"):
+        onnxgrail.inspect(model)
+
+
+def test_names_do_not_move_the_cursor(tmp_path: Path) -> None:
+    assert printable("a\x1b[2J\u202eb\né") == r"a\x1b[2J\u202eb\né"
+    model = nets.mlp()
+    for node in model.graph.node:
+        node.output[:] = ["\x1b[2J" if name == "y" else name for name in node.output]
+    model.graph.output[0].name = "\x1b[2J"
+    onnx.save(model, tmp_path / "m.onnx")
+    result = CliRunner().invoke(main, ["compress", str(tmp_path / "m.onnx"), "--samples", "4"])
+    assert result.exit_code == 0, result.output
+    assert "Output \\x1b[2J: cosine" in result.stdout
+    assert "\x1b" not in result.output
+
+
+@linux
+def test_the_runtime_sends_nothing_home(tmp_path: Path) -> None:
+    code = "from onnxgrail.calibration.session import runtime; import os; runtime(); print(os.environ['{}'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code.format("ORT_DISABLE_TELEMETRY")],
+        env={k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "1\n", done.stderr
+    assert list(tmp_path.iterdir()) == []  # of releases that would send: the number of the session
