@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.mapped import LARGE, Mapped
 from onnxgrail.graph.wire import BYTES, Field, fields, head
 
@@ -54,12 +55,20 @@ def split(path: Path) -> Split | None:
 
 
 def hold(model: ir.Model, found: Split, path: Path) -> None:
-    """Let the weights that were left out lie where they are."""
+    """Let the weights that were left out lie where they are.
+
+    Raises:
+        ModelError: one has more or fewer bytes than its shape needs.
+    """
     real = path.resolve()
     for name, offset in found.places.items():
         value = model.graph.initializers[name]
-        assert value.const_value is not None, name
-        value.const_value = Mapped(real, offset, value.const_value, whole=found.whole)
+        tensor = value.const_value
+        assert isinstance(tensor, ir.ExternalTensor), name
+        if tensor.length != tensor.nbytes:
+            fault = f"{path}: weight {name!r} holds {tensor.length} bytes, its shape needs {tensor.nbytes}"
+            raise ModelError(fault, hint="Check that the file is complete and was exported as ONNX")
+        value.const_value = Mapped(real, offset, tensor, whole=found.whole)
 
 
 def _graph(data: memoryview, field: Field, places: dict[str, int]) -> bytes:

@@ -186,6 +186,18 @@ def test_a_narrowed_model_outlives_the_file_it_was_made_from(inline: Path, tmp_p
     )
 
 
+@pytest.mark.parametrize("rows", [1, 10**6])
+def test_a_weight_inside_that_is_not_of_its_size(rows: int, inline: Path) -> None:
+    """Its neighbours' bytes, or those behind the end of the file, are nobody's weights."""
+    proto = onnx.load(inline)
+    weight = max(proto.graph.initializer, key=lambda t: len(t.raw_data))
+    weight.dims[0] = rows
+    inline.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=f"weight.*{weight.name}.*its shape needs"):
+        model_io.load(inline)
+
+
+
 @pytest.mark.parametrize("damage", [lambda d: d[:-20], lambda d: d[: len(d) // 2], lambda d: b"\x0b" + d])
 def test_a_damaged_file_with_weights_inside(inline: Path, damage: Callable[[bytes], bytes]) -> None:
     inline.write_bytes(damage(inline.read_bytes()))
