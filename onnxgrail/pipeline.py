@@ -123,7 +123,8 @@ def compress(
                 applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
         if recipe.refine and first:
             with clock.stage("refine"):
-                refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
+                kept_in = folder or NO_JOURNAL
+                refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress, kept_in)
         if first:
             with clock.stage("methods"):
                 applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
