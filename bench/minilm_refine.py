@@ -4,6 +4,7 @@
 
 512 calibration and 256 held-out sequences of 128 tokens (minilm_text.py), and one thread for everything.  Every stage
 works on the file of the one before, as `--refine laco,distill` does, and is not run again where its file is there.
+Seconds are those of a stage alone; on a machine with other work, `cpu_seconds` says more.
 `share` is 1 - cosine as a share of that of wanda and closed-loop GRAIL.  JSON on stdout, progress on stderr.
 """
 
@@ -39,10 +40,11 @@ class Stages:
         """A file and its note."""
         path, note = self.work / f"refine.{name}.onnx", self.work / f"refine.{name}.json"
         if not note.exists():
-            start = time.perf_counter()
+            start, work = time.perf_counter(), time.process_time()
             data = make(path).report.data
-            models = [{k: e[k] for k in ("kind", "before", "after", "epochs")} for e in data["refines"]]
+            models = [{k: e[k] for k in ("kind", "before", "after", "epochs")} for e in data.get("refines", ())]
             said = {"params_after": data["model"]["params_after"], "seconds": time.perf_counter() - start}
+            said["cpu_seconds"] = time.process_time() - work
             note.write_text(json.dumps(said | {"fits": models}))
         found: dict[str, Any] = json.loads(note.read_text())
         return path, found
@@ -74,7 +76,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=cache, help="folder for the package with the weights")
     parser.add_argument("--work", type=Path, default=cache / "minilm", help="folder for models and token files")
     parser.add_argument("--selectors", nargs="+", default=["wanda", "obs"])
+    parser.add_argument("--distill-steps", type=int, help="not the usual number")
     args = parser.parse_args()
+    if args.distill_steps is not None:
+        from onnxgrail.refine import distill
+
+        distill.STEPS = args.distill_steps
     work = args.work.expanduser()
     model = minilm_export.ensure(work, args.cache, ("dynamo",))["dynamo"]
     calibration, heldout = minilm_best.tokens(work, args.cache)
@@ -104,6 +111,7 @@ def main() -> None:
             made = stages.refined(path, f"{selector}.{'.'.join(done)}", kind)
             path = add(selector, "best", ",".join(done), made)
     head = {"bench": "minilm_refine", **minilm.environment(1), "blocks": "mlp", "ratio": RATIO}
+    head["distill_steps"] = args.distill_steps
     print(json.dumps({**head, "rows": rows}, indent=1))
 
 
