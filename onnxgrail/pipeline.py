@@ -22,7 +22,7 @@ from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.mapped import loose
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
-from onnxgrail.journal import NO_JOURNAL, Folder
+from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import check_input, check_output, default_output
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
@@ -136,7 +136,8 @@ def compress(
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
-        refined, applied = _worked_over(prepared, recipe, decision, slim, clock, progress) if first else ((), {})
+        kept = folder or NO_JOURNAL
+        refined, applied = _worked_over(prepared, recipe, decision, slim, clock, progress, kept) if first else ((), {})
         shipped = ship(prepared, slim, recipe, clock, progress) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
@@ -162,7 +163,13 @@ def compress(
 
 
 def _worked_over(
-    prepared: Prepared, recipe: Recipe, decision: Decision, slim: ir.Model, clock: Clock, progress: Progress
+    prepared: Prepared,
+    recipe: Recipe,
+    decision: Decision,
+    slim: ir.Model,
+    clock: Clock,
+    progress: Progress,
+    journal: Journal,
 ) -> tuple[tuple[Refined, ...], dict[str, Applied]]:
     """What refinements and methods beside narrowing do to the narrowed graph, in place."""
     refined: tuple[Refined, ...] = ()
@@ -170,7 +177,7 @@ def _worked_over(
         applied = methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
     if recipe.refine:
         with clock.stage("refine"):
-            refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress)
+            refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress, journal)
     with clock.stage("methods"):
         applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
     return refined, applied

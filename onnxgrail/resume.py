@@ -19,7 +19,7 @@ from onnxgrail.preparation import Prepared
 from onnxgrail.record import Record
 
 # What decides the bits of the result, and not only its speed.
-PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
+PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
 def begin(folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles) -> None:

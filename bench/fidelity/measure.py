@@ -83,8 +83,10 @@ def _own(subject: Subject, method: Method, ratio: float, data: Path, target: Pat
     except onnxgrail.NothingToCompressError:
         return _dense(subject, data, "removes nothing")
     report = result.report.data
-    kept = [(block["name"], block["kept"]) for block in report["blocks"]]
     sizes = report["model"]
+    kept = [(block["name"], block["kept"]) for block in report["blocks"]]
+    if report.get("methods") or any(entry["added"] for entry in report.get("refines", ())):
+        kept.append(("and more", sizes["params_after"]))  # widths are not all that is new
     return Made(path=target, params=sizes["params_after"], macs=sizes["macs_after"], shape=_digest(kept))
 
 

@@ -15,6 +15,9 @@ REPAIRS: Mapping[str, Mapping[str, Any]] = {
     "best": {"compensate": "best"},
 }
 DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none", "onnxsim-l2/none"})
+REFINED = ("laco", "distill", "laco,distill", "ic")
+"""What may follow the default repair, with gradients: too slow for all selectors and ratios."""
+
 SIM_BASES = ("onnxsim-l2", "onnxsim-wanda")
 SIM_REPAIRS = ("none", "finetune")
 
@@ -56,8 +59,14 @@ def every() -> list[Method]:
     return own + [Method(base=base, repair=repair, options={}) for base in SIM_BASES for repair in SIM_REPAIRS]
 
 
+def further() -> list[Method]:
+    """Rows that take gradients, or replace layers instead of narrowing them; they run where they are named."""
+    found = [Method(base="wanda", repair=kind, options={"refine": tuple(kind.split(","))}) for kind in REFINED]
+    return [*found, Method(base="grasp", repair="pairs", options={"method": ("grasp",)})]
+
+
 def chosen(wanted: Sequence[str] | None) -> list[Method]:
-    """Methods whose base or full name is in `wanted`; None takes all.
+    """Methods whose base or full name is in `wanted`; None takes all but the slow ones.
 
     Raises:
         ValueError: a name that is none of a method.
@@ -65,22 +74,27 @@ def chosen(wanted: Sequence[str] | None) -> list[Method]:
     methods = every()
     if wanted is None:
         return methods
+    slow = further()
     for name in wanted:
-        if not any(name in (m.base, m.name) for m in methods):
-            raise ValueError(f"no method is called {name!r}; there are {', '.join(m.name for m in methods)}")
-    return [m for m in methods if m.base in wanted or m.name in wanted]
+        if not any(name in (m.base, m.name) for m in [*methods, *slow]):
+            raise ValueError(f"no method is called {name!r}; there are {', '.join(m.name for m in [*methods, *slow])}")
+    return [m for m in methods if m.base in wanted or m.name in wanted] + [m for m in slow if m.name in wanted]
 
 
 def known(methods: Iterable[Method]) -> tuple[list[Method], list[str]]:
     """Methods that the installed onnxgrail has, and the names of the others."""
-    from onnxgrail.errors import UsageError
+    from onnxgrail.errors import MissingExtraError, UsageError
+    from onnxgrail.methods import require
     from onnxgrail.recipe import recipe_of
+    from onnxgrail.refine.steps import require_torch
 
     found, missing = [], []
     for method in methods:
         try:
-            recipe_of(method.options)
-        except UsageError:
+            recipe = recipe_of(method.options)
+            require_torch(recipe)
+            require(recipe)
+        except (UsageError, MissingExtraError):
             missing.append(method.name)
         else:
             found.append(method)

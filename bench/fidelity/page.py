@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.fidelity import summary
-from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, every
+from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, every, further
 from bench.fidelity.plots import figure
 from bench.fidelity.subjects import SUBJECTS
 
@@ -48,6 +48,12 @@ SIM = """\
 onnxsim{version} (`apply_structured_pruning` and `apply_structured_wanda_pruning`, alone and with
 `apply_pruning_finetune`, which refits `MatMul` and `Gemm` alone), asked for the same sparsity.  It takes no choice of
 blocks: this is what it finds, and every cell names its change of parameters.
+"""
+
+
+FURTHER = """\
+Behind the default repair (`wanda` `best`) with gradients, and `grasp`, which replaces layers by pairs of narrow
+matrices until the share of parameters is gone; in brackets the change of parameters and the seconds of the whole call.
 """
 
 
@@ -111,7 +117,27 @@ def _subject(data: Data, name: str) -> str:
     )
     lines = [*_sizes(data, name, points, own, ratios), *_scores(points, own, ratios, about)]
     text += _table([f"{about['metric']} {ARROWS[about['metric']][-1]}", *(f"{ratio:g}" for ratio in ratios)], lines)
-    return text + _onnxsim(data, name, points, ratios)
+    return text + _further(points, about) + _onnxsim(data, name, points, ratios)
+
+
+def _further(points: Mapping[str, summary.Series], about: Data) -> str:
+    """Slow methods, with what they cost, beside the repair that they start from."""
+    slow = [m.name for m in further() if m.name in points]
+    if not slow:
+        return ""
+    ratios = sorted({ratio for name in slow for ratio in points[name]})
+    lines = [
+        [f"`{name.split('/')[0]}` {name.split('/')[1]}", *(_priced(points[name].get(r), about) for r in ratios)]
+        for name in ["wanda/best", *slow]
+        if name in points
+    ]
+    return "\n" + FURTHER + "\n" + _table(["further", *(f"{ratio:g}" for ratio in ratios)], lines)
+
+
+def _priced(point: summary.Point | None, about: Data) -> str:
+    if point is None:
+        return ""
+    return f"{score(point.score, about)} ({_change(point.params, about['params'])}, {point.seconds:.0f} s)"
 
 
 def draws(data: Data, subject: str) -> str:
@@ -119,7 +145,7 @@ def draws(data: Data, subject: str) -> str:
     counts = Counter(
         (cell["method"], cell["ratio"])
         for cell in data["cells"]
-        if cell["subject"] == subject and cell["method"] not in DATA_FREE
+        if cell["subject"] == subject and cell["method"] not in DATA_FREE | {m.name for m in further()}
     )
     few, many = (f(counts.values(), default=0) for f in (min, max))
     return f"{few} draw{'s' * (few != 1)}" if few == many else f"{few} to {many} draws"

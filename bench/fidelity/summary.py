@@ -29,6 +29,7 @@ class Point:
     macs: int | None
     shape: str
     note: str = ""
+    seconds: float = 0.0
 
 
 Series = dict[float, Point]
@@ -59,6 +60,7 @@ def _point(cells: Sequence[Mapping[str, Any]], metric: str) -> Point:
         macs=first["macs"],
         shape=first["shape"],
         note=first.get("note", ""),
+        seconds=median(cell.get("seconds", 0.0) for cell in cells),
     )
 
 
@@ -127,9 +129,10 @@ def milliseconds(data: Data, subject: str, shape: str) -> tuple[float, float] | 
 
 
 def bases(points: Mapping[str, Series]) -> list[str]:
-    """Selectors and folds that were measured, onnxsim's apart, in the order of the methods."""
-    from bench.fidelity.methods import FOLDS, PRUNE
+    """Selectors and folds that were measured, in the order of the methods; what works otherwise is apart."""
+    from bench.fidelity.methods import FOLDS, PRUNE, further
 
     order = [*PRUNE, *FOLDS]
-    names = {method.split("/")[0] for method in points} - set(SIM_BASES)
+    other = {*SIM_BASES, *(m.base for m in further() if m.base not in order)}
+    names = {method.split("/")[0] for method in points} - other
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))

@@ -17,9 +17,15 @@ from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
 from onnxgrail.graph.assign import assign
+from onnxgrail.graph.chunks import chunks
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import between, fit
+from onnxgrail.graph.live import lives
+from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.trainable import trainable
+from onnxgrail.journal import NO_JOURNAL, Journal
+from onnxgrail.memory import give_back
 from onnxgrail.preparation import Prepared
 
 EVERY = 5  # batches: the last of so many is held out
@@ -59,6 +65,7 @@ class Job:
         facts: of the narrowed model, where it was not made from the dense one here.
         alias: names that tensors of the dense model have in such a narrowed one.
         few: numbers of the batches to learn from, where not all but the held-out ones are.
+        journal: what a killed run has fitted is taken from here; what this one fits is kept here.
     """
 
     prepared: Prepared
@@ -71,12 +78,13 @@ class Job:
     facts: Facts | None = None
     alias: Mapping[str, str] = field(default_factory=dict)
     few: tuple[int, ...] | None = None
+    journal: Journal = field(default=NO_JOURNAL)
 
-    def walk(self, model: ir.Model) -> Walk:
-        """All batches at the entrance of a model."""
+    def walk(self, model: ir.Model, numbers: Sequence[int] | None = None) -> Walk:
+        """All batches, or those of some numbers, at the entrance of a model."""
         prepared = self.prepared
         ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
-        feeds = (fit(feed, ports) for feed in prepared.batches)
+        feeds = (fit(feed, ports) for k, feed in enumerate(prepared.batches) if numbers is None or k in numbers)
         facts = self.facts if self.facts is not None and model is self.slim else prepared.survey.facts
         return Walk(model, facts, feeds, providers=self.recipe.providers)
 
@@ -128,26 +136,49 @@ class Job:
         inputs = {v.name for v in self.slim.graph.inputs}
         return [n for n in mine if n in theirs and n not in inputs and n in dtypes and dtypes[n].kind in "fV"]
 
-    def write(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """New numbers for weights of the narrowed model; returns the old ones."""
+    def write(self, arrays: Mapping[str, Array]) -> dict[str, ir.TensorProtocol]:
+        """New numbers for weights of the narrowed model; returns the old ones, which stay in the file they lie in."""
         old = {}
         for name, array in arrays.items():
             value = self.slim.graph.initializers[name]
             assert value.const_value is not None
-            old[name] = np.array(value.const_value.numpy())
+            old[name] = value.const_value
             assign(value, array)
         return old
+
+    def take_back(self, old: Mapping[str, ir.TensorProtocol]) -> None:
+        """Give weights of the narrowed model the numbers that `write` has returned."""
+        for name, tensor in old.items():
+            self.slim.graph.initializers[name].const_value = tensor
+
+    def tidy(self) -> None:
+        """Between two blocks of a large model."""
+        if weight_files(self.prepared.model):
+            give_back()
 
     def apart(self, numbers: Sequence[int]) -> float:
         """How far the outputs are from the dense network's on some batches, by divergence or squared error."""
         names = self.outputs()
-        dense, slim = (self.walk(m).source(names) for m in (self.prepared.model, self.slim))
+        dense, slim = (self._passed(m, names, sorted(numbers)) for m in (self.prepared.model, self.slim))
         sums: dict[str, Sums] = {}
-        for number in numbers:
-            wanted = {n: self.goal(n, a) for n, a in dense(number).items()}
-            sums = add_batch(sums, wanted, slim(number), mask=self.masks[number])
+        for number, theirs, ours in zip(sorted(numbers), dense, slim, strict=True):
+            wanted = {n: self.goal(n, a) for n, a in theirs.items()}
+            sums = add_batch(sums, wanted, ours, mask=self.masks[number])
         found = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]
         return float(np.mean([f for f in found if f is not None]))
+
+    def _passed(self, model: ir.Model, names: Sequence[str], numbers: Sequence[int]) -> list[dict[str, Array]]:
+        """Outputs of a model by batch, brought there piece by piece: never is all of it in the runtime."""
+        nodes = list(model.graph)
+        walk = self.walk(model, numbers)
+        alive = lives(model, self.prepared.survey.facts, [1] * len(nodes))
+        found: list[dict[str, Array]] = [{} for _ in numbers]
+        for piece in chunks(model, trainable(model), alive):
+            made = {v.name for node in nodes[piece.begin : piece.end] for v in node.outputs}
+            for one, passed in zip(found, walk.advance(piece.end, [n for n in names if n in made]), strict=True):
+                one.update(passed)
+            self.tidy()
+        return [{n: one[n] for n in names if n in one} for one in found]
 
 
 def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:

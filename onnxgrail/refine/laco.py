@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
 from onnxgrail.refine.job import Job, Refined
+from onnxgrail.refine.kept import kept
 from onnxgrail.refine.whole import entry_of
 
 KIND = "laco"
@@ -99,7 +101,7 @@ def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...
     found = trainable(job.slim)
     todo = _blocks(job)
     report: list[Refined] = []
-    old: dict[str, Array] = {}
+    old: dict[str, ir.TensorProtocol] = {}
     started = time.perf_counter()
     before = job.apart(job.held)
     dense, slim = job.walk(job.prepared.model), job.walk(job.slim)
@@ -112,15 +114,18 @@ def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...
         alike = not preset.same or _meet(job, dense, slim)
         task = _Task(preset, block if alike else dataclasses.replace(block, goals=()), seconds)
         targets = dense.advance(block.chunk.end, task.block.goals)
-        entry, changed = _fitted(job, task, found, slim, targets, _ticks(progress, preset, number, total))
-        old |= changed
+        tick = _ticks(progress, preset, number, total)
+        key = f"{preset.kind} {number} {block.name}"
+        entry, arrays = kept(job.journal, key, functools.partial(_fitted, job, task, found, slim, targets, tick))
+        old |= job.write(arrays)
         report.append(entry)
         progress(preset.kind, (number + 1) * preset.epochs, total)
         if number + 1 < len(todo):
             slim.advance(block.end)
+        job.tidy()
     after, outcome = (job.apart(job.held), Outcome()) if old else (before, Outcome(status="plain", reason="no change"))
     if not after <= before:
-        job.write(old)
+        job.take_back(old)
         after, outcome = before, Outcome(status="plain", reason=TAKEN_BACK)
     whole = entry_of(preset.kind, started, outcome, errors=(before, after))
     return (*report, whole)
@@ -192,7 +197,7 @@ def _fitted(
     targets: Sequence[Mapping[str, Array]],
     tick: Callable[[], None],
 ) -> tuple[Refined, dict[str, Array]]:
-    """One block: its entry, and the numbers its weights had where they changed."""
+    """One block: its entry, and new numbers for its weights where they are better."""
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
     started, preset, block = time.perf_counter(), task.preset, task.block
@@ -240,7 +245,7 @@ def _fitted(
     if not done.arrays:
         outcome = Outcome(status="plain", reason="no better weights on held-out samples")
         return entry(outcome, done.before, done.before, done.epochs), {}
-    return entry(Outcome(), done.before, done.after, done.epochs), job.write(done.arrays)
+    return entry(Outcome(), done.before, done.after, done.epochs), dict(done.arrays)
 
 
 def _near(a: Array, b: Array) -> bool:

@@ -16,6 +16,7 @@ from onnxgrail.core import Change, Outcome, Progress, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
 from onnxgrail.refine.distill import distill
 from onnxgrail.refine.ic import ic
@@ -49,7 +50,13 @@ def require_torch(recipe: Recipe) -> None:
 
 
 def refine(
-    prepared: Prepared, recipe: Recipe, ledger: Ledger, changes: Sequence[Change], slim: ir.Model, progress: Progress
+    prepared: Prepared,
+    recipe: Recipe,
+    ledger: Ledger,
+    changes: Sequence[Change],
+    slim: ir.Model,
+    progress: Progress,
+    journal: Journal = NO_JOURNAL,
 ) -> tuple[Refined, ...]:
     """Fit the weights of the narrowed model to the dense one's; they are written where they are.
 
@@ -60,6 +67,7 @@ def refine(
         changes: the same, block by block.
         slim: the narrowed model, whose initializers get new numbers.
         progress: called as work goes on.
+        journal: blocks and models that a killed run has fitted are taken from here.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -69,6 +77,7 @@ def refine(
         recipe=recipe,
         slim=slim,
         ledger=ledger,
+        journal=journal,
         # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
         stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
         deadline=_deadline(recipe),

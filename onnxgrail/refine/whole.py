@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from onnxgrail.core import Array, Outcome, Progress
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.refine.job import Job, Refined, logits
+from onnxgrail.refine.kept import kept
 
 KEPT = 1 << 30  # bytes of dense outputs that are kept; beyond that they are computed again
 Found = Mapping[str, Array]
@@ -46,6 +47,18 @@ def whole(
     Returns:
         The entry, and new numbers for the weights where they are better on held-out batches.
     """
+    return kept(job.journal, kind, lambda: _whole(job, kind, names, progress, rate, steps, sizes or {}))
+
+
+def _whole(
+    job: Job,
+    kind: str,
+    names: Sequence[str],
+    progress: Progress,
+    rate: float,
+    steps: int,
+    sizes: Mapping[str, float],
+) -> tuple[Refined, Found]:
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
     started = time.perf_counter()
@@ -78,7 +91,7 @@ def whole(
         seed=job.recipe.seed,
         divergence=rows,
         probable=probable,
-        sizes=sizes or {},
+        sizes=sizes,
     )
     total = -(-steps // len(spread))
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (spread, job.held))

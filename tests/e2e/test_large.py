@@ -197,7 +197,6 @@ def test_a_weight_inside_that_is_not_of_its_size(rows: int, inline: Path) -> Non
         model_io.load(inline)
 
 
-
 @pytest.mark.parametrize("damage", [lambda d: d[:-20], lambda d: d[: len(d) // 2], lambda d: b"\x0b" + d])
 def test_a_damaged_file_with_weights_inside(inline: Path, damage: Callable[[bytes], bytes]) -> None:
     inline.write_bytes(damage(inline.read_bytes()))
