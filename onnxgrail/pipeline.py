@@ -136,8 +136,10 @@ def compress(
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
-        kept = folder or NO_JOURNAL
-        refined, applied = _worked_over(prepared, recipe, decision, slim, clock, progress, kept) if first else ((), {})
+        journal = folder or NO_JOURNAL
+        refined, applied = (
+            _worked_over(prepared, recipe, decision, slim, clock, progress, journal) if first else ((), {})
+        )
         shipped = ship(prepared, slim, recipe, clock, progress) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
