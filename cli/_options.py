@@ -1,12 +1,7 @@
-"""Options that commands share, and the types they are parsed with.
-
-Names of methods stand here as literals because `--help` imports nothing; a test holds them against the library.
-"""
+"""Options that commands share."""
 
 from __future__ import annotations
 
-import math
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,21 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
-REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
-COMPENSATORS = ("grail", "best", "none")
-FITS = ("prior", "affine", "blend", "behind", "patch")
-NORMS = ("none", "repair", "refit", "all")
-REFINES = ("laco", "distill", "regional", "norms", "ic")
-METHODS = ("grail", "grasp", "ic")
-GRASP_RANKS = ("attribution", "taylor", "magnitude")
-ALLOCATIONS = ("uniform", "depth", "flap", "global")
-TARGETS = ("params", "macs", "size", "latency")
-BLOCKS = ("conv", "mlp", "heads", "stream")
-DATA = (
-    "file.py:function (which is run), .npz, .npy, Polygraphy .json, .txt, test_data_set_* folders (.pb), a saved "
-    "Hugging Face dataset, a folder of .npz or .npy or a folder of images"
-)
+from . import _values as values
+
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,108 +27,6 @@ def chain(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
-def ratio(value: Any) -> float:
-    """A share R of units with 0 <= R < 1."""
-    try:
-        number = float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number") from None
-    if math.isnan(number) or not 0 <= number < 1:
-        why = "1.0 would remove every unit" if number == 1 else f"{value} is out of range"
-        raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")
-    return number
-
-
-def floats(value: Any) -> tuple[float, ...]:
-    """A comma list of numbers."""
-    try:
-        found = tuple(float(part) for part in str(value).split(",") if part.strip())
-    except ValueError:
-        found = ()
-    if not found or not all(map(math.isfinite, found)):
-        raise click.BadParameter(f"{value!r} is not a number, or several as 0.485,0.456,0.406")
-    return found
-
-
-def regex(value: Any) -> str:
-    """A regular expression, kept as text."""
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
-    return str(value)
-
-
-def shape(value: Any) -> tuple[str, tuple[int, ...]]:
-    """`name:1,3,224,224`, `name:1x3x224x224` or `name:[1,3,224,224]` as name and dimensions."""
-    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
-    dims = text.strip().removeprefix("[").removesuffix("]")
-    parts = [part.strip() for part in re.split(r"[,x]", dims)] if dims else []
-    if not colon or not name or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{value!r} is not NAME:1,3,224,224 (or 1x3x224x224, or [1,3,224,224])")
-    return name, tuple(int(part) for part in parts)
-
-
-def blocks(value: Any) -> tuple[str, ...]:
-    """A comma list of kinds of blocks."""
-    kinds = _words(value, BLOCKS)
-    if not kinds:
-        raise click.BadParameter(f"'nothing': choose from {', '.join(BLOCKS)}")
-    return kinds
-
-
-def fits(value: Any) -> tuple[str, ...]:
-    """A comma list of parts of the fit; `plain` is none of them."""
-    return () if str(value).strip() == "plain" else _words(value, FITS)
-
-
-def refines(value: Any) -> tuple[str, ...]:
-    """A comma list of refinements, or none."""
-    return () if str(value).strip() == "none" else _words(value, REFINES)
-
-
-def device(value: Any) -> str:
-    """`cpu`, `cuda`, or `cuda:` with the numbers of GPUs."""
-    text = str(value).strip().lower()
-    if not re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", text):
-        raise click.BadParameter(f"{value!r}: choose cpu, cuda, cuda:1, or cuda:0,1 for two processes")
-    return text
-
-
-def methods(value: Any) -> tuple[str, ...]:
-    """A comma list of methods."""
-    found = _words(value, METHODS)
-    if not found:
-        raise click.BadParameter(f"'nothing': choose from {', '.join(METHODS)}")
-    return found
-
-
-def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
-    words = tuple(part.strip() for part in str(value).split(",") if part.strip())
-    unknown = [word for word in words if word not in known]
-    if unknown:
-        raise click.BadParameter(f"{', '.join(unknown)!r}: choose from {', '.join(known)}")
-    return tuple(dict.fromkeys(words))
-
-
-def report_file(value: Any) -> Path:
-    """A report file, of the kind its suffix says, in a folder that can be written."""
-    path = Path(value)
-    if path.suffix.lower() not in (".json", ".html", ".htm"):
-        raise click.BadParameter(f"{str(path)!r}: reports are written as .json or .html")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise click.BadParameter(f"{str(path)!r}: its folder does not exist or cannot be written")
-    return path
-
-
-def page_file(value: Any) -> Path:
-    """A page for a browser, in a folder that can be written."""
-    path = report_file(value)
-    if path.suffix.lower() == ".json":
-        raise click.BadParameter(f"{str(path)!r}: a page is written as .html")
-    return path
-
-
 def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta["onnxgrail.verbose"] = value
 
@@ -159,7 +39,7 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing b
 progress_option = click.option("--no-progress", is_flag=True, help="No progress bar.")
 shapes_option = click.option(
     "--input-shapes",
-    type=shape,
+    type=values.shape,
     metavar="NAME:SHAPE",
     multiple=True,
     help="Shape of an input when it is drawn: x:1,3,224,224, x:1x3x224x224 or x:[1,3,224,224]; repeatable.",
@@ -177,7 +57,7 @@ data_options = chain(
         "--calib",
         "data",
         metavar="PATH",
-        help=f"Samples: {DATA}. Drawn without it.",
+        help=f"Samples: {values.DATA}. Drawn without it.",
     ),
     click.option(
         "--samples", type=click.IntRange(min=1), metavar="N", help="Use this many samples, spread over the data."
@@ -211,17 +91,19 @@ reading_options = chain(
     ),
     click.option(
         "--image-mean",
-        type=floats,
+        type=values.floats,
         metavar="M[,M,M]",
         help="For images: subtracted from pixels in 0..1, for all channels or each.  [default: 0]",
     ),
-    click.option("--image-std", type=floats, metavar="S[,S,S]", help="For images: then divided by.  [default: 1]"),
+    click.option(
+        "--image-std", type=values.floats, metavar="S[,S,S]", help="For images: divided by then.  [default: 1]"
+    ),
 )
 
 device_options = chain(
     click.option(
         "--device",
-        type=device,
+        type=values.device,
         metavar="cpu|cuda[:N,...]",
         help="Where models run and sums are made; several GPUs take as many processes (torchrun).  [default: cpu]",
     ),
@@ -240,7 +122,7 @@ budget_options = chain(
     ),
     click.option(
         "--allocate",
-        type=click.Choice(ALLOCATIONS),
+        type=click.Choice(values.ALLOCATIONS),
         default="uniform",
         show_default=True,
         help="How narrowing is spread over blocks: alike, more with depth, by standardised scores, or by measured "
@@ -251,7 +133,7 @@ budget_options = chain(
 method_options = chain(
     click.option(
         "--method",
-        type=methods,
+        type=values.methods,
         metavar="METHODS",
         default="grail",
         show_default=True,
@@ -274,7 +156,7 @@ method_options = chain(
     ),
     click.option(
         "--grasp-rank",
-        type=click.Choice(GRASP_RANKS),
+        type=click.Choice(values.GRASP_RANKS),
         default="attribution",
         show_default=True,
         help="Which singular values stay: by what they do for the loss half way to none (attribution) or at the whole "
@@ -316,7 +198,7 @@ seconds_option = click.option(
 refine_options = chain(
     click.option(
         "--refine",
-        type=refines,
+        type=values.refines,
         metavar="KINDS",
         default="none",
         show_default=True,
@@ -356,7 +238,7 @@ def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
     Raises:
         click.UsageError: two of them are.
     """
-    given = [f"--target-{name}" for name in TARGETS if recipe.get(f"target_{name}") is not None]
+    given = [f"--target-{name}" for name in values.TARGETS if recipe.get(f"target_{name}") is not None]
     default = ctx.get_parameter_source("ratio") == click.core.ParameterSource.DEFAULT
     if not default or ctx.get_parameter_source("sparsity") == click.core.ParameterSource.COMMANDLINE:
         given.insert(0, "--ratio")

@@ -10,6 +10,7 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from . import _values as values
 from .compress import finish
 
 
@@ -23,7 +24,7 @@ from .compress import finish
 @click.option(
     "--report",
     "reports",
-    type=options.report_file,
+    type=values.report_file,
     metavar="FILE",
     multiple=True,
     help="Write the report, as .json or as a page, .html; repeatable.",

@@ -13,6 +13,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _ship as ship
+from . import _values as values
 from ._plugged import Plugged
 
 EXIT_GATE = 3
@@ -26,59 +27,59 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option(
     "--ratio",
-    type=options.ratio,
+    type=values.ratio,
     metavar="R",
     default=0.3,
     show_default=True,
     help="Share of units to remove per block.",
 )
 @options.budget_options
-@click.option("--sparsity", type=options.ratio, metavar="R", hidden=True, help="Same as --ratio.")
+@click.option("--sparsity", type=values.ratio, metavar="R", hidden=True, help="Same as --ratio.")
 @click.option(
     "--blocks",
-    type=options.blocks,
+    type=values.blocks,
     metavar="KINDS",
-    default=",".join(options.BLOCKS),
+    default=",".join(values.BLOCKS),
     show_default=True,
     help="Kinds to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
 )
-@click.option("--include", type=options.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
-@click.option("--exclude", type=options.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
+@click.option("--include", type=values.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
+@click.option("--exclude", type=values.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
 @options.data_options
 @options.reading_options
 @click.option(
     "--selector",
-    type=Plugged(options.SELECTORS, "onnxgrail.selectors"),
+    type=Plugged(values.SELECTORS, "onnxgrail.selectors"),
     default="wanda",
     show_default=True,
     help="How units are ranked.",
 )
 @click.option(
     "--reducer",
-    type=click.Choice(options.REDUCERS),
+    type=click.Choice(values.REDUCERS),
     default="prune",
     show_default=True,
     help="Drop units, or merge them.",
 )
 @click.option(
     "--compensate",
-    type=Plugged(options.COMPENSATORS, "onnxgrail.compensators"),
+    type=Plugged(values.COMPENSATORS, "onnxgrail.compensators"),
     default="best",
     show_default=True,
     help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
 )
 @click.option(
     "--fit",
-    type=options.fits,
+    type=values.fits,
     metavar="PARTS",
-    default=",".join(options.FITS),
+    default=",".join(values.FITS),
     show_default=True,
     help="With best: a ridge towards the weights that are there (prior), biases that move (affine), a share of the way "
     "(blend), layers behind what was narrowed (behind), whole windows of convolutions (patch); or plain.",
 )
 @click.option(
     "--norms",
-    type=click.Choice(options.NORMS),
+    type=click.Choice(values.NORMS),
     default="none",
     show_default=True,
     help="Then bring activations back to the original's: mean and deviation behind convolutions (repair), scale and "
@@ -115,7 +116,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option(
     "--report",
     "reports",
-    type=options.report_file,
+    type=values.report_file,
     metavar="FILE",
     multiple=True,
     help="Write the report, as .json or as a page, .html; repeatable.",

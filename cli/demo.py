@@ -9,6 +9,7 @@ import click
 
 from . import _options as options
 from . import _render as render
+from . import _values as values
 
 
 @click.command()
@@ -16,7 +17,7 @@ from . import _render as render
 @click.option(
     "--ratio",
     "ratios",
-    type=options.ratio,
+    type=values.ratio,
     metavar="R",
     multiple=True,
     default=(0.3, 0.5),

@@ -9,6 +9,7 @@ import click
 
 from . import _options as options
 from . import _render as render
+from . import _values as values
 
 EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 
@@ -17,7 +18,7 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @options.shapes_option
 @options.kv_io_option
-@click.option("--html", "page", type=options.page_file, metavar="FILE", help="Write it as a page, .html.")
+@click.option("--html", "page", type=values.page_file, metavar="FILE", help="Write it as a page, .html.")
 @options.json_option
 @options.verbose_option
 def inspect(

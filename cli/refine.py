@@ -10,6 +10,7 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from . import _values as values
 
 EXIT_GATE = 3
 
@@ -29,7 +30,7 @@ EXIT_GATE = 3
 @options.data_options
 @click.option(
     "--refine",
-    type=options.refines,
+    type=values.refines,
     metavar="KINDS",
     default="laco,distill",
     show_default=True,
@@ -48,7 +49,7 @@ EXIT_GATE = 3
 @click.option(
     "--report",
     "reports",
-    type=options.report_file,
+    type=values.report_file,
     metavar="FILE.json",
     multiple=True,
     help="Write the report; repeatable.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -146,3 +147,8 @@ def batch_norm(names: str, width: int) -> dict[str, Array]:
     variance = rng.uniform(0.5, 2.0, width).astype(np.float32)
     letters, ending = names[:4], names[4:]
     return {f"{letter}{ending}": a for letter, a in zip(letters, (scale + 1, bias, mean, variance), strict=True)}
+
+
+def numbers(result: Any) -> dict[str, bytes]:
+    """The weights of a result, which unlike its file does not say with what recipe they were made."""
+    return {name: value.const_value.tobytes() for name, value in result.model.graph.initializers.items()}

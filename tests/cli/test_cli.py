@@ -11,7 +11,7 @@ import click
 import pytest
 
 from onnxgrail.budget import METRICS
-from onnxgrail.cli import _options, _ship, main
+from onnxgrail.cli import _ship, _values, main
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.plan import ALLOCATIONS
 from onnxgrail.targets import TARGETS
@@ -54,19 +54,19 @@ def test_literal_choices_equal_the_library():
     from onnxgrail.algebra.reducers import REDUCERS
     from onnxgrail.algebra.selectors import SELECTORS
 
-    assert set(_options.SELECTORS) == set(SELECTORS)
-    assert set(_options.REDUCERS) == set(REDUCERS)
-    assert set(_options.COMPENSATORS) == set(COMPENSATORS)
-    assert set(_options.BLOCKS) == set(KINDS)
-    assert _options.ALLOCATIONS == ALLOCATIONS
-    assert _options.NORMS == NORMS
-    assert _options.FITS == FITS
-    assert _options.REFINES == REFINES
-    assert _options.METHODS == METHODS
+    assert set(_values.SELECTORS) == set(SELECTORS)
+    assert set(_values.REDUCERS) == set(REDUCERS)
+    assert set(_values.COMPENSATORS) == set(COMPENSATORS)
+    assert set(_values.BLOCKS) == set(KINDS)
+    assert _values.ALLOCATIONS == ALLOCATIONS
+    assert _values.NORMS == NORMS
+    assert _values.FITS == FITS
+    assert _values.REFINES == REFINES
+    assert _values.METHODS == METHODS
     assert _ship.QUANTIZE == QUANTIZE
     assert _ship.TARGETS == TARGETS
-    assert _options.GRASP_RANKS == GRASP_RANKS
-    assert _options.TARGETS == METRICS
+    assert _values.GRASP_RANKS == GRASP_RANKS
+    assert _values.TARGETS == METRICS
 
 
 def test_defaults_equal_the_recipe(calls):

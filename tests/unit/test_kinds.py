@@ -10,7 +10,7 @@ from onnxgrail.calibration.data import read
 from onnxgrail.calibration.kinds import KINDS, MENU, arrays, images
 from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Input
-from onnxgrail.cli import _options
+from onnxgrail.cli import _values
 from onnxgrail.errors import DataError, MissingExtraError, UsageError
 from tests.unit import samples
 
@@ -31,7 +31,7 @@ def batch(path, signature, **choices):
 
 
 def test_the_help_names_every_kind():
-    assert _options.DATA.replace(" (which is run)", "") == MENU
+    assert _values.DATA.replace(" (which is run)", "") == MENU
 
 
 def test_choices_that_do_nothing_are_refused(tmp_path):

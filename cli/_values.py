@@ -1,0 +1,132 @@
+"""What options take, and the types they are parsed with.
+
+Names of methods stand here as literals because `--help` imports nothing; a test holds them against the library.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
+REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
+COMPENSATORS = ("grail", "best", "none")
+FITS = ("prior", "affine", "blend", "behind", "patch")
+NORMS = ("none", "repair", "refit", "all")
+REFINES = ("laco", "distill", "regional", "norms", "ic")
+METHODS = ("grail", "grasp", "ic")
+GRASP_RANKS = ("attribution", "taylor", "magnitude")
+ALLOCATIONS = ("uniform", "depth", "flap", "global")
+TARGETS = ("params", "macs", "size", "latency")
+BLOCKS = ("conv", "mlp", "heads", "stream")
+DATA = (
+    "file.py:function (which is run), .npz, .npy, Polygraphy .json, .txt, test_data_set_* folders (.pb), a saved "
+    "Hugging Face dataset, a folder of .npz or .npy or a folder of images"
+)
+
+
+def ratio(value: Any) -> float:
+    """A share R of units with 0 <= R < 1."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number") from None
+    if math.isnan(number) or not 0 <= number < 1:
+        why = "1.0 would remove every unit" if number == 1 else f"{value} is out of range"
+        raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")
+    return number
+
+
+def floats(value: Any) -> tuple[float, ...]:
+    """A comma list of numbers."""
+    try:
+        found = tuple(float(part) for part in str(value).split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if not found or not all(map(math.isfinite, found)):
+        raise click.BadParameter(f"{value!r} is not a number, or several as 0.485,0.456,0.406")
+    return found
+
+
+def regex(value: Any) -> str:
+    """A regular expression, kept as text."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
+    return str(value)
+
+
+def shape(value: Any) -> tuple[str, tuple[int, ...]]:
+    """`name:1,3,224,224`, `name:1x3x224x224` or `name:[1,3,224,224]` as name and dimensions."""
+    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
+    dims = text.strip().removeprefix("[").removesuffix("]")
+    parts = [part.strip() for part in re.split(r"[,x]", dims)] if dims else []
+    if not colon or not name or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r} is not NAME:1,3,224,224 (or 1x3x224x224, or [1,3,224,224])")
+    return name, tuple(int(part) for part in parts)
+
+
+def blocks(value: Any) -> tuple[str, ...]:
+    """A comma list of kinds of blocks."""
+    kinds = _words(value, BLOCKS)
+    if not kinds:
+        raise click.BadParameter(f"'nothing': choose from {', '.join(BLOCKS)}")
+    return kinds
+
+
+def fits(value: Any) -> tuple[str, ...]:
+    """A comma list of parts of the fit; `plain` is none of them."""
+    return () if str(value).strip() == "plain" else _words(value, FITS)
+
+
+def refines(value: Any) -> tuple[str, ...]:
+    """A comma list of refinements, or none."""
+    return () if str(value).strip() == "none" else _words(value, REFINES)
+
+
+def device(value: Any) -> str:
+    """`cpu`, `cuda`, or `cuda:` with the numbers of GPUs."""
+    text = str(value).strip().lower()
+    if not re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", text):
+        raise click.BadParameter(f"{value!r}: choose cpu, cuda, cuda:1, or cuda:0,1 for two processes")
+    return text
+
+
+def methods(value: Any) -> tuple[str, ...]:
+    """A comma list of methods."""
+    found = _words(value, METHODS)
+    if not found:
+        raise click.BadParameter(f"'nothing': choose from {', '.join(METHODS)}")
+    return found
+
+
+def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
+    words = tuple(part.strip() for part in str(value).split(",") if part.strip())
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)!r}: choose from {', '.join(known)}")
+    return tuple(dict.fromkeys(words))
+
+
+def report_file(value: Any) -> Path:
+    """A report file, of the kind its suffix says, in a folder that can be written."""
+    path = Path(value)
+    if path.suffix.lower() not in (".json", ".html", ".htm"):
+        raise click.BadParameter(f"{str(path)!r}: reports are written as .json or .html")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise click.BadParameter(f"{str(path)!r}: its folder does not exist or cannot be written")
+    return path
+
+
+def page_file(value: Any) -> Path:
+    """A page for a browser, in a folder that can be written."""
+    path = report_file(value)
+    if path.suffix.lower() == ".json":
+        raise click.BadParameter(f"{str(path)!r}: a page is written as .html")
+    return path
