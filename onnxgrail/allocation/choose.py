@@ -150,7 +150,7 @@ def _corrected(job: Job, metric: Metric, measure: Measure, limit: float, find: C
     most = limit
     best = find(most)
     for _ in range(CORRECTIONS):
-        real = built(job.prepared, metric, best.widths) if best.reached else None
+        real = built(job.prepared, job.recipe, metric, best.widths) if best.reached else None
         if real is None or real <= limit:
             break
         most = limit - max(real - measure(best.widths), 1.0)

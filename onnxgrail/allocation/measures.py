@@ -17,6 +17,7 @@ from onnxgrail.graph.model_io import LIMIT, weight_bytes
 from onnxgrail.graph.serial import to_bytes, to_file
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared, narrowed
+from onnxgrail.saved import mark
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +52,9 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     return Measure(total, Meter(model, survey, "macs"), prepared.samples)
 
 
-def built(prepared: Prepared, metric: Metric, widths: Mapping[str, int]) -> float | None:
-    """The same, looked up in a model that is really narrowed (shared weights split, shapes are written down).
+def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int]) -> float | None:
+    """The same, looked up in a model that is really narrowed (shared weights split, shapes are written down, and
+    the recipe).
 
     None where counting is all there is: multiply-accumulates, and files whose weights lie beside them.
     """
@@ -61,6 +63,7 @@ def built(prepared: Prepared, metric: Metric, widths: Mapping[str, int]) -> floa
     slim = narrowed(prepared, _ledger(prepared, widths))
     if metric == "params":
         return cost.parameters(slim)
+    mark(slim, recipe)
     return None if weight_bytes(prepared.model) > LIMIT else len(to_file(slim).SerializeToString())
 
 

@@ -111,7 +111,8 @@ def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: 
     assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("global", "uniform")
     assert data["allocation"]["errors"] == {"uniform": 0.2, "global": 0.3, "global-sqrt": 0.2}
     assert any("global was no better" in note for note in data["notes"])
-    assert (tmp_path / "g.onnx").read_bytes() == (tmp_path / "u.onnx").read_bytes()
+    one, two = (onnx.load(tmp_path / name).graph for name in ("g.onnx", "u.onnx"))  # without their recipes
+    assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
     held(data, "params", 0.5)
     assert plain["allocation"]["errors"] == {}
 

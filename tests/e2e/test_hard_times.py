@@ -182,7 +182,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("onnxgrail.pipeline.verify", interrupted)
+        patch.setattr("onnxgrail.shipping.verify", interrupted)
         result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     goes_on = "The same command goes on from 'kept dir'"
