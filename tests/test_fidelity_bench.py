@@ -133,3 +133,22 @@ def test_a_repair_is_worth_something_on_every_subject(committed: dict[str, Any])
             for repair in ("none", "grail-closed")
         )
         assert repaired < plain, name
+
+
+def test_gradients_halve_what_closed_loop_grail_costs_the_language_model(committed: dict[str, Any]) -> None:
+    name = "char_llama-mlp-heads"
+    dense, points = committed["subjects"][name]["score"], summary.series(committed, name)
+    before, after = (points[f"wanda/{repair}"][0.5].score - dense for repair in ("grail-closed", "laco"))
+    assert after <= 0.5 * before
+    assert points["wanda/laco"][0.5].seconds > points["wanda/best"][0.5].seconds
+
+
+def test_slow_methods_are_beside_the_table_with_their_price(committed: dict[str, Any]) -> None:
+    names = {m.name for m in methods.further()}
+    assert not names & {m.name for m in methods.chosen(None)}
+    assert names <= {cell["method"] for cell in committed["cells"]}
+    text = page.page(committed)
+    assert text.count("| further |") == 3
+    point = summary.series(committed, "digits_vit-mlp-heads")["wanda/laco"][0.5]
+    assert f"`wanda` laco | {100 * point.score:.1f} (" in text
+    assert f", {point.seconds:.0f} s)" in text
