@@ -1,6 +1,6 @@
 """The pages in `docs/` are run, and those that are generated are up to date.
 
-docs/data.md has tests of its own, since it needs files of every kind.
+Some have tests of their own, since they need files of many kinds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from each other
-# data.md: test_data_docs.py.  deploy.md and adding-an-op.md: test_docs.py, which holds the code of the latter to ours.
-ELSEWHERE = {"data.md", "deploy.md", "adding-an-op.md"}
+# data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  deploy.md and adding-an-op.md: test_docs.py, which
+# holds the code of the latter to ours.
+ELSEWHERE = {"data.md", "deploy.md", "export.md", "adding-an-op.md"}
 GENERATED = {"api.md": "api_page", "choosing.md": "choosing_page", "cli.md": "cli_page", "ops.md": "ops_page"}
 
 
