@@ -23,7 +23,7 @@ from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from each other
-# data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  deploy.md and adding-an-op.md: test_docs.py, which
+# data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  deploy.md and adding-an-op.md: test_docs.py, that
 # holds the code of the latter to ours.
 ELSEWHERE = {"data.md", "deploy.md", "export.md", "adding-an-op.md"}
 GENERATED = {"api.md": "api_page", "choosing.md": "choosing_page", "cli.md": "cli_page", "ops.md": "ops_page"}
