@@ -89,7 +89,7 @@ class Relay:
             return None
         try:
             piece = cut(self._model, list(here), outputs, _facts(here, self._constants), self._index)
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, RuntimeError) as error:  # onnx-ir raises the last
             raise ModelError(f"there is no stretch up to {outputs[-1]}") from error
         declared = {value.name: value.shape for value in self._model.graph.inputs}
         for value in piece.graph.inputs:  # what the model does not take, no stretch may take
