@@ -37,6 +37,24 @@ verbose_option = click.option(
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and JSON with --json).")
 progress_option = click.option("--no-progress", is_flag=True, help="No progress bar.")
+talk_options = chain(json_option, quiet_option, verbose_option, progress_option)
+external_option = click.option(
+    "--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB)."
+)
+min_cosine_option = click.option(
+    "--min-cosine",
+    type=click.FloatRange(-1, 1),
+    metavar="C",
+    help="Exit 3 when an output's mean cosine is lower; the file is still written.",
+)
+report_option = click.option(
+    "--report",
+    "reports",
+    type=values.report_file,
+    metavar="FILE",
+    multiple=True,
+    help="Write the report, as .json or as a page, .html; repeatable.",
+)
 shapes_option = click.option(
     "--input-shapes",
     type=values.shape,
@@ -246,6 +264,19 @@ def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
         raise click.UsageError(f"{' and '.join(given)} exclude each other: give one of them")
     if given and given[0] != "--ratio":
         del recipe["ratio"]
+
+
+def one_output(target: Path | None, output: Path | None) -> Path | None:
+    """The output from the two ways to name it."""
+    if target is not None and output is not None and target != output:
+        raise click.UsageError("give the output once: as OUT or with --output")
+    return target or output
+
+
+def check_gate(min_cosine: float | None, *, check: bool) -> None:
+    """A gate needs the comparison."""
+    if min_cosine is not None and not check:
+        raise click.UsageError("--min-cosine needs the check that --no-check turns off")
 
 
 def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:

@@ -46,10 +46,7 @@ def sizes(value: Any) -> tuple[int, ...]:
 )
 @options.shapes_option
 @options.device_options
-@options.json_option
-@options.quiet_option
-@options.verbose_option
-@options.progress_option
+@options.talk_options
 def bench(
     *,
     models: tuple[Path, ...],

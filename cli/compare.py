@@ -9,8 +9,7 @@ import click
 
 from . import _options as options
 from . import _render as render
-
-EXIT_GATE = 3
+from . import _values as values
 
 
 @click.command()
@@ -31,10 +30,7 @@ EXIT_GATE = 3
     metavar="E",
     help="Exit 3 when an output's squared error, relative to its energy, is higher.",
 )
-@options.json_option
-@options.quiet_option
-@options.verbose_option
-@options.progress_option
+@options.talk_options
 def compare(
     *,
     a: Path,
@@ -66,7 +62,7 @@ def compare(
             value = f"{gate.value:.5g} of output {gate.output!r} is {side} {option} {gate.limit:g}"
             render.say(f"Error: gate failed: {gate.name.split('_')[1]} {value}", err=True)
     if not result.gates_passed:
-        click.get_current_context().exit(EXIT_GATE)
+        click.get_current_context().exit(values.EXIT_GATE)
 
 
 def _notes(calibration: Any) -> list[str]:

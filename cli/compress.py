@@ -16,7 +16,6 @@ from . import _ship as ship
 from . import _values as values
 from ._plugged import Plugged
 
-EXIT_GATE = 3
 REASONS = 8  # lines in the list of refusals; the report has them all
 
 
@@ -107,21 +106,9 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.kv_io_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
-@click.option(
-    "--min-cosine",
-    type=click.FloatRange(-1, 1),
-    metavar="C",
-    help="Exit 3 when an output's mean cosine is lower; the file is still written.",
-)
-@click.option(
-    "--report",
-    "reports",
-    type=values.report_file,
-    metavar="FILE",
-    multiple=True,
-    help="Write the report, as .json or as a page, .html; repeatable.",
-)
-@click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@options.min_cosine_option
+@options.report_option
+@options.external_option
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
@@ -129,10 +116,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     help="Keep finished blocks in this folder; a killed run goes on from there when its command is repeated.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
-@options.json_option
-@options.quiet_option
-@options.verbose_option
-@options.progress_option
+@options.talk_options
 def compress(
     *,
     model: Path,
@@ -155,13 +139,11 @@ def compress(
     _machine.tune()
     import onnxgrail
 
-    if target is not None and output is not None and target != output:
-        raise click.UsageError("give the output once: as OUT or with --output")
+    written = options.one_output(target, output)
     options.only_one(click.get_current_context(), recipe)
     if sparsity is not None:
         recipe["ratio"] = sparsity
-    if recipe["min_cosine"] is not None and not recipe["check"]:
-        raise click.UsageError("--min-cosine needs the check that --no-check turns off")
+    options.check_gate(recipe["min_cosine"], check=recipe["check"])
     clash = next((path for path in reports if path.resolve() in _resolved(model, target, output)), None)
     if clash is not None:
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
@@ -172,7 +154,7 @@ def compress(
         follows = group.rank > 0
         try:
             with render.progress(quiet=quiet or follows, no_progress=no_progress) as show:
-                result = onnxgrail.compress(model, target or output, group=group, progress=show, **recipe)
+                result = onnxgrail.compress(model, written, group=group, progress=show, **recipe)
         except onnxgrail.NothingToCompressError as error:
             if error.report is not None and not follows:
                 _hand_over(error.report, reports, as_json=as_json)
@@ -191,7 +173,7 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
     if not result.gates_passed:
         for gate in (*ship.gates(data), *_gate(data)):
             render.say(f"Error: gate failed: {gate}", err=True)
-        click.get_current_context().exit(EXIT_GATE)
+        click.get_current_context().exit(values.EXIT_GATE)
 
 
 def _resolved(*paths: Path | None) -> set[Path]:

@@ -10,8 +10,8 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from . import _values as values
 
-EXIT_GATE = 3
 DTYPES = ("float32", "float16", "bfloat16")
 EXPORTERS = ("dynamo", "torchscript")
 ATTENTIONS = ("eager", "sdpa")
@@ -68,12 +68,9 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
     metavar="E",
     help="Exit 3 when the relative error of an output is higher.  [default: 0.001; 0.03 in half precision]",
 )
-@click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@options.external_option
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@options.json_option
-@options.quiet_option
-@options.verbose_option
-@options.progress_option
+@options.talk_options
 def export(
     *,
     spec: str,
@@ -107,7 +104,7 @@ def export(
     if not result.gates_passed:
         failed = next(check for check in result.checks if not check.passed)
         click.echo(f"Error: gate failed: {failed.told()}; {result.output} was written", err=True)
-        click.get_current_context().exit(EXIT_GATE)
+        click.get_current_context().exit(values.EXIT_GATE)
 
 
 def _tables(result: Any) -> None:

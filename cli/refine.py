@@ -12,8 +12,6 @@ from . import _options as options
 from . import _render as render
 from . import _values as values
 
-EXIT_GATE = 3
-
 
 @click.command()
 @click.argument("model", metavar="SMALL", type=click.Path(path_type=Path))
@@ -40,12 +38,7 @@ EXIT_GATE = 3
 @options.seconds_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare with DENSE before and after.")
-@click.option(
-    "--min-cosine",
-    type=click.FloatRange(-1, 1),
-    metavar="C",
-    help="Exit 3 when an output's mean cosine is lower; the file is still written.",
-)
+@options.min_cosine_option
 @click.option(
     "--report",
     "reports",
@@ -54,12 +47,9 @@ EXIT_GATE = 3
     multiple=True,
     help="Write the report; repeatable.",
 )
-@click.option("--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB).")
+@options.external_option
 @click.option("--dry-run", is_flag=True, help="Fit and report; write no model.")
-@options.json_option
-@options.quiet_option
-@options.verbose_option
-@options.progress_option
+@options.talk_options
 def refine(
     *,
     model: Path,
@@ -81,14 +71,12 @@ def refine(
     _machine.tune()
     import onnxgrail
 
-    if target is not None and output is not None and target != output:
-        raise click.UsageError("give the output once: as OUT or with --output")
-    if settings["min_cosine"] is not None and not settings["check"]:
-        raise click.UsageError("--min-cosine needs the check that --no-check turns off")
+    written = options.one_output(target, output)
+    options.check_gate(settings["min_cosine"], check=settings["check"])
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
-        result = onnxgrail.refine_model(model, target or output, progress=show, **settings)
+        result = onnxgrail.refine_model(model, written, progress=show, **settings)
     for path in reports:
         result.report.save(path)
     data = result.report.data
@@ -99,7 +87,7 @@ def refine(
         _tables(result)
     if not result.gates_passed:
         render.say(f"Error: gate failed: an output's cosine is below --min-cosine {settings['min_cosine']}", err=True)
-        click.get_current_context().exit(EXIT_GATE)
+        click.get_current_context().exit(values.EXIT_GATE)
 
 
 def _tables(result: Any) -> None:
