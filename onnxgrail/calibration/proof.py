@@ -8,13 +8,12 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.relay import pieces
+from onnxgrail.calibration.relay import in_pieces
 from onnxgrail.calibration.session import open_session
 from onnxgrail.core import Array, Block, Bools, Feed, Refusal
 from onnxgrail.errors import ModelError, RewriteError
@@ -59,15 +58,14 @@ def prove(
     """
 
     def run(candidate: ir.Model, ports: Sequence[Port], *, whole: bool) -> list[dict[str, Array]]:
-        parts = None if whole else pieces(candidate, providers)
+        given = [fit(f, ports) for f in feeds]
+        parts = None if whole else in_pieces(candidate, given, providers)
         if parts is not None:
-            with suppress(ModelError), parts:
-                found = [parts.run(fit(f, ports)) for f in feeds]
-                discard(candidate)
-                return found
+            discard(candidate)
+            return parts
         with open_session(pack(candidate), optimise=False, once=True, providers=providers) as session:
             discard(candidate)
-            return [session.run(fit(f, ports)) for f in feeds]
+            return [session.run(f) for f in given]
 
     other = survey.facts.other  # a size that was written down as a number shows there
     feeds = [feed] if other is None else [feed, other]

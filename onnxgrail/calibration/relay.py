@@ -97,39 +97,25 @@ class Relay:
         return self._stack.enter_context(open_session(pack(piece), outputs=outputs, **common))
 
 
-class Pieces:
-    """A deep model with the interface of a session; its outputs are those of the stretches."""
-
-    def __init__(self, model: ir.Model, names: Sequence[str], providers: Sequence[str]) -> None:
-        self._names, self._relay = tuple(names), Relay(model, names, constants(model), providers=providers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._relay.__exit__()
-
-    def run(self, feed: Feed) -> dict[str, Array]:
-        """Outputs by name.
-
-        Raises:
-            ModelError: ONNX Runtime does not load a stretch, or fails on this feed.
-        """
-        found: dict[str, Array] = {}
-        for made in self._relay.run({name: wide(array) for name, array in feed.items()}):
-            found.update(made)
-        try:
-            return {name: found[name] for name in self._names}
-        except KeyError as error:
-            raise ModelError(f"no stretch makes {error}") from error
-
-
-def pieces(model: ir.Model, providers: Sequence[str] = CPU) -> Pieces | None:
-    """A deep model, to be run in pieces; None where it is not deep, or hands out what no node makes."""
-    if len(model.graph) < DEEP:
+def in_pieces(model: ir.Model, feeds: Sequence[Feed], providers: Sequence[str] = CPU) -> list[dict[str, Array]] | None:
+    """Outputs of a deep model per feed; None where it is not deep, or cannot be had in pieces: the whole tells why."""
+    outputs = [value.name or "" for value in model.graph.outputs]
+    if len(model.graph) < DEEP or not all(value.producer() and value.name for value in model.graph.outputs):
         return None
-    made = all(value.producer() is not None and value.name for value in model.graph.outputs)
-    return Pieces(model, [value.name or "" for value in model.graph.outputs], providers) if made else None
+    try:
+        with Relay(model, outputs, constants(model), providers=providers) as relay:
+            return [_collected(relay, feed, outputs) for feed in feeds]
+    except ModelError:
+        return None
+
+
+def _collected(relay: Relay, feed: Feed, outputs: Sequence[str]) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for made in relay.run({name: wide(array) for name, array in feed.items()}):
+        found.update(made)
+    if missing := set(outputs) - found.keys():
+        raise ModelError(f"no stretch makes {', '.join(sorted(missing))}")
+    return {name: found[name] for name in outputs}
 
 
 def _facts(here: Feed, constants: frozenset[str]) -> Facts:

@@ -100,16 +100,14 @@ def test_a_deep_model_in_pieces_has_the_outputs_of_the_whole(
     make: Callable[[Path], tuple[ir.Model, Feed]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, arrays = make(tmp_path)
-    assert relay.pieces(model) is None, "it is not deep"
+    assert relay.in_pieces(model, [arrays]) is None, "it is not deep"
     monkeypatch.setattr(relay, "DEEP", 1)
     monkeypatch.setattr(relay, "STRETCH", 2)
     with open_session(pack(model), optimise=False) as session:
         wanted = session.run(arrays)
-    parts = relay.pieces(model)
-    assert parts is not None
-    with parts:
-        found = parts.run(arrays)
-        again = parts.run(arrays)
+    found, again = relay.in_pieces(model, [arrays, arrays]) or (None, None)
+    assert found is not None
+    assert again is not None
     assert list(found) == list(wanted)
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
@@ -118,4 +116,5 @@ def test_a_deep_model_in_pieces_has_the_outputs_of_the_whole(
 
 def test_a_model_that_hands_out_its_input_is_run_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "DEEP", 1)
-    assert relay.pieces(tiny("float[N,4] x => float[N,4] y, float[N,4] x", "y = Relu(x)", {})) is None
+    model = tiny("float[N,4] x => float[N,4] y, float[N,4] x", "y = Relu(x)", {})
+    assert relay.in_pieces(model, [feed(model)]) is None
