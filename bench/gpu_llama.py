@@ -15,7 +15,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.large_model import TYPES, write
+from bench.large_model import TYPES, show, write
 
 SIZES = {"depth": 32, "width": 4096, "hidden": 11008, "heads": 32, "words": 32000, "tokens": 2048}
 # arXiv:2602.23795, one A100: seconds, and memory in MB beyond that of the model.
@@ -127,12 +126,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Print the measurement."""
-    options = parsed()
-    if options.folder is not None:
-        print(json.dumps(measure(options, options.folder), indent=1))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(options, Path(folder)), indent=1))
+    show(measure, parsed())
 
 
 if __name__ == "__main__":

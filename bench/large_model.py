@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -251,6 +253,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return result | choices | {"loaded": loaded, "loaded_peak_bytes": loading}
 
 
+def show(measure: Callable[[argparse.Namespace, Path], Any], options: argparse.Namespace) -> None:
+    """Print the measurement, made in the chosen folder or in one that goes away."""
+    with nullcontext(options.folder) if options.folder is not None else tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(options, Path(folder)), indent=1))
+
+
 def main() -> None:
     """Print the measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -268,11 +276,7 @@ def main() -> None:
     parser.add_argument("--inspect", action="store_true", help="look at the model instead of compressing it")
     parser.add_argument("--folder", type=Path, help="work there and keep the files")
     options = parser.parse_args()
-    if options.folder is not None:
-        print(json.dumps(measure(options, options.folder), indent=1))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(options, Path(folder)), indent=1))
+    show(measure, options)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,21 @@ def short(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def sizes(title: str, rows: Iterable[Any]) -> None:
+    """Print what a model weighed before and weighs after: the report's summary rows."""
+    printers = {"count": count, "bytes": size}
+    cells = []
+    for row in rows:
+        show = printers[row.unit]
+        cells.append((row.label, show(row.before), show(row.after), change(row.before, row.after)))
+    table(title, ("", "before", "after", "change"), cells)
+
+
+def written(output: Any) -> None:
+    """Where the model is."""
+    say(f"Written: {output}" if output is not None else "Dry run: no model was written")
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
     """Print a table on stdout; the first `left` columns are aligned left and may wrap, the others hold numbers."""
     from rich.box import SIMPLE_HEAD

@@ -207,12 +207,7 @@ def _gate(data: Any) -> list[str]:
 def _tables(report: Any, output: Path | None) -> None:
     data, model = report.data, report.data["model"]
     chosen = _of_kinds(report, data["recipe"]["blocks"] if _narrows(data) else ())
-    printers = {"count": render.count, "bytes": render.size}
-    rows = []
-    for row in chosen.summary_rows():
-        show = printers[row.unit]
-        rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
-    render.table(model["input"], ("", "before", "after", "change"), rows)
+    render.sizes(model["input"], chosen.summary_rows())
     if _narrows(data):
         render.say(_asked(model))
     for line in _allocated(data.get("allocation")):
@@ -234,7 +229,7 @@ def _tables(report: Any, output: Path | None) -> None:
     for line in ship.lines(data):
         render.say(line)
     _outcomes(chosen)
-    render.say(f"Written: {output}" if output is not None else "Dry run: no model was written")
+    render.written(output)
 
 
 def _asked(model: Any) -> str:

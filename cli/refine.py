@@ -92,20 +92,14 @@ def refine(
 
 def _tables(result: Any) -> None:
     data = result.report.data
-    printers = {"count": render.count, "bytes": render.size}
-    rows = []
-    for row in result.report.summary_rows():
-        show = printers[row.unit]
-        rows.append((row.label, show(row.before), show(row.after), render.change(row.before, row.after)))
-    title = f"{data['model']['input']}\nfitted to {data['reference']['path']}"
-    render.table(title, ("", "before", "after", "change"), rows)
+    render.sizes(f"{data['model']['input']}\nfitted to {data['reference']['path']}", result.report.summary_rows())
     for line in render.refines(data["refines"]):
         render.say(line)
     known = {check["name"]: check for check in data["reference"]["outputs_before"]}
     for check in data["verification"]["outputs"]:
         words = [_pair(known.get(check["name"], {}).get(key), check[key], spec) for key, spec in SHOWN]
         render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference")
-    render.say(f"Written: {result.output}" if result.output is not None else "Dry run: no model was written")
+    render.written(result.output)
 
 
 SHOWN = (("cosine", ".5f"), ("nmse", ".2e"))

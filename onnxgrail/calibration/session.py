@@ -185,6 +185,20 @@ def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device)
     return handle
 
 
+def open_piece(
+    source: Packed | bytes, *, providers: Sequence[str], outputs: Sequence[str], extended: bool = True
+) -> Session:
+    """An optimised session; the runtime's optimiser stumbles over some graphs that it runs well as they are.
+
+    Raises:
+        ModelError: as `open_session`, for the graph as it is.
+    """
+    try:
+        return open_session(source, providers=providers, outputs=outputs, extended=extended)
+    except ModelError:
+        return open_session(source, providers=providers, outputs=outputs, optimise=False)
+
+
 def runtime() -> ModuleType:
     """The onnxruntime module, which from release 1.29 on would send what it sees of models and machine to its maker.
 

@@ -21,12 +21,11 @@ import onnx_ir as ir
 from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.lanes import Lane, lane_of
-from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.threads import ahead
 from onnxgrail.calibration.totals import Part, Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
-from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.mapped import discard
@@ -243,11 +242,8 @@ class Stream:
         apply(piece.graph, self._survey, ledger)
         spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
         data = pack(piece)
-        common = {"providers": self._providers, "outputs": outputs}
         try:
-            return open_session(data, extended=not spatial, **common)  # type: ignore[arg-type]
-        except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are
-            return open_session(data, optimise=False, **common)  # type: ignore[arg-type]
+            return open_piece(data, providers=self._providers, outputs=outputs, extended=not spatial)
         finally:
             discard(piece)
 

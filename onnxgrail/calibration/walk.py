@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.core import Array, Feed
-from onnxgrail.errors import ModelError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.segment import cut
@@ -62,8 +61,4 @@ class Walk:
         return found
 
     def _open(self, outputs: Sequence[str]) -> Session:
-        data = to_bytes(self.piece(outputs))
-        try:
-            return open_session(data, providers=self._providers, outputs=outputs)
-        except ModelError:  # the runtime's optimiser stumbles over some graphs that it runs well as they are
-            return open_session(data, providers=self._providers, outputs=outputs, optimise=False)
+        return open_piece(to_bytes(self.piece(outputs)), providers=self._providers, outputs=outputs)

@@ -251,7 +251,7 @@ def counted(
 ) -> tuple[int, int]:
     """Nodes that calibration runs per feed of 8 samples out of 16, and nodes the model has."""
     count = 0
-    real = stream.open_session
+    real = stream.open_piece
 
     def counting(source: Packed, **options: Any) -> Any:
         size = len(onnx.ModelProto.FromString(source.data).graph.node)
@@ -266,7 +266,7 @@ def counted(
         session.run = run_and_count
         return session
 
-    monkeypatch.setattr(stream, "open_session", counting)
+    monkeypatch.setattr(stream, "open_piece", counting)
     choices = {"compensate": "grail", "ratio": 0.5, "check": False, "batch_size": 8} | choices
     result = onnxgrail.compress(model, data=data, **choices)
     monkeypatch.undo()

@@ -38,14 +38,14 @@ every_model = pytest.mark.parametrize("name", MODELS)
 def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each tensor was computed by a session of the stream."""
     found: Counter[str] = Counter()
-    original = module.open_session
+    original = module.open_piece
 
     def counted(source: Any, **options: Any) -> Any:
         proto = ir.from_proto(onnx.ModelProto.FromString(source.data))
         found.update(v.name or "" for node in proto.graph for v in node.outputs)
         return original(source, **options)
 
-    monkeypatch.setattr(module, "open_session", counted)
+    monkeypatch.setattr(module, "open_piece", counted)
     return found
 
 
