@@ -88,7 +88,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     "--closed-loop/--open-loop",
     default=True,
     show_default=True,
-    help="Measure each block behind the already narrowed ones, or in the original model.",
+    help="Measure each block behind the already narrowed ones, or in the original model, as --compensate best does.",
 )
 @click.option(
     "--round-to",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail import plan
+from onnxgrail.algebra.compensate import BEST
 from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
 from onnxgrail.allocation.choose import allocate, by_ratio, simple
@@ -22,6 +23,7 @@ from onnxgrail.graph import weights
 from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.journal import NO_JOURNAL, Journal
+from onnxgrail.layers import Refit
 from onnxgrail.memory import give_back
 from onnxgrail.norms import Norm
 from onnxgrail.once import Once
@@ -29,8 +31,8 @@ from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Clock, Prepared, proved, rounds
 from onnxgrail.record import Record
 from onnxgrail.refine.gradients import regional_gradients
-from onnxgrail.settling import Run, bring_back, decided, key, needs_data, settle
-from onnxgrail.sweep import Refit
+from onnxgrail.run import Run, decided, key, needs_data
+from onnxgrail.settling import bring_back, settle
 
 PROVED = 0.5  # share of each block that goes in a proof before widths are known
 
@@ -104,7 +106,8 @@ def decide(
     with clock.stage("measure"):
         widths = allocation if done is None else allocation_of(done)
         over = (done is not None or not early) and once.finished(key(b) for b in blocks if widths.narrows(b))
-        dense = None if over and files.write is None else _dense(prepared, recipe, blocks, files, once, progress)
+        twice = _serves_twice(recipe, files, blocks)
+        dense = None if over and files.write is None else _dense(prepared, recipe, blocks, files, twice, once, progress)
     if early:
         with clock.stage("allocate"):
             trial = functools.partial(_trial, prepared, recipe, blocks)
@@ -113,7 +116,7 @@ def decide(
             allocation = allocation_of(made)
         blocks = tuple(b for b in blocks if allocation.narrows(b))
     with clock.stage("calibrate"):
-        run = Run(prepared, recipe, allocation.widths, once, dense if _serves_twice(recipe, files) else None)
+        run = Run(prepared, recipe, allocation.widths, once, dense if twice else None)
         clock.seconds["forward"] = settle(run, blocks, progress)
     if recipe.compensate == "none" and recipe.reducer == "prune" and rounds(prepared):
         with clock.stage("prove"):
@@ -148,17 +151,23 @@ def _reads_original(recipe: Recipe) -> bool:
     return not simple(recipe) and recipe.allocate in ("flap", "global")
 
 
-def _serves_twice(recipe: Recipe, files: StatsFiles) -> bool:
+def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
     """Whether statistics of the original model also serve to decide its blocks, and not only their widths."""
-    open_loop = _reads_original(recipe) and not recipe.closed_loop and needs_data(recipe)
-    return open_loop or files != NO_FILES
+    small = sum(8 * p.width**2 for b in blocks for p in b.probes) <= TOGETHER
+    original = not recipe.closed_loop or (recipe.compensate == BEST and small)
+    return (_reads_original(recipe) and original and needs_data(recipe)) or files != NO_FILES
 
 
 def _dense(
-    prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], files: StatsFiles, once: Once, progress: Progress
+    prepared: Prepared,
+    recipe: Recipe,
+    blocks: Sequence[Block],
+    files: StatsFiles,
+    twice: bool,
+    once: Once,
+    progress: Progress,
 ) -> Dense | None:
     """Statistics of the original model, where they are kept, serve twice, or have to be measured by all processes."""
-    twice = _serves_twice(recipe, files)
     shared = twice or (_reads_original(recipe) and once.group.size > 1)
     together = sys.maxsize if twice else TOGETHER
     return known(prepared, blocks, recipe, files, shared=shared, together=together, progress=progress, group=once.group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -48,10 +48,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """Layers that are fitted on the same rows, and the node where the next ones are (0 behind the last)."""
+    """Layers that are fitted on the same rows."""
 
     tasks: tuple[Task, ...]
-    end: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Positions of the first and the last one."""
+        return self.tasks[0].consumer.position, self.tasks[-1].consumer.position
 
     @property
     def first(self) -> Consumer:
@@ -74,9 +78,9 @@ class Stage:
         return 8 * (squares + (2 * parts + 8) * self.features * self.outputs)  # measured on 3942 x 2048
 
     @property
-    def goal(self) -> str:
-        """The target of the first."""
-        return self.tasks[0].goal
+    def goals(self) -> list[str]:
+        """The targets of all."""
+        return [task.goal for task in self.tasks]
 
     @property
     def key(self) -> str:
@@ -84,15 +88,34 @@ class Stage:
         return f"fit {self.first.position} {self.first.node}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refit:
+    """One fitted layer, for the report: errors are shares of the target's energy on held-out rows.
+
+    A layer that was not looked at has none, but a reason.
+    """
+
+    node: str
+    weight: str
+    alpha: float | None
+    blend: float
+    before: float | None
+    after: float | None
+    reason: str = ""
+
+
 def stages_of(tasks: Sequence[Task]) -> list[Stage]:
     """Neighbours that are fitted on the same rows."""
-    groups = [tuple(group) for _, group in groupby(tasks, key=lambda t: t.rows)]
-    ends = [*(group[0].consumer.position for group in groups[1:]), 0][: len(groups)]
-    return [Stage(group, end) for group, end in zip(groups, ends, strict=True)]
+    return [Stage(tuple(group)) for _, group in groupby(tasks, key=lambda t: t.rows)]
+
+
+def as_decided(stage: Stage, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Stage:
+    """The stage with the units that really stay."""
+    return replace(stage, tasks=tuple(_task(task.consumer, prepared, recipe, ledger) for task in stage.tasks))
 
 
 def tasks_of(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[Task]:
-    """What is to be fitted, in node order."""
+    """What is to be fitted, in node order; of the ledger only matters how many units go."""
     model, survey = prepared.model, prepared.survey
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from onnxgrail.core import Block
 
@@ -37,6 +38,55 @@ def steps(blocks: Sequence[Block], *, closed_loop: bool) -> list[Step]:
         lowest = min(lowest, near[position].span[0])
         limit[position] = lowest
     return ordered + [Step((b,), limit[position]) for position, b in enumerate(near)]
+
+
+class Layer(Protocol):
+    """Something between the blocks."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Positions of its first and last node."""
+        ...
+
+
+L = TypeVar("L", bound=Layer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn(Generic[L]):
+    """Blocks that are decided together, layers that come then, and the node in front of which the next turn begins.
+
+    It is 0 for the last one.
+    """
+
+    blocks: tuple[Block, ...]
+    layers: tuple[L, ...]
+    limit: int
+
+
+def turns(blocks: Sequence[Block], layers: Sequence[L]) -> list[Turn[L]]:
+    """Every layer behind the decisions on all blocks that begin in front of it, and these no earlier than needed.
+
+    Args:
+        blocks: in any order.
+        layers: in the order of the network.
+    """
+    left = sorted(blocks, key=lambda b: (b.span[1], b.span[0]))
+    found: list[tuple[list[Block], list[L]]] = []
+    for layer in layers:
+        now = [b for b in left if b.span[0] <= layer.span[1]]
+        left = [b for b in left if b.span[0] > layer.span[1]]
+        if now or not found:
+            found.append((now, []))
+        found[-1][1].append(layer)
+    found += [([b], []) for b in left]
+    made: list[Turn[L]] = []
+    limit = 0
+    for some, behind in reversed(found):
+        made.append(Turn(tuple(some), tuple(behind), limit))
+        begins = [*(b.span[0] for b in some), *(layer.span[0] for layer in behind)]
+        limit = min([limit, *begins] if limit else begins)
+    return made[::-1]
 
 
 def _inside(block: Block, blocks: Sequence[Block]) -> int:

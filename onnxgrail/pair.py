@@ -11,7 +11,7 @@ from onnxgrail.algebra.pairs import Pairs, moments_of
 from onnxgrail.algebra.refit import Moments, zero_moments
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.rows import Where
-from onnxgrail.calibration.stream import Stream
+from onnxgrail.calibration.stream import Stream, Tick
 from onnxgrail.calibration.totals import packed, whole
 from onnxgrail.core import Array, Bools, Floats, Ints
 from onnxgrail.graph.survey import Ledger
@@ -41,34 +41,35 @@ class Pair:
     starts: Ints
     seed: int
 
-    def follow(self, stage: Stage, ledger: Ledger) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+    def follow(self, stage: Stage, ledger: Ledger, end: int) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
         """What a stage is fitted to and what it reads, batch by batch.
 
-        The dense stream moves on to the next stage, the narrowed one to this.
+        The narrowed stream moves on to this stage, the dense one to `end`, unless what it is asked for is at hand.
         """
-        goals = self.dense.follow([t.goal for t in stage.tasks], self.untouched, stage.end)
+        names = stage.goals
+        goals = self.dense.follow(names, self.untouched, 0 if self.dense.holds(names) else end)
         read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
         found = self.narrow.follow(list(dict.fromkeys(read)), ledger, stage.first.position)
         return zip(goals, found, strict=True)
 
-    def walk_past(self, stage: Stage, ledger: Ledger) -> None:
+    def walk_past(self, stage: Stage, ledger: Ledger, end: int) -> None:
         """Bring both streams behind a stage that is known: in the very steps that would have measured it."""
-        for _ in self.follow(stage, ledger):
+        for _ in self.follow(stage, ledger, end):
             pass
 
-    def sums(self, stage: Stage, ledger: Ledger, parts: int) -> tuple[Floats, ...]:
+    def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
         """Sums over the rows of every part, outputs of all layers side by side; nothing but in the first process.
 
-        The last parts are single folds, the first one is all the others.
+        The last parts are single folds, the first one is all the others.  Streams move as in `follow`.
         """
         shard = self.dense.shard
         tally = Tally(shard)
         wanted = max(ROWS, 16 * stage.features) // shard.total + 1
         groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
-        found = zip(shard.numbers, self.dense.masks, self.follow(stage, ledger), strict=True)
+        found = zip(shard.numbers, self.dense.masks, self.follow(stage, ledger, end), strict=True)
         for number, mask, (goal, slim) in found:
             rng = np.random.default_rng((self.seed, stage.first.position, number))
-            like = goal[stage.goal]
+            like = goal[stage.goals[0]]
             where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
             z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
             t = _targets(stage, goal, slim, where, len(z))
@@ -82,6 +83,7 @@ class Pair:
                     group.take()  # so that one part only is there twice, in float32 as well
             if shard.closes(number):
                 tally.add(number, (array for group in groups for array in _travelling(group)))
+            tick()
         return tally.total()
 
 

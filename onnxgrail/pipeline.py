@@ -159,6 +159,7 @@ def compress(
         final=None if shipped is None else shipped.model,
     )
     if shipped is None:
+        saved.mark(slim, recipe)
         return Result(report=report, output=target, model=loose(slim), gates_passed=True)
     good = passes(shipped.results, recipe) and shipped.gates_passed
     return Result(report=shipped.told(report), output=target, model=loose(shipped.model), gates_passed=good)

@@ -1,14 +1,15 @@
-"""The second half of `--compensate best`: with all widths decided, every layer is fitted to the dense network.
+"""The way of `--compensate best`: blocks are decided on the dense network, and every layer is fitted to it.
 
-Two streams walk the network side by side, the dense one and the narrowed one.  Matrices and convolutions are fitted in
-the order of the network, each behind the ones already fitted, to what the dense network has there: those that lost
-inputs, and those that kept them all but read what is no longer as it was.
+Two streams walk the network side by side, the dense one and the narrowed one.  The dense one gives the statistics that
+blocks are decided on, and in the same runs what layers are fitted to.  Matrices and convolutions are fitted in the
+order of the network, each behind the ones already fitted: those that lost inputs, and those that kept them all but read
+what is no longer as it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +19,22 @@ import numpy as np
 from onnxgrail import slots
 from onnxgrail.additions import of_addition, with_addition
 from onnxgrail.algebra.formats import MATERIAL
+from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.refit import MARGIN, Fitted, refit
 from onnxgrail.budget import cache_bytes
-from onnxgrail.core import Array, Floats, Recipe
+from onnxgrail.calibration.dense import by_block
+from onnxgrail.core import Array, Block, Change, Floats, Progress, Stats
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer
+from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.layers import Stage, Task, matrix_of, stages_of, tasks_of
-from onnxgrail.once import Once
+from onnxgrail.layers import Refit, Stage, Task, as_decided, matrix_of, stages_of, tasks_of
+from onnxgrail.memory import Pile
+from onnxgrail.order import Turn, turns
 from onnxgrail.pair import FOLDS, Pair, moments, starts_of
-from onnxgrail.preparation import Prepared, stream_of
+from onnxgrail.preparation import stream_of
 from onnxgrail.record import Record
+from onnxgrail.run import Run, room
 
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
 MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
@@ -51,71 +57,126 @@ class _Guard:
 EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refit:
-    """One fitted layer, for the report: errors are shares of the target's energy on held-out rows.
+def sweep(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
+    """Settle every block on the dense network, and fit every matrix and convolution that reads what has changed.
 
-    A layer that was not looked at has none, but a reason.
-    """
-
-    node: str
-    weight: str
-    alpha: float | None
-    blend: float
-    before: float | None
-    after: float | None
-    reason: str = ""
-
-
-def sweep(prepared: Prepared, recipe: Recipe, ledger: Ledger, once: Once) -> tuple[Ledger, tuple[Refit, ...], float]:
-    """Fit every matrix and convolution that lost inputs, or that reads what has changed.
-
-    All processes add up rows, the first one fits.  Where fits are known already nothing is measured, and both streams
-    follow when they are needed again.
+    All processes add up rows, the first one decides.  What is known already is not measured, and both streams follow
+    when they are needed again.
 
     Returns:
-        The ledger with fitted weights and shifted biases, one entry per layer, seconds in ONNX Runtime.
+        Seconds in ONNX Runtime; decisions, fitted weights and one entry per layer are in the run.
     """
-    stages = stages_of(tasks_of(prepared, recipe, ledger))
-    if not stages:
-        return ledger, (), 0.0
-    guard = EVERY if prepared.batches.samples < FEW else LAST
-    report: list[Refit] = []
-    known: list[tuple[Stage, Ledger]] = []
+    prepared, recipe = run.prepared, run.recipe
+    if not blocks:
+        return 0.0
+    stages = stages_of(tasks_of(prepared, recipe, _planned(run, blocks)))
+    pile = Pile(heavy=bool(in_files(prepared.model)))
     with ExitStack() as stack:
-        opened = (stream_of(prepared, recipe, once.group, share=2) for _ in range(2))
+        opened = (stream_of(prepared, recipe, run.once.group, share=2) for _ in range(2))
         dense, narrow = (stack.enter_context(stream) for stream in opened)
         untouched = weights.empty(prepared.survey)
-        pair = Pair(dense, narrow, untouched, starts_of(dense, prepared.feed, untouched, once), recipe.seed)
-        limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
-        for stage in stages:
-            if stage.memory(guard.parts) > limit:
-                report += _left(stage, guard.parts)
-                continue
-            found = once.known(stage.key)
-            if found is not None:
-                known.append((stage, ledger))
+        starts = starts_of(dense, prepared.feed, untouched, run.once)
+        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed), turns(blocks, stages), progress)
+        for turn in walk.turns:
+            walk.take(turn)
+            pile.add(sum(room(block, prepared) for block in turn.blocks))
+        run.changes = [_validated(change, run.refits) for change in run.changes]
+        return dense.forward + narrow.forward
+
+
+def _planned(run: Run, blocks: Sequence[Block]) -> Ledger:
+    """As many units gone as will go, if not the same ones."""
+    ledger = weights.empty(run.prepared.survey)
+    for block in blocks:
+        ledger.dead[block.ids[run.kept[block.name] :]] = True
+    return ledger
+
+
+class _Walk:
+    """Takes turn after turn; both streams follow when something has to be measured."""
+
+    def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]], progress: Progress) -> None:
+        self.turns = todo
+        self._run, self._pair = run, pair
+        self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
+        self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
+        self._behind: list[Callable[[], None]] = []
+        feeds = len(pair.dense.shard.numbers)
+        self._ticks = feeds, feeds * sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
+        self._done, self._progress = 0, progress
+
+    def take(self, turn: Turn[Stage]) -> None:
+        """Settle the blocks of a turn, then fit its layers."""
+        if turn.blocks:
+            self._settle(turn)
+        ends = [*(stage.span[0] for stage in turn.layers[1:]), turn.limit]
+        for stage, end in zip(turn.layers, ends, strict=False):
+            if self._fits(stage):
+                self._fit(stage, end)
             else:
-                while known:
-                    pair.walk_past(*known.pop(0))
-                sums = [pair.sums(stage, ledger, guard.parts)]  # handed on, not held while the next ones add up
-                found = once.make(stage.key, functools.partial(_fitted, prepared, recipe, stage, ledger, sums, guard))
-            ledger = with_addition(ledger, found, prepared.model)
-            report += [Refit(**row) for row in found.notes["refits"]]
-        return ledger, tuple(report), dense.forward + narrow.forward
+                self._run.refits += _left(stage, self._guard.parts)
+        self._behind.append(lambda: self._pair.dense.let_go(self._goals(turn)))
+
+    def _goals(self, turn: Turn[Stage]) -> list[str]:
+        return [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
+
+    def _fits(self, stage: Stage) -> bool:
+        return stage.memory(self._guard.parts) <= self._limit
+
+    def _tick(self, times: int = 1) -> None:
+        self._done += times
+        self._progress("calibrating", self._done, self._ticks[1])
+
+    def _settle(self, turn: Turn[Stage]) -> None:
+        """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
+        run, pair = self._run, self._pair
+        known = [run.known(b) for b in turn.blocks]
+        probes = [p for b in turn.blocks for p in b.probes]
+        folding = not REDUCERS[run.recipe.reducer].needs_scores  # then the stream must stay in front of the block
+        where = (0, None) if folding else (turn.limit, self._goals(turn))
+        measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
+        if all(known):
+            self._behind.append(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
+            self._tick(self._ticks[0])
+        else:
+            self._catch_up()
+            if run.dense is None:
+                measured = by_block(turn.blocks, pair.dense.measure(probes, pair.untouched, self._tick, *where))
+            else:
+                pair.dense.walk_past(probes, pair.untouched, *where)
+                measured = [run.dense[b.name] for b in turn.blocks]
+        run.take(turn.blocks, known, measured, pair.dense, pair.untouched)
+
+    def _fit(self, stage: Stage, end: int) -> None:
+        """Fit layers behind what is decided and fitted already."""
+        run, ledger = self._run, self._run.ledger
+        stage = as_decided(stage, run.prepared, run.recipe, ledger)
+        found = run.once.known(stage.key)
+        if found is not None:
+            self._behind.append(lambda: self._pair.walk_past(stage, ledger, end))
+            self._tick(self._ticks[0])
+        else:
+            self._catch_up()
+            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held
+            found = run.once.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
+        run.ledger = with_addition(ledger, found, run.prepared.model)
+        run.refits += tuple(Refit(**row) for row in found.notes["refits"])
+
+    def _catch_up(self) -> None:
+        while self._behind:
+            self._behind.pop(0)()
 
 
-def _left(stage: Stage, parts: int) -> list[Refit]:
+def _left(stage: Stage, parts: int) -> tuple[Refit, ...]:
     """Entries of layers whose sums are too large."""
     why = f"fitting would take {stage.memory(parts) / 2**30:.1f} GiB; a larger --cache-budget allows it"
     common: dict[str, Any] = {"alpha": None, "blend": 0.0, "before": None, "after": None, "reason": why}
-    return [Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks]
+    return tuple(Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks)
 
 
-def _fitted(
-    prepared: Prepared, recipe: Recipe, stage: Stage, ledger: Ledger, sums: list[tuple[Floats, ...]], guard: _Guard
-) -> Record:
+def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guard) -> Record:
     """The layers of a stage, fitted to packed sums over rows, which are taken out of their list."""
+    prepared, recipe, ledger = run.prepared, run.recipe, run.ledger
     originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
     now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(stage.tasks, originals, strict=True)]
     starts = [
@@ -158,3 +219,12 @@ def _entry(consumer: Consumer, found: Fitted) -> Refit:
         before=found.before,
         after=found.after,
     )
+
+
+def _validated(change: Change, refits: Sequence[Refit]) -> Change:
+    """With the mean held-out error of the layers that read the block's units."""
+    mine = {slot.initializer for slot in change.block.consumers}
+    errors = [r.after for r in refits if r.weight in mine and r.after is not None]
+    if not errors:
+        return change
+    return dataclasses.replace(change, error=dataclasses.replace(change.error, validation=float(np.mean(errors))))

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -37,7 +37,17 @@ from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.parallel import SOLO, Group, shard_of
 
 Tick = Callable[[], None]
-KEPT = 2**28  # bytes of measured activations, of all processes, that are kept until the next step
+KEPT = 2**28  # bytes of activations, of all processes, that are kept until the next step
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """Where a walk ends, what the cut keeps there, what has to be computed, and what of that stays beside it."""
+
+    target: int
+    keep: Sequence[str]
+    missing: Sequence[str]
+    beyond: Sequence[str]
 
 
 class Stream:
@@ -87,33 +97,40 @@ class Stream:
                 pass
 
     def _walk(
-        self, names: Sequence[str], ledger: Ledger, limit: int = 0, *, keeping: bool = False
+        self, names: Sequence[str], ledger: Ledger, limit: int = 0, kept: Sequence[str] = (), spare: Sequence[str] = ()
     ) -> Iterator[dict[str, Array]]:
         """Tensors of the network as the ledger has it, batch by batch, while the cut moves as `advance` says.
 
-        With `keeping`, named tensors beyond the cut stay in the cache as far as there is room.
+        Those of `kept` beyond the cut stay in the cache, those of `spare` as far as there is room in memory.
         """
         self._forget(ledger)
+        path = self._path(names, ledger, limit, kept, spare)
+        here, moving = self._cache.names, path.target > self.position
+        made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond}
+        session = self._open(path.missing, ledger, here) if path.missing else None
+        caches = map(self._fitting(ledger, here), self._cache)
+        found_in = ahead(lambda c: (c, self._run(session, c)), caches) if session else ((c, {}) for c in caches)
+        for number, (cache, found) in enumerate(found_in):
+            if moving:
+                self._cache.trim(number, path.keep)
+            self._cache.add(number, {n: a for n, a in found.items() if n in path.keep or n in path.beyond})
+            yield cache | found
+        self._dead.update((n, ledger.dead) for n in path.missing if n in path.keep or n in path.beyond)
+        self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in path.keep}
+        self._cache.keep({*path.keep, *self._spare})
+        self.position = path.target
+
+    def _path(
+        self, names: Sequence[str], ledger: Ledger, limit: int, kept: Sequence[str], spare: Sequence[str]
+    ) -> _Path:
         here = self._cache.names
         moving = limit > self.position
         target = self._lives.best(self.position, limit) if moving else self.position
         keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
-        beyond = [n for n in names if n in missing and n not in keep] if keeping else []
-        beyond = self._affordable(beyond, {*here, *missing}, ledger)
-        made = {n: (cone(self._index.values[n], here), ledger) for n in beyond}
-        session = self._open(missing, ledger, here) if missing else None
-        caches = map(self._fitting(ledger, here), self._cache)
-        found_in = ahead(lambda c: (c, self._run(session, c)), caches) if session else ((c, {}) for c in caches)
-        for number, (cache, found) in enumerate(found_in):
-            if moving:
-                self._cache.trim(number, keep)
-            self._cache.add(number, {n: a for n, a in found.items() if n in keep or n in beyond})
-            yield cache | found
-        self._dead.update((n, ledger.dead) for n in missing if n in keep or n in beyond)
-        self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in keep}
-        self._cache.keep({*keep, *self._spare})
-        self.position = target
+        left = [n for n in spare if n in missing and n not in keep]
+        beyond = [n for n in dict.fromkeys(kept) if n in missing and n not in keep]
+        return _Path(target, keep, missing, [*beyond, *self._affordable(left, {*here, *missing}, ledger)])
 
     def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
         """Those that are kept: the first ones that would fit into memory beside all that is held meanwhile.
@@ -159,27 +176,54 @@ class Stream:
             yield {n: self._lane.host(found[n]) for n in names}
 
     def measure(
-        self, probes: Sequence[Probe], ledger: Ledger, tick: Tick, limit: int | None = None
+        self,
+        probes: Sequence[Probe],
+        ledger: Ledger,
+        tick: Tick,
+        limit: int | None = None,
+        goals: Sequence[str] | None = None,
     ) -> tuple[Stats, ...]:
         """Sums over all calibration rows of each probe, in the network as the ledger has it.
 
         With a `limit` the cut moves as `advance` says in the same run, and what was measured is kept for the next.
+        With `goals` these tensors are kept instead until they are let go, and the cut only moves if they are not large.
         """
         distinct = {_same(p): p for p in probes}
         placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
-        names = _names(probes)
         totals = Totals(self.shard, tuple(distinct.values()), self._lane)
-        walked = self._walk(names, ledger, limit or 0, keeping=limit is not None)
+        walked = self._past(probes, ledger, limit, goals)
         for batch, found, mask in zip(self.shard.numbers, walked, self._masks, strict=True):
             totals.add(batch, (_parts(found, some, mask) for some in placed.values()))
             tick()
         known = dict(zip(distinct, totals.stats(), strict=False))
         return tuple(known[_same(p)] for p in probes) if known else ()
 
-    def walk_past(self, probes: Sequence[Probe], ledger: Ledger, limit: int) -> None:
+    def walk_past(
+        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None = None
+    ) -> None:
         """What `measure` does with the same arguments, but for the sums."""
-        for _ in self._walk(_names(probes), ledger, limit, keeping=True):
+        for _ in self._past(probes, ledger, limit, goals):
             pass
+
+    def _past(
+        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None
+    ) -> Iterator[dict[str, Array]]:
+        names = _names(probes)
+        if goals is None:
+            return self._walk(names, ledger, limit or 0, spare=names if limit is not None else ())
+        if sum(self._bytes(name, ledger) for name in goals) > KEPT:
+            return self._walk(names, ledger)
+        return self._walk([*names, *goals], ledger, limit or 0, kept=goals)
+
+    def holds(self, names: Sequence[str]) -> bool:
+        """Whether all these tensors are at hand."""
+        return all(name in self._cache for name in names)
+
+    def let_go(self, names: Sequence[str]) -> None:
+        """Drop tensors that were kept beyond the cut."""
+        gone = self._spare.keys() & set(names)
+        self._spare = {n: how for n, how in self._spare.items() if n not in gone}
+        self._cache.keep({n for n in self._cache.names if n not in gone})
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""

@@ -105,7 +105,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
 def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harm = iter((0.2, 0.3, 0.2))  # uniform, and two sets of Lagrangian widths of which one is as good
     monkeypatch.setattr(decision, "_trial", lambda *_: next(harm))
-    choices: dict[str, Any] = {"target_params": "50%"}
+    choices: dict[str, Any] = {"target_params": "50%", "compensate": "grail"}
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "g.onnx", allocate="global", **choices)
     plain = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "u.onnx", **choices)
     assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("global", "uniform")
@@ -185,11 +185,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common: dict[str, Any] = {"closed_loop": False, "ratio": 0.5}
+    common: dict[str, Any] = {"compensate": "grail", "closed_loop": False, "ratio": 0.5}
     compressed(DIGITS.model, DIGITS.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     assert len(passes) == 1  # measured once, kept, and used at once
     compressed(DIGITS.model, DIGITS.calibration, tmp_path / "b.onnx", stats=kept, **common)
-    compressed(DIGITS.model, DIGITS.calibration, tmp_path / "c.onnx", stats=kept, closed_loop=False, target_macs="40%")
+    compressed(DIGITS.model, DIGITS.calibration, tmp_path / "c.onnx", stats=kept, target_macs="40%")  # and for best
     compressed(
         DIGITS.model, DIGITS.calibration, tmp_path / "d.onnx", stats=kept, allocate="flap", selector="l2", **common
     )
@@ -202,12 +202,13 @@ def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> Non
 
 def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept)
+    common = {"compensate": "grail"}
+    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
     assert first == 8  # all at once, then 7 blocks behind others; the first one is known
-    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "b.onnx", stats=kept)
+    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "b.onnx", stats=kept, **common)
     assert len(passes) == first + 7
-    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "c.onnx")
+    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "c.onnx", **common)
     texts = [(tmp_path / f"{name}.onnx").read_bytes() for name in "abc"]
     assert texts[0] == texts[1] == texts[2]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import onnxgrail
 from bench.kill_and_resume import Command, Moment, killed, unkilled
-from onnxgrail import models, norms, settling, sweep
+from onnxgrail import models, norms, run, sweep
 from onnxgrail.calibration import totals
 from onnxgrail.cli import main
 
@@ -67,7 +67,7 @@ def test_goes_on_behind_the_last_finished_block(
     for after in (0, 1):
         kept, output = tmp_path / f"kept{after}", tmp_path / f"out{after}.onnx"
         with monkeypatch.context() as patch:
-            patch.setattr(settling.Run, "settle", dying(after, settling.Run.settle))
+            patch.setattr(run.Run, "settle", dying(after, run.Run.settle))
             with pytest.raises(Killed):
                 onnxgrail.compress(model, output, resume=kept, **choices)
         assert not output.exists()
@@ -133,7 +133,7 @@ def test_a_finished_run_decides_nothing_again(
     words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz", "round_to": 1, "norms": "all"}
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     wanted = (tmp_path / "out.onnx").read_bytes()
-    monkeypatch.setattr(settling, "reduce_and_compensate", dying(0, settling.reduce_and_compensate))
+    monkeypatch.setattr(run, "reduce_and_compensate", dying(0, run.reduce_and_compensate))
     for module, function in PLACES.values():
         monkeypatch.setattr(module, function, dying(0, getattr(module, function)))
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)

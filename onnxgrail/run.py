@@ -1,0 +1,144 @@
+"""Decisions about blocks, taken one by one and written into the ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrail import slots
+from onnxgrail.algebra.compensate import COMPENSATORS, Compensator
+from onnxgrail.algebra.formats import in_range
+from onnxgrail.algebra.judge import judge
+from onnxgrail.algebra.method import reduce_and_compensate
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.calibration.dense import Dense
+from onnxgrail.calibration.stream import Stream
+from onnxgrail.core import Block, Change, Floats, Recipe, Selector, Stats, View
+from onnxgrail.graph import weights
+from onnxgrail.graph.survey import Ledger
+from onnxgrail.layers import Refit
+from onnxgrail.norms import Norm
+from onnxgrail.once import Once
+from onnxgrail.preparation import Prepared
+from onnxgrail.record import Record, change_of, of_change
+
+Fold = Callable[[Change], tuple[Stats, ...]]
+"""What a fold makes of a block's activations."""
+
+
+class Run:
+    """The decisions so far; lives as long as one call of `decide`."""
+
+    def __init__(
+        self, prepared: Prepared, recipe: Recipe, kept: Mapping[str, int], once: Once, dense: Dense | None = None
+    ) -> None:
+        self.prepared, self.recipe, self.kept, self.once, self.dense = prepared, recipe, kept, once, dense
+        self.ledger = weights.empty(prepared.survey)
+        self.changes: list[Change] = []
+        self.refits: tuple[Refit, ...] = ()
+        self.norms: tuple[Norm, ...] = ()
+
+    def weights(self, block: Block) -> tuple[Floats, ...]:
+        """A block's weights as they are now."""
+        return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
+
+    def known(self, block: Block) -> Change | None:
+        """What a run that went before decided about a block."""
+        found = self.once.known(key(block))
+        return None if found is None else change_of(found, block)
+
+    def choose(self, block: Block, stats: tuple[Stats, ...], fold: Fold | None = None) -> Change:
+        """Decide one block; with `fold`, an average over clusters is judged on the activations it really gives."""
+        once, scores = self.once, SELECTORS[self.recipe.selector]
+        slopes = self.prepared.gradients.get(block.name)
+        view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
+
+        def first() -> Record:
+            change = decided(view(), self.kept[block.name], self.recipe, scores)
+            judged = fold is not None and change.reducer.cluster is not None
+            return of_change(change if judged else self.fitting(view(), change))
+
+        found = once.shared(first)
+        change = change_of(found, block)
+        if fold is not None and change.reducer.cluster is not None:  # averaged statistics promise too much
+            joint = fold(change)
+            found = once.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
+        once.keep(key(block), found)
+        return change_of(found, block)
+
+    def fitting(self, view: View, change: Change) -> Change:
+        """A decision that the formats of the weights can hold."""
+        facts = self.prepared.survey.facts
+        names = [slot.initializer for slot in view.block.slots]
+        limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
+        return in_range(view, change, limits)
+
+    def take(
+        self,
+        blocks: Sequence[Block],
+        known: Sequence[Change | None],
+        measured: Sequence[tuple[Stats, ...]],
+        stream: Stream,
+        before: Ledger,
+    ) -> None:
+        """Settle blocks: as is known, or on what the stream measured in the network as it was `before`."""
+        for block, change, stats in zip(blocks, known, measured, strict=True):
+            fold = functools.partial(self._joint, stream, before)
+            self.settle(change or self.choose(block, stats, fold))
+
+    def _joint(self, stream: Stream, before: Ledger, change: Change) -> tuple[Stats, ...]:
+        """What a fold makes of a block's activations, beside what they were."""
+        return stream.measure_fold(change.block.probes, change.reducer.kept, before, self.after(change, before))
+
+    def settle(self, change: Change) -> None:
+        """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
+        self.ledger = self.after(change, self.ledger)
+        self.changes.append(dataclasses.replace(change, weights=()))
+
+    def after(self, change: Change, ledger: Ledger) -> Ledger:
+        """A ledger with one more decision."""
+        return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
+
+
+def decided(view: View, kept: int, recipe: Recipe, selector: Selector) -> Change:
+    """One block at one width."""
+    return reduce_and_compensate(
+        view,
+        kept,
+        selector=selector,
+        reducer=REDUCERS[recipe.reducer],
+        compensator=_compensator(recipe),
+        rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
+    )
+
+
+def _compensator(recipe: Recipe) -> Compensator:
+    """The chosen compensator with the recipe's ridge."""
+    chosen: Any = COMPENSATORS[recipe.compensate]
+    fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins come wrapped and keep their own ridge
+    compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen
+    return compensator
+
+
+def needs_data(recipe: Recipe) -> bool:
+    """Whether some method of the recipe looks at activations."""
+    reducer = REDUCERS[recipe.reducer]
+    selecting = reducer.needs_scores and SELECTORS[recipe.selector].needs_data
+    return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data
+
+
+def key(block: Block) -> str:
+    """Under what a decision about a block is kept."""
+    return f"block {block.name}"
+
+
+def room(block: Block, prepared: Prepared) -> int:
+    """Bytes of a block's weights and second moments."""
+    shapes = prepared.survey.facts.shapes
+    return 8 * (sum(math.prod(shapes[s.initializer]) for s in block.slots) + sum(p.width**2 for p in block.probes))
