@@ -11,6 +11,7 @@ import pytest
 import onnxgrail
 from onnxgrail import processes
 from onnxgrail.calibration import lanes, session
+from onnxgrail.calibration.values import ROOM, ValueLane
 from onnxgrail.device import CUDA, MEMORY, Device, device_of
 from onnxgrail.errors import DeviceError, UsageError
 from onnxgrail.graph.serial import to_bytes
@@ -120,12 +121,17 @@ def test_a_device_that_does_not_start_is_no_fault_of_the_model(monkeypatch: pyte
         session._started(fake, b"", None, Device())  # type: ignore[arg-type]
 
 
-def test_why_sums_are_made_on_the_host_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_without_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lanes.why_host(("CPUExecutionProvider",)) == ""
     assert lanes.lane_of(("CPUExecutionProvider",)) is lanes.HOST
     monkeypatch.setitem(sys.modules, "onnxgrail.calibration.tensors", None)
     assert lanes.why_host(BOTH).startswith("torch is not installed")
-    assert lanes.lane_of(BOTH) is lanes.HOST
+    assert "ONNX Runtime adds up second moments on the GPU" in lanes.why_host(BOTH)
+    way = lanes.lane_of((f"{CUDA}:1", "CPUExecutionProvider"))
+    assert isinstance(way, ValueLane)
+    assert (way._device.place, way.room) == ("cuda:1", ROOM)
+    monkeypatch.setenv(MEMORY, "500M")
+    assert lanes.lane_of(BOTH).room == 500 * 2**20
 
 
 def test_sums_travel_between_gpus_and_words_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
