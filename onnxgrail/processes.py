@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxgrail.core import Array
 from onnxgrail.device import Device, device_of
-from onnxgrail.errors import LostProcessError, MissingExtraError, UsageError
+from onnxgrail.errors import DeviceError, LostProcessError, MissingExtraError, UsageError
 from onnxgrail.parallel import SOLO, Group, Node, push
 from onnxgrail.record import Record, decode, encode
 
@@ -190,9 +190,18 @@ class Processes:
 
 
 def _has_nccl(torch: Any, device: Device) -> bool:
-    """Whether sums can travel between GPUs; this process then uses its own and no other."""
+    """Whether sums can travel between GPUs; this process then uses its own and no other.
+
+    Raises:
+        DeviceError: its own is not there.
+    """
     if device.kind != "cuda" or not torch.distributed.is_nccl_available() or not torch.cuda.is_available():
         return False
+    if device.number >= torch.cuda.device_count():
+        raise DeviceError(
+            f"there is no {device.place}: torch sees {torch.cuda.device_count()} GPUs",
+            hint="Name those that are there, or start fewer processes on this machine",
+        )
     torch.cuda.set_device(device.number)
     return True
 

@@ -148,10 +148,7 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
     """The stack (n, h, p) with only the chosen rows; a row of a pooled probe takes its m samples along."""
     flat = rows.ravel()
     if flat.size != positions:
-        raise DataError(
-            f"the row mask has {flat.size} entries but activation {probe.value!r} has {positions} rows",
-            hint="Give a mask with the batch and sequence axes of the activation, or none.",
-        )
+        raise wrong_mask(flat.size, positions, probe)
     lead, width, _ = stack.shape
     if lead == positions:
         return stack[flat]
@@ -181,3 +178,9 @@ def not_finite(bad: int, size: int, probe: Probe) -> DataError:
     """What to tell somebody whose activations cannot be summed."""
     fault = f"{bad} of {size} values of activation {probe.value!r} are NaN or infinite"
     return DataError(fault, hint="Check the calibration data, or use a float32 copy of a half precision model.")
+
+
+def wrong_mask(entries: int, positions: int, probe: Probe) -> DataError:
+    """What to tell somebody whose mask belongs to another activation."""
+    fault = f"the row mask has {entries} entries but activation {probe.value!r} has {positions} rows"
+    return DataError(fault, hint="Give a mask with the batch and sequence axes of the activation, or none.")

@@ -1,4 +1,4 @@
-"""Where activations lie between runs, and who adds up their second moments: the host, or a device."""
+"""Where activations lie between runs, and who adds up their second moments: the host, torch or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -86,20 +86,24 @@ HOST: Lane = HostLane()
 
 
 def lane_of(providers: Sequence[str]) -> Lane:
-    """The lane for these execution providers: tensors on a GPU where torch can have them there."""
+    """The lane for these execution providers: on a GPU tensors of torch, or what ONNX Runtime itself can do there."""
     device = device_of(providers)
-    if device.kind == "cpu" or why_host(providers):
+    if device.kind == "cpu":
         return HOST
+    if why_host(providers):
+        from onnxgrail.calibration.values import ValueLane
+
+        return ValueLane(providers)
     from onnxgrail.calibration.tensors import TensorLane
 
     return TensorLane(device)
 
 
 def why_host(providers: Sequence[str]) -> str:
-    """Why sums and solves are made on the host although models run on a GPU; '' where neither is so."""
+    """Why matrices are solved on the host although models run on a GPU; '' where that is not so."""
     device = device_of(providers)
     missing = _missing(device) if device.kind == "cuda" else ""
-    return f"{missing}: second moments are added up and solved on the CPU, which is slower" if missing else ""
+    return f"{missing}: ONNX Runtime adds up second moments on the GPU, the CPU solves" if missing else ""
 
 
 def _missing(device: Device) -> str:

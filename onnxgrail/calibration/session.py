@@ -32,7 +32,10 @@ CHECK_CUDA = (
     "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
     "nothing was run on the CPU instead"
 )
-_FAILED_DEVICE = re.compile(r"CUDA failure|CUDA error|cudaSetDevice|libcu|CUDNN failure|no CUDA-capable", re.IGNORECASE)
+_FAILED_DEVICE = re.compile(
+    r"CUDA failure|CUDA error|cudaSetDevice|libcu|CUBLAS failure|CUDNN failure|no CUDA-capable|Invalid device ID",
+    re.IGNORECASE,
+)
 
 
 class Session:
@@ -253,8 +256,14 @@ def _check_providers(ort: ModuleType, providers: Sequence[str]) -> None:
         if name not in available:
             raise UsageError(f"this build of ONNX Runtime has no {name}", hint=f"It has {', '.join(available)}")
     if CUDA in providers and hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
-            ort.preload_dlls()
+        _preload(ort.preload_dlls)
+
+
+@functools.cache
+def _preload(load: Callable[[], None]) -> None:
+    """Load the libraries of CUDA from where pip has put them, once: it looks at a dozen files."""
+    with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+        load()
 
 
 def reason(error: BaseException) -> str:
@@ -262,4 +271,5 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+?/onnxruntime/\S+:\d+ .*?\) ", "", text)
+    text = re.sub(r" ; GPU=-?\d+ ; hostname=.*", "", text)
     return text[:400]

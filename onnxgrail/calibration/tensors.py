@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxgrail.algebra.gram import LARGEST, SMALLEST, not_finite
+from onnxgrail.algebra.gram import LARGEST, SMALLEST, not_finite, wrong_mask
 from onnxgrail.calibration.session import Session
+from onnxgrail.calibration.values import OTHERS, is_numbers
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
 from onnxgrail.device import Device
-from onnxgrail.errors import DataError
 from onnxgrail.graph.widen import wide
 
 FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(double)": torch.float64}
-OTHERS = frozenset(f"tensor({name})" for name in ("bool", "int64", "int32", "uint8", "int8"))  # stay on the host
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
 SHARE = 4  # the part of a GPU's free memory that cached activations may take
 NUMBERS = 2**26  # of rows that are multiplied at once: what is widened on the way stays small
@@ -55,7 +54,7 @@ class TensorLane:
         """Outputs by name; floating ones are on loan from the runtime, which cannot use their arena until they go."""
         made = {n: session.types[n] for n in session.output_names if n not in session.inputs}
         there: dict[str, Any] = {name: feed[name] for name in session.inputs if name in feed}
-        numbers = all(torch.is_tensor(a) or _is_numbers(wide(a)) for a in there.values())
+        numbers = all(torch.is_tensor(a) or is_numbers(wide(a)) for a in there.values())
         if not numbers or not all(kind in FLOATS or kind in OTHERS for kind in made.values()):
             return session.run({name: self.host(array) for name, array in there.items()})
         feed = {name: array.contiguous() if torch.is_tensor(array) else array for name, array in there.items()}
@@ -190,10 +189,7 @@ def _rows(x: Any, probe: Probe, rows: Bools | None) -> Any:
     if rows is None:
         return flat.reshape(-1, probe.width)
     if rows.size != lead * trail:
-        raise DataError(
-            f"the row mask has {rows.size} entries but activation {probe.value!r} has {lead * trail} rows",
-            hint="Give a mask with the batch and sequence axes of the activation, or none.",
-        )
+        raise wrong_mask(rows.size, lead * trail, probe)
     chosen = torch.tensor(np.flatnonzero(rows), device=x.device)
     return flat.reshape(lead * trail, members, probe.width).index_select(0, chosen).reshape(-1, probe.width)
 
@@ -225,7 +221,3 @@ def _ieee() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _is_numbers(array: Array) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind in "biuf"

@@ -30,7 +30,8 @@ def cut(
 ) -> ir.Model:
     """A new model that computes `outputs` from `inputs`; weights are shared with the old one, nodes are copies.
 
-    Takes time in proportion to the piece, where an `index` of the graph is given.
+    Takes time in proportion to the piece, where an `index` of the graph is given.  Inputs that the piece makes itself,
+    beside something that it needs, are not among its inputs.
 
     Raises:
         ValueError: the inputs do not determine the outputs.
@@ -38,6 +39,7 @@ def cut(
     index = index or index_of(model.graph)
     nodes, weights = _between(inputs, outputs, index)
     starts, ends = ([index.values[name] for name in names] for names in (inputs, outputs))
+    starts = [value for value in starts if value.producer() not in nodes]  # one part of a Split where another is needed
     view = ir.GraphView(
         starts,
         ends,

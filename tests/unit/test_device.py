@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import onnxgrail
 from onnxgrail import processes
 from onnxgrail.calibration import lanes, session
+from onnxgrail.calibration.values import ROOM, ValueLane
 from onnxgrail.device import CUDA, MEMORY, Device, device_of
 from onnxgrail.errors import DeviceError, UsageError
 from onnxgrail.graph.serial import to_bytes
@@ -108,30 +110,55 @@ def test_a_session_that_silently_got_the_cpu_is_refused(monkeypatch: pytest.Monk
     assert told[0]["providers"][0][0] == CUDA
 
 
-@pytest.mark.filterwarnings("ignore:Specified provider")
-def test_a_device_that_does_not_start_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            "CUDA failure 100: no CUDA-capable device is detected ; GPU=0 ; hostname=h ; file=/src/cuda.cc ; line=1",
+            "cuda:7 does not start: CUDA failure 100: no CUDA-capable device is detected.",
+        ),
+        ("Invalid device ID: 7 must be between 0 and 1 (exclusive).", "cuda:7 does not start: Invalid device ID: 7"),
+    ],
+)
+def test_a_device_that_does_not_start_is_no_fault_of_the_model(words: str, wanted: str) -> None:
     def failing(*args: Any, **options: Any) -> Any:
-        raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected ; GPU=0")
+        raise RuntimeError(words)
 
-    fake = types.SimpleNamespace(InferenceSession=failing)
-    with pytest.raises(DeviceError, match="cuda:0 does not start: CUDA failure 100"):
-        session._started(fake, b"", None, device_of(BOTH))  # type: ignore[arg-type]
+    fake: Any = types.SimpleNamespace(InferenceSession=failing)
+    with pytest.raises(DeviceError) as error:
+        session._started(fake, b"", None, device_of((f"{CUDA}:7",)))
+    assert str(error.value).startswith(wanted)
     with pytest.raises(onnxgrail.ModelError):
-        session._started(fake, b"", None, Device())  # type: ignore[arg-type]
+        session._started(fake, b"", None, Device())
 
 
-def test_why_sums_are_made_on_the_host_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_of_cuda_are_loaded_once() -> None:
+    loaded: list[str] = []
+    ort: Any = types.SimpleNamespace(
+        get_available_providers=lambda: list(BOTH), preload_dlls=functools.partial(loaded.append, "all")
+    )
+    for _ in range(3):
+        session._check_providers(ort, BOTH)
+    assert loaded == ["all"]
+
+
+def test_what_is_done_without_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lanes.why_host(("CPUExecutionProvider",)) == ""
     assert lanes.lane_of(("CPUExecutionProvider",)) is lanes.HOST
     monkeypatch.setitem(sys.modules, "onnxgrail.calibration.tensors", None)
     assert lanes.why_host(BOTH).startswith("torch is not installed")
-    assert lanes.lane_of(BOTH) is lanes.HOST
+    assert "ONNX Runtime adds up second moments on the GPU" in lanes.why_host(BOTH)
+    way = lanes.lane_of((f"{CUDA}:1", "CPUExecutionProvider"))
+    assert isinstance(way, ValueLane)
+    assert (way._device.place, way.room) == ("cuda:1", ROOM)
+    monkeypatch.setenv(MEMORY, "500M")
+    assert lanes.lane_of(BOTH).room == 500 * 2**20
 
 
 def test_sums_travel_between_gpus_and_words_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch: Any = types.SimpleNamespace(float64="float64", uint8="uint8")
     chosen, called = [], {}
-    torch.cuda = types.SimpleNamespace(is_available=lambda: True, set_device=chosen.append)
+    torch.cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 6, set_device=chosen.append)
     torch.distributed = types.SimpleNamespace(
         is_nccl_available=lambda: True,
         init_process_group=lambda backend, **rest: called.update(rest, backend=backend),
@@ -146,3 +173,8 @@ def test_sums_travel_between_gpus_and_words_between_hosts(monkeypatch: pytest.Mo
     assert (chosen, called["backend"]) == ([5], "cpu:gloo,cuda:nccl")
     with processes.join(providers=("CPUExecutionProvider",)):
         assert called["backend"] == "gloo"
+    with (
+        pytest.raises(DeviceError, match="no cuda:6: torch sees 6 GPUs"),
+        processes.join(providers=(f"{CUDA}:5,6",)),
+    ):
+        pass

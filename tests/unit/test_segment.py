@@ -41,6 +41,22 @@ def test_a_piece_takes_other_batches() -> None:
     assert run(to_bytes(piece), {"x1": np.ones((9, 6), np.float32)})["y"].shape == (9, 4)
 
 
+def test_one_output_of_a_node_is_given_and_another_is_needed() -> None:
+    model = tiny(
+        "float[N,4] x => float[N,2] y",
+        """
+        a, b = Split<axis=1, num_outputs=2>(x)
+        c = Neg(a)
+        y = Add(c, b)
+        """,
+        {},
+    )
+    piece = cut(model, ["x", "b"], ["y"], observe(model, feed(model)))
+    assert [value.name for value in piece.graph.inputs] == ["x"]
+    arrays = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    assert (run(to_bytes(piece), arrays)["y"] == 2).all()
+
+
 def test_the_whole_is_not_changed() -> None:
     model = mlp(2)
     before = ir.to_proto(model).SerializeToString()
