@@ -59,12 +59,15 @@ class Verification:
     Attributes:
         checker: the ONNX checker accepts it.
         ort_load: ONNX Runtime loads it.
-        outputs: per output at least name, cosine, nmse and max_abs against the original (see `fidelity.entries`).
+        outputs: per output at least name, cosine, nmse and max_abs against the original (see `fidelity.entries`), on
+            a few samples of the calibration data.
+        held_out: source, samples and outputs of the same on samples that nothing was fitted to, where there were any.
     """
 
     checker: bool | None = None
     ort_load: bool | None = None
     outputs: tuple[Mapping[str, Any], ...] = ()
+    held_out: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

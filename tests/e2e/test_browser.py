@@ -87,13 +87,14 @@ def compressed(page: Path, model: Path, data: Path, *words: str) -> None:
 def of_minilm(page: Path, scratch: Path) -> None:
     onnx.save(minilm.minilm(), scratch / "minilm.onnx")
     np.savez(scratch / "sentences.npz", **minilm.sentences())
-    compressed(page, scratch / "minilm.onnx", scratch / "sentences.npz", "--compensate", "grail")
+    compressed(page, scratch / "minilm.onnx", scratch / "sentences.npz", "--compensate", "grail", "--held-out", "4")
 
 
 def of_digits(page: Path, scratch: Path) -> None:
     digits = models.load("digits_resnet")
     shutil.copy(digits.model, scratch / "digits.onnx")
-    compressed(page, scratch / "digits.onnx", digits.calibration, "--allocate", "global")
+    words = ("--held-out", str(digits.heldout), "--curves", "--quantize", "int8", "--target", "tensorrt")
+    compressed(page, scratch / "digits.onnx", digits.calibration, *words)
 
 
 def with_long_names() -> dict[str, Any]:
