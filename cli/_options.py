@@ -65,6 +65,12 @@ curves_option = click.option(
     is_flag=True,
     help="Measure the error of every block alone at several widths, for the report; about as long as calibrating.",
 )
+plots_option = click.option(
+    "--plots",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also draw the report, as PNG and SVG (extra `plots`); brings --latency and --curves.",
+)
 shapes_option = click.option(
     "--input-shapes",
     type=values.shape,

@@ -10,7 +10,7 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
-from .compress import finish, timed
+from .compress import finish, measured
 
 
 @click.command()
@@ -24,6 +24,7 @@ from .compress import finish, timed
 @options.report_option
 @options.latency_option
 @options.curves_option
+@options.plots_option
 @options.external_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.talk_options
@@ -48,7 +49,7 @@ def apply(
     import onnxgrail
 
     written = options.one_output(out, output)
-    settings["latency"] = timed(latency, reports)
+    settings |= measured(latency, reports, settings)
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, progress=show, **settings)
     finish(result, reports, as_json=as_json, quiet=quiet)

@@ -111,6 +111,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.report_option
 @options.latency_option
 @options.curves_option
+@options.plots_option
 @options.external_option
 @click.option(
     "--resume",
@@ -153,7 +154,7 @@ def compress(
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
-    recipe["latency"] = timed(latency, reports)
+    recipe |= measured(latency, reports, recipe)
     click.get_current_context().meta["onnxgrail.resume"] = recipe["resume"]
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
@@ -181,9 +182,10 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
         click.get_current_context().exit(values.EXIT_GATE)
 
 
-def timed(latency: bool | None, reports: tuple[Path, ...]) -> bool:
-    """Whether models are timed: as asked, else where a page is to show it."""
-    return any(path.suffix.lower() != ".json" for path in reports) if latency is None else latency
+def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dict[str, bool]:
+    """What is measured for the report: times as asked, else where somebody is to see them; curves also for plots."""
+    shown = any(path.suffix.lower() != ".json" for path in reports) or asked["plots"] is not None
+    return {"latency": shown if latency is None else latency, "curves": asked["curves"] or asked["plots"] is not None}
 
 
 def _resolved(*paths: Path | None) -> set[Path]:

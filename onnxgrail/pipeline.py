@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail import interop, methods, saved, shipping
+from onnxgrail import plots as drawing
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
@@ -83,6 +84,7 @@ def compress(
     save_recipe: str | Path | None = None,
     latency: bool = False,
     curves: bool = False,
+    plots: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
     **choices: Any,
@@ -105,6 +107,7 @@ def compress(
         save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
         latency: measure original and result in turn, for the report.
         curves: also measure the error of every block alone at several widths, for the report.
+        plots: folder for figures of the report, as PNG and SVG.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one writes and checks.
         progress: called with stage, done, total.
@@ -122,6 +125,9 @@ def compress(
     methods.require(recipe)
     shipping.require(recipe)
     first = group.rank == 0
+    if plots is not None:
+        drawing.require()
+        drawing.check(Path(plots))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
         owned = functools.partial(replaceable, folder)
@@ -169,7 +175,10 @@ def compress(
     if shipped is None:
         return Result(report=report, output=target, model=loose(slim), gates_passed=True)
     good = passes(shipped.results, recipe) and shipped.gates_passed
-    return Result(report=shipped.told(report), output=target, model=loose(shipped.model), gates_passed=good)
+    report = shipped.told(report)
+    if plots is not None:
+        report.save_plots(plots)
+    return Result(report=report, output=target, model=loose(shipped.model), gates_passed=good)
 
 
 def _worked_over(
