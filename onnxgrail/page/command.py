@@ -106,4 +106,7 @@ def _identity(data: Mapping[str, Any]) -> Markup:
     calibration = data.get("calibration") or {}
     if calibration:
         rows.insert(0, ("calibration", f"{calibration['samples']:,} samples, {calibration['source']}"))
+    held = (data.get("verification") or {}).get("held_out")
+    if held:
+        rows.insert(1, ("held out", f"{held['samples']:,} samples, {held['source']}"))
     return table("What the numbers depend on", ("", "Value"), rows, class_="facts")

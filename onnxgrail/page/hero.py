@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.page import drawing, figures
-from onnxgrail.page.markup import Child, Markup, el, join, name
+from onnxgrail.page.markup import Child, Markup, el, name
 from onnxgrail.page.network import BlockRow, blocks_of, kinds_of, rows_of
 from onnxgrail.summary import judged
 
+LABELS = {
+    (False, False): "Cosine to original",
+    (False, True): "Cosine, held-out",
+    (True, False): "Lowest cosine",
+    (True, True): "Lowest, held-out",
+}
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
 
@@ -107,10 +113,9 @@ def _cards(data: Mapping[str, Any]) -> list[Markup]:
     known = [(o["cosine"], str(o["name"])) for o in judged(data) if o.get("cosine") is not None]
     if known:
         cosine, output = min(known)
-        label = "Cosine to original" if len(known) == 1 else "Lowest cosine"
-        held = ", held-out" if (data.get("verification") or {}).get("held_out") else ""
-        note = join((name(output), held))
-        cards.append(card(label, f"{cosine:.4f}".replace("-", figures.MINUS), note, cosine))
+        held = bool((data.get("verification") or {}).get("held_out"))
+        label = LABELS[len(known) > 1, held]
+        cards.append(card(label, f"{cosine:.4f}".replace("-", figures.MINUS), name(output), cosine))
     return cards
 
 

@@ -243,6 +243,8 @@ def test_held_out_samples_go_first_and_the_head_shows_them() -> None:
     assert "0.9100" in page[: page.index("Before and after")]
     assert "Cosine, worst sample" in page
     assert "0.82000" in page
+    assert "Cosine, held-out" in page
+    assert "64 samples, calib.npz" in page
 
 
 def test_the_gate_on_the_page_is_that_of_the_held_out_samples() -> None:
