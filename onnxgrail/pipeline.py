@@ -121,13 +121,8 @@ def compress(
         LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock()
-    require_torch(recipe)
-    methods.require(recipe)
-    shipping.require(recipe)
+    _require(recipe, plots)
     first = group.rank == 0
-    if plots is not None:
-        drawing.require()
-        drawing.check(Path(plots))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
         owned = functools.partial(replaceable, folder)
@@ -173,12 +168,23 @@ def compress(
         final=None if shipped is None else shipped.model,
     )
     if shipped is None:
+        saved.mark(slim, recipe)  # as the first process did with what it wrote
         return Result(report=report, output=target, model=loose(slim), gates_passed=True)
     good = passes(shipped.results, recipe) and shipped.gates_passed
     report = shipped.told(report)
     if plots is not None:
         report.save_plots(plots)
     return Result(report=report, output=target, model=loose(shipped.model), gates_passed=good)
+
+
+def _require(recipe: Recipe, plots: str | Path | None) -> None:
+    """Whether all that was asked for is installed, and figures have a place, before any work."""
+    require_torch(recipe)
+    methods.require(recipe)
+    shipping.require(recipe)
+    if plots is not None:
+        drawing.require()
+        drawing.check(Path(plots))
 
 
 def _worked_over(
