@@ -55,6 +55,22 @@ report_option = click.option(
     multiple=True,
     help="Write the report, as .json or as a page, .html; repeatable.",
 )
+latency_option = click.option(
+    "--latency/--no-latency",
+    default=None,
+    help="Time the original and the result in turn, for the report.  [default: where a page is written]",
+)
+curves_option = click.option(
+    "--curves",
+    is_flag=True,
+    help="Measure the error of every block alone at several widths, for the report; about as long as calibrating.",
+)
+plots_option = click.option(
+    "--plots",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also draw the report, as PNG and SVG (extra `plots`); brings --latency and --curves.",
+)
 shapes_option = click.option(
     "--input-shapes",
     type=values.shape,
@@ -92,6 +108,13 @@ data_options = chain(
         help="Seed of everything random.",
     ),
     shapes_option,
+)
+
+held_out_option = click.option(
+    "--held-out",
+    metavar="N|PATH",
+    help="Then also judge the result on samples that nothing was fitted to, --min-cosine included: N of the data, held "
+    "back, or data of their own.",
 )
 
 reading_options = chain(

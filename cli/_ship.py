@@ -42,6 +42,7 @@ def lines(data: Any) -> list[str]:
     return [
         *_simplified(data.get("simplify")),
         *_quantised(data.get("quantization")),
+        *_latency(data.get("latency")),
         *_target(data.get("target")),
     ]
 
@@ -64,10 +65,16 @@ def _quantised(entry: Any) -> list[str]:
         found.append(
             f"Output {check['name']}, quantised: {', '.join(words)} to the original; cosine {other} to the narrowed"
         )
-    if entry["latency_ms"] is not None:
-        times = ", ".join(f"{name} {render.number(value, '.3g')} ms" for name, value in entry["latency_ms"].items())
-        found.append(f"Latency of one sample: {times}")
+    for check in (entry.get("held_out") or {}).get("outputs", ()):
+        numbers = f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"
+        where = f"on {check['samples']} held-out samples"
+        found.append(f"Output {check['name']}, quantised: {numbers} to the original {where}")
     return found
+
+
+def _latency(steps: Any) -> list[str]:
+    times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
+    return [f"Latency of one sample: {times}"] if times else []
 
 
 def _kept(names: Any) -> str:

@@ -10,7 +10,7 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
-from .compress import finish
+from .compress import finish, measured
 
 
 @click.command()
@@ -20,7 +20,11 @@ from .compress import finish
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, instead of the recipe's.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--data", "--calib", "data", metavar="PATH", help="Samples to use, instead of the recipe's.")
+@options.held_out_option
 @options.report_option
+@options.latency_option
+@options.curves_option
+@options.plots_option
 @options.external_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.talk_options
@@ -31,6 +35,7 @@ def apply(
     out: Path | None,
     output: Path | None,
     reports: tuple[Path, ...],
+    latency: bool | None,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -44,6 +49,7 @@ def apply(
     import onnxgrail
 
     written = options.one_output(out, output)
+    settings |= measured(latency, reports, settings)
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, progress=show, **settings)
     finish(result, reports, as_json=as_json, quiet=quiet)

@@ -45,6 +45,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option("--include", type=values.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
 @click.option("--exclude", type=values.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
 @options.data_options
+@options.held_out_option
 @options.reading_options
 @click.option(
     "--selector",
@@ -108,6 +109,9 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
 @options.min_cosine_option
 @options.report_option
+@options.latency_option
+@options.curves_option
+@options.plots_option
 @options.external_option
 @click.option(
     "--resume",
@@ -127,6 +131,7 @@ def compress(
     providers: tuple[str, ...],
     input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     reports: tuple[Path, ...],
+    latency: bool | None,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -149,6 +154,7 @@ def compress(
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
+    recipe |= measured(latency, reports, recipe)
     click.get_current_context().meta["onnxgrail.resume"] = recipe["resume"]
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
@@ -176,6 +182,12 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
         click.get_current_context().exit(values.EXIT_GATE)
 
 
+def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dict[str, bool]:
+    """What is measured for the report: times as asked, else where somebody is to see them; curves also for plots."""
+    shown = any(path.suffix.lower() != ".json" for path in reports) or asked["plots"] is not None
+    return {"latency": shown if latency is None else latency, "curves": asked["curves"] or asked["plots"] is not None}
+
+
 def _resolved(*paths: Path | None) -> set[Path]:
     return {path.resolve() for path in paths if path is not None}
 
@@ -196,7 +208,8 @@ def _gate(data: Any) -> list[str]:
     limit = data["recipe"]["min_cosine"]
     if limit is None:
         return []
-    checks = (data.get("quantization") or data["verification"])["outputs"]
+    last = data.get("quantization") or data["verification"]
+    checks = (last.get("held_out") or last)["outputs"]
     cosines = [(o["cosine"], o["name"]) for o in checks if o["cosine"] is not None]
     if not cosines:
         return [f"no output to hold against --min-cosine {limit}"]
@@ -222,10 +235,12 @@ def _tables(report: Any, output: Path | None) -> None:
     calibration = data.get("calibration")
     if calibration:
         render.say(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
-    for check in data["verification"]["outputs"]:
-        cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
-        samples = f" on {check['samples']} calibration samples" if "samples" in check else ""
-        render.say(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+    verification = data["verification"]
+    for kind, checks in (("calibration", verification), ("held-out", verification.get("held_out") or {})):
+        for check in checks.get("outputs", ()):
+            cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
+            samples = f" on {check['samples']} {kind} samples" if "samples" in check else ""
+            render.say(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
     for line in ship.lines(data):
         render.say(line)
     _outcomes(chosen)

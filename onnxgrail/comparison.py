@@ -5,6 +5,7 @@ The module is not called `compare`: importing a submodule of that name would hid
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -187,16 +188,35 @@ def run_both(
     `ports` is what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.
     With `once` the models run as they are, so that weights in files stay there.
     """
-    sums: dict[str, Sums] = {}
+    return run_each(a, b, [batches], ports=ports, providers=providers, once=once, progress=progress)[0]
+
+
+def run_each(
+    a: Packed | bytes | str | Path,
+    b: Packed | bytes | str | Path,
+    every: Sequence[Batches],
+    *,
+    ports: Sequence[Port] = (),
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    once: bool = False,
+    progress: Progress = silent,
+) -> list[dict[str, Sums]]:
+    """The same for several sets of batches, each with sums of its own; the models are opened once."""
+    found: list[dict[str, Sums]] = []
+    total = sum(len(batches) for batches in every)
+    done = itertools.count()
     with ExitStack() as stack:
         one, two = (
             stack.enter_context(open_session(m, providers=providers, optimise=not once, once=once)) for m in (a, b)
         )
-        for number, feed in enumerate(batches):
-            progress("compare", number, len(batches))
-            sums = add_batch(sums, fit(one.run(feed), ports), two.run(fit(feed, ports)), mask=padding_mask(feed))
-        progress("compare", len(batches), len(batches))
-    return sums
+        for batches in every:
+            sums: dict[str, Sums] = {}
+            for feed in batches:
+                progress("compare", next(done), total)
+                sums = add_batch(sums, fit(one.run(feed), ports), two.run(fit(feed, ports)), mask=padding_mask(feed))
+            found.append(sums)
+        progress("compare", total, total)
+    return found
 
 
 def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: float | None) -> Iterator[Gate]:

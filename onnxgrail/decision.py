@@ -14,7 +14,7 @@ from onnxgrail import plan
 from onnxgrail.algebra.compensate import BEST
 from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
-from onnxgrail.allocation.choose import allocate, by_ratio, simple
+from onnxgrail.allocation.choose import allocate, by_ratio, curves, simple
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
 from onnxgrail.calibration.dense import TOGETHER, Dense
@@ -67,6 +67,7 @@ def decide(
     *,
     journal: Journal = NO_JOURNAL,
     group: Group = SOLO,
+    sensitivity: bool = False,
 ) -> Decision:
     """Choose widths, prove that they narrow exactly, then calibrate and compensate.
 
@@ -81,6 +82,7 @@ def decide(
         files: statistics to read or to write.
         journal: what an earlier, killed run has decided is taken from here; what this one decides is kept here.
         group: the processes that share the work.
+        sensitivity: also measure error curves of all blocks where no width needs them; the first process does.
 
     Raises:
         LostProcessError: another process failed.
@@ -115,6 +117,10 @@ def decide(
             made = done or once.make("allocation", lambda: of_allocation(spread(trial=trial, progress=progress)))
             allocation = allocation_of(made)
         blocks = tuple(b for b in blocks if allocation.narrows(b))
+    if sensitivity and blocks and not allocation.curves and group.rank == 0:
+        with clock.stage("curves"):
+            found = curves(prepared, blocks, recipe, narrow=_narrow(recipe), progress=progress)
+            allocation = dataclasses.replace(allocation, curves=found)
     with clock.stage("calibrate"):
         run = Run(prepared, recipe, allocation.widths, once, dense if twice else None)
         clock.seconds["forward"] = settle(run, blocks, progress)

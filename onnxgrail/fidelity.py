@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class Sums:
     Attributes:
         samples: rows along the first axis.
         cosine: sum over samples of the cosine of the flattened rows.
+        worst: the lowest of them.
         error, energy: sums of squares of the difference and of the reference.
         max_abs: largest absolute difference.
         broken: values that are NaN or infinite where the reference is finite.
@@ -33,6 +35,7 @@ class Sums:
 
     samples: int = 0
     cosine: float = 0.0
+    worst: float = inf
     error: float = 0.0
     energy: float = 0.0
     max_abs: float = 0.0
@@ -47,6 +50,7 @@ class Sums:
         """Sums over both sets of samples."""
         both: dict[str, Any] = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         both["max_abs"] = max(self.max_abs, other.max_abs)
+        both["worst"] = min(self.worst, other.worst)
         both["real"], both["logits"] = self.real or other.real, self.logits or other.logits
         return Sums(**both)
 
@@ -59,6 +63,7 @@ class Fidelity:
         name: of the output.
         samples: how many were compared.
         cosine: mean over samples of the cosine of the flattened rows.
+        cosine_min: of the sample that is worst off.
         nmse: squared error over the energy of the reference, 0 is perfect, 1 is as bad as zeros.
         max_abs: largest absolute difference.
         broken: values that are NaN or infinite where the reference is finite.
@@ -74,6 +79,7 @@ class Fidelity:
     broken: int = 0
     agreement: float | None = None
     kl: float | None = None
+    cosine_min: float | None = None
 
 
 def add_batch(
@@ -123,9 +129,13 @@ def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None) 
     whole = (
         np.all((finite & np.isfinite(b)) | ~finite, axis=tuple(range(1, a.ndim))) if a.ndim > 1 else usable | ~finite
     )
+    cosines = (
+        np.where(whole, _cosines(x.reshape(len(a), -1), y.reshape(len(a), -1)), 0.0) if a.size else np.ones(len(a))
+    )
     sums = Sums(
         samples=len(a),
-        cosine=float(_cosines(x.reshape(len(a), -1), y.reshape(len(a), -1))[whole].sum()) if a.size else float(len(a)),
+        cosine=float(cosines.sum()),
+        worst=float(cosines.min(initial=inf)),
         error=float(np.sum((x - y) ** 2)),
         energy=float(np.sum(x**2)),
         max_abs=float(np.max(np.abs(x - y), initial=0.0)),
@@ -188,6 +198,7 @@ def _finish(name: str, s: Sums) -> Fidelity:
         name=name,
         samples=s.samples,
         cosine=s.cosine / s.samples if s.samples else None,
+        cosine_min=s.worst if s.samples else None,
         nmse=float("inf") if broken else nmse,
         max_abs=float("inf") if broken else s.max_abs,
         broken=s.broken,

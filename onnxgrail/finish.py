@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.lanes import why_host
-from onnxgrail.comparison import bytes_on_disk, run_both
+from onnxgrail.comparison import bytes_on_disk, run_each
 from onnxgrail.core import Applied, Change, Progress, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
@@ -26,7 +26,7 @@ from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256
-from onnxgrail.preparation import Prepared
+from onnxgrail.preparation import HeldOut, Prepared
 from onnxgrail.refine.job import Refined
 from onnxgrail.report import (
     ModelChange,
@@ -58,7 +58,10 @@ def few(batches: Batches) -> Batches:
 def verify(
     prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
 ) -> tuple[Verification, tuple[Fidelity, ...]]:
-    """Run the ONNX checker and compare original and result on a few feeds, before anything is written.
+    """Run the ONNX checker and compare original and result, before anything is written.
+
+    They are compared on a few calibration feeds, and on all feeds that were held out; the results that gates judge are
+    of these, where there are any.
 
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
@@ -67,17 +70,30 @@ def verify(
     held = in_files(prepared.model)
     inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
-    sums = run_both(
+    apart = prepared.held_out
+    every = run_each(
         before,
         pack(slim),
-        few(prepared.batches),
+        [few(prepared.batches), *([] if apart is None else [apart.batches])],
         ports=between(prepared.model, slim),
         providers=recipe.providers,
         once=held,
         progress=progress,
     )
-    results = finish(sums)
-    return Verification(checker=_checks(slim), ort_load=True, outputs=tuple(entries(results))), results
+    results = [finish(sums) for sums in every]
+    verification = Verification(
+        checker=_checks(slim),
+        ort_load=True,
+        outputs=tuple(entries(results[0])),
+        held_out=None if apart is None else _held_out(apart, results[1]),
+    )
+    return verification, results[-1]
+
+
+def _held_out(apart: HeldOut, results: tuple[Fidelity, ...]) -> dict[str, Any]:
+    """What the samples were that nothing was fitted to, and what they say."""
+    source = apart.batches.source
+    return {"asked": apart.asked, "source": source, "samples": apart.batches.samples, "outputs": entries(results)}
 
 
 def _checks(slim: ir.Model) -> bool:
@@ -125,6 +141,7 @@ def report_of(
         _unfitted(decision),
         why_host(recipe.providers),
         *(note for one in applied.values() for note in one.notes),
+        *(() if prepared.held_out is None else prepared.held_out.batches.notes),
     )
     return make_report(
         recipe=recipe,

@@ -1,4 +1,4 @@
-"""Give memory back to the system between steps of a long run."""
+"""How much memory was needed, and giving it back to the system between steps of a long run."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ class Pile:
         if self._heavy and self._used > PILE:
             give_back()
             self._used = 0
+
+
+def peak_rss_bytes() -> int | None:
+    """Largest resident memory of this process so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

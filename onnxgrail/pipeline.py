@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail import interop, methods, saved, shipping
+from onnxgrail import plots as drawing
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
@@ -73,6 +74,7 @@ def compress(
     output: str | Path | None = None,
     *,
     data: Any = None,
+    held_out: Any = None,
     force: bool = False,
     dry_run: bool = False,
     save_as_external_data: bool = False,
@@ -80,6 +82,9 @@ def compress(
     save_stats: str | Path | None = None,
     resume: str | Path | None = None,
     save_recipe: str | Path | None = None,
+    latency: bool = False,
+    curves: bool = False,
+    plots: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
     **choices: Any,
@@ -90,6 +95,8 @@ def compress(
         model: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
         output: file to write; beside a path it defaults to `IN.compressed.onnx`, for other sources nothing is written.
         data: calibration data (see `calibration.data.read`); drawn at random when None, at a cost in fidelity.
+        held_out: samples that nothing is fitted to and that the result is judged on: so many of `data`, held back, or
+            data of their own.
         force: replace an existing output.
         dry_run: decide and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.
@@ -98,6 +105,9 @@ def compress(
             selector nor budget.
         resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
         save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
+        latency: measure original and result in turn, for the report.
+        curves: also measure the error of every block alone at several widths, for the report.
+        plots: folder for figures of the report, as PNG and SVG.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one writes and checks.
         progress: called with stage, done, total.
@@ -111,9 +121,7 @@ def compress(
         LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock()
-    require_torch(recipe)
-    methods.require(recipe)
-    shipping.require(recipe)
+    _require(recipe, plots)
     first = group.rank == 0
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
@@ -122,7 +130,7 @@ def compress(
         files = _files(model, target, stats, save_stats, force=force or not first, owned=owned)
         if save_recipe is not None and first:
             _check_recipe_file(model, target, Path(save_recipe), force=force or resume is not None)
-        prepared = prepare(model, data, recipe, clock, group)
+        prepared = prepare(model, data, recipe, clock, group, held_out)
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
         external = target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT)
@@ -131,21 +139,22 @@ def compress(
         if folder is not None:
             begin(folder, prepared, recipe, files)
             folder.about_to_write(*(path for path in (files.write,) if path is not None))
-        decision = decide(prepared, recipe, clock, progress, files, journal=folder or NO_JOURNAL, group=group)
+        journal = folder or NO_JOURNAL
+        decision = decide(prepared, recipe, clock, progress, files, journal=journal, group=group, sensitivity=curves)
         if not decision.changes and recipe.ratio != 0 and not methods.beside(recipe):
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
-        journal = folder or NO_JOURNAL
         refined, applied = (
             _worked_over(prepared, recipe, decision, slim, clock, progress, journal) if first else ((), {})
         )
-        shipped = ship(prepared, slim, recipe, clock, progress) if first else None
+        shipped = ship(prepared, slim, recipe, clock, progress, latency=latency) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
                 _write(shipped.model, target, external=external, folder=folder)
             if save_recipe is not None and first:
-                saved.save(Path(save_recipe), recipe, data=_named(data), output=_named(output))
+                places = {"data": _named(data), "held_out": _named(held_out), "output": _named(output)}
+                saved.save(Path(save_recipe), recipe, **places)
     report = report_of(
         prepared,
         recipe,
@@ -159,10 +168,23 @@ def compress(
         final=None if shipped is None else shipped.model,
     )
     if shipped is None:
-        saved.mark(slim, recipe)
+        saved.mark(slim, recipe)  # as the first process did with what it wrote
         return Result(report=report, output=target, model=loose(slim), gates_passed=True)
     good = passes(shipped.results, recipe) and shipped.gates_passed
-    return Result(report=shipped.told(report), output=target, model=loose(shipped.model), gates_passed=good)
+    report = shipped.told(report)
+    if plots is not None:
+        report.save_plots(plots)
+    return Result(report=report, output=target, model=loose(shipped.model), gates_passed=good)
+
+
+def _require(recipe: Recipe, plots: str | Path | None) -> None:
+    """Whether all that was asked for is installed, and figures have a place, before any work."""
+    require_torch(recipe)
+    methods.require(recipe)
+    shipping.require(recipe)
+    if plots is not None:
+        drawing.require()
+        drawing.check(Path(plots))
 
 
 def _worked_over(
@@ -239,8 +261,8 @@ def _check_recipe_file(model: Any, target: Path | None, path: Path, *, force: bo
 
 
 def _named(source: Any) -> str | None:
-    """A place that a recipe can name."""
-    return str(source) if isinstance(source, str | Path) else None
+    """A place, or a number of samples, that a recipe can name."""
+    return str(source) if isinstance(source, str | Path | int) else None
 
 
 def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Owned) -> None:

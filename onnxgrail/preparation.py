@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.budget import cache_bytes
-from onnxgrail.calibration.data import Batches, read
+from onnxgrail.calibration.data import Batches, Source, read, read_apart
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.reading import reading_of
@@ -21,7 +21,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
-from onnxgrail.errors import ModelError
+from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.model_io import copy, load
@@ -36,6 +36,14 @@ from onnxgrail.record import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldOut:
+    """Feeds of samples that nothing is fitted to and the result is judged on, and how the user asked for them."""
+
+    asked: str
+    batches: Batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
     """A model that has been read, run once and traced.
 
@@ -44,6 +52,7 @@ class Prepared:
         model: the graph, never changed; batches: calibration feeds; survey: its trace.
         feed: the small feed of the trace; samples: how many samples it holds.
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
+        held_out: what the result is judged on beside `batches`, where there is such a thing.
     """
 
     source: Any
@@ -53,6 +62,7 @@ class Prepared:
     survey: Survey
     feed: Mapping[str, Array]
     gradients: Mapping[str, Floats] = field(default_factory=dict)
+    held_out: HeldOut | None = None
 
     @property
     def samples(self) -> int:
@@ -77,24 +87,27 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def prepare(source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group = SOLO) -> Prepared:
+def prepare(
+    source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group = SOLO, held_out: Source | int | None = None
+) -> Prepared:
     """Load a model, find its calibration data, run it once and trace it.
 
     Raises:
         ModelError: the model cannot be read or run.
         DataError: the data do not fit it.
+        UsageError: samples are to be held out of data that nobody gave.
     """
     with clock.stage("load"):
         model = load(from_any(source))
     with clock.stage("data"):
-        batches = _batches(model, data, recipe, group)
+        batches, held = _batches(model, data, recipe, group, held_out)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
         feed, facts = _observed(model, batches, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(model, survey)
     path = Path(source) if isinstance(source, str | Path) else None
-    return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed)
+    return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed, held_out=held)
 
 
 def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
@@ -120,9 +133,13 @@ def _explained(error: ModelError, batches: Batches) -> ModelError:
     return ModelError(str(error), hint="The inputs were drawn: give --data or --input-shapes if the model needs others")
 
 
-def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batches:
+def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:
+    """Calibration feeds, and those that judge: so many samples held back, or data of their own."""
     signature = signature_of(model)
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
+    apart = _count(held_out)
+    if apart and data is None:
+        raise UsageError(f"--held-out {apart} needs --data", hint="Drawn inputs say little about real ones")
     reading = reading_of(
         tokenizer=recipe.tokenizer,
         sequence_length=recipe.sequence_length,
@@ -130,10 +147,30 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group) -> Batche
         image_std=recipe.image_std,
         input_shapes=recipe.input_shapes,
     )
-    if data is None:
-        reading.unused(frozenset(), "drawn inputs")
-        return synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
-    return read(data, signature, reading=reading, group=group, **common)
+    other: Batches | None = None
+    if held_out is not None and not apart:
+        other = read(held_out, signature, reading=reading, group=group, batch_size=recipe.batch_size)
+    if data is not None:
+        found, held = read_apart(data, signature, apart, reading=reading, group=group, **common)
+        other = held or other
+    else:
+        if other is None:
+            reading.unused(frozenset(), "drawn inputs")
+        found = synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
+    return found, None if other is None else HeldOut(asked=str(apart) if apart else other.source, batches=other)
+
+
+def _count(held_out: Any) -> int:
+    """How many samples are to be held back, where that is what was asked for, and 0 where data are named.
+
+    Raises:
+        UsageError: not at least one.
+    """
+    if not isinstance(held_out, int) and not (isinstance(held_out, str) and held_out.strip().isdecimal()):
+        return 0
+    if isinstance(held_out, bool) or int(held_out) < 1:
+        raise UsageError(f"--held-out must be at least 1 sample, or data, got {held_out!r}")
+    return int(held_out)
 
 
 def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:

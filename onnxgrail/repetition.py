@@ -17,6 +17,7 @@ def apply(
     output: str | Path | None = None,
     *,
     data: Any = None,
+    held_out: Any = None,
     **options: Any,
 ) -> Result:
     """Compress a model as a saved recipe says.
@@ -26,6 +27,7 @@ def apply(
         model: as for `compress`.
         output: file to write; without it the one that the recipe names, or `IN.compressed.onnx`.
         data: calibration data instead of what the recipe names.
+        held_out: the same for the samples that judge.
         **options: everything else that `compress` takes; choices among them go before those of the recipe.
 
     Raises:
@@ -38,5 +40,6 @@ def apply(
         model,
         output if output is not None else found.output,
         data=data if data is not None else found.data,
+        held_out=held_out if held_out is not None else found.held_out,
         **choices,
     )

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail import page
+from onnxgrail import page, plots
 from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.graph.stored import Stored
+from onnxgrail.memory import peak_rss_bytes
 from onnxgrail.paths import write_text
 from onnxgrail.summary import SummaryRow, refusal_counts, summary_rows
 
@@ -59,12 +60,15 @@ class Verification:
     Attributes:
         checker: the ONNX checker accepts it.
         ort_load: ONNX Runtime loads it.
-        outputs: per output at least name, cosine, nmse and max_abs against the original (see `fidelity.entries`).
+        outputs: per output at least name, cosine, nmse and max_abs against the original (see `fidelity.entries`), on
+            a few samples of the calibration data.
+        held_out: source, samples and outputs of the same on samples that nothing was fitted to, where there were any.
     """
 
     checker: bool | None = None
     ort_load: bool | None = None
     outputs: tuple[Mapping[str, Any], ...] = ()
+    held_out: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,6 +92,15 @@ class Report:
     def to_html(self) -> str:
         """The report as one HTML file that needs nothing else."""
         return page.report_page(plain(self.data))
+
+    def save_plots(self, folder: str | Path) -> list[Path]:
+        """Write figures into a folder, each as PNG and SVG: what is left of the model, errors and curves of its blocks.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            OutputError: the folder cannot be written.
+        """
+        return plots.write(plain(self.data), Path(folder))
 
     def summary_rows(self) -> tuple[SummaryRow, ...]:
         """The before/after table."""
@@ -306,16 +319,6 @@ def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, A
         "providers": list(providers),
         "threads": threads,
     }
-
-
-def peak_rss_bytes() -> int | None:
-    """Largest resident memory of this process so far; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def _version(name: str) -> str | None:

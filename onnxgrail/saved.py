@@ -20,17 +20,18 @@ from onnxgrail.paths import check_input, write_text
 from onnxgrail.report import SCHEMA, plain
 
 KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first
-BESIDE = ("data", "output", "onnxgrail")  # what a recipe file holds beside the choices
+BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file holds beside the choices
 FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What a recipe file says: choices for `compress`, calibration data and output where it names them."""
+    """What a recipe file says: choices for `compress`, and data, held-out data and output where it names them."""
 
     choices: Mapping[str, Any]
     data: str | None = None
+    held_out: str | None = None
     output: str | None = None
 
 
@@ -52,7 +53,7 @@ def runs(model: ir.Model) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def save(path: Path, recipe: Recipe, *, data: str | None, output: str | None) -> None:
+def save(path: Path, recipe: Recipe, *, data: str | None, output: str | None, held_out: str | None = None) -> None:
     """Write a recipe file, as YAML or as JSON by its suffix.
 
     Raises:
@@ -62,6 +63,7 @@ def save(path: Path, recipe: Recipe, *, data: str | None, output: str | None) ->
         "onnxgrail": metadata.version("onnxgrail"),
         **plain(dataclasses.asdict(recipe)),
         "data": data,
+        "held_out": held_out,
         "output": output,
     }
     if path.suffix.lower() == ".json":
@@ -104,7 +106,8 @@ def read(source: str | Path | Mapping[str, Any] | Recipe) -> Saved:
     if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):  # a report
         calibration = found.get("calibration") or {}
         data = None if calibration.get("synthetic", True) else calibration.get("source")
-        return _saved({**found["recipe"], "data": data}, str(path))
+        held = ((found.get("verification") or {}).get("held_out") or {}).get("asked")
+        return _saved({**found["recipe"], "data": data, "held_out": held}, str(path))
     return _saved(found, str(path))
 
 
@@ -146,12 +149,12 @@ def _saved(content: Mapping[Any, Any], label: str) -> Saved:
             choices[name] = _checked(name, value, label)
         else:
             raise UsageError(f"{label}: there is no key {str(key)!r}", hint=nearest(name))
-    return Saved(choices=choices, data=beside.get("data"), output=beside.get("output"))
+    return Saved(choices=choices, **{name: beside.get(name) for name in ("data", "held_out", "output")})
 
 
 def nearest(name: str) -> str:
     """A hint with the key that was probably meant."""
-    known = (*FIELDS, "data", "output")
+    known = (*FIELDS, *BESIDE[:-1])
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
 

@@ -15,7 +15,7 @@ from onnxgrail.calibration import quantise
 from onnxgrail.calibration.latency import single
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import signature_of
-from onnxgrail.calibration.timing import summarise, take_turns
+from onnxgrail.calibration.timing import Times, summarise, take_turns
 from onnxgrail.comparison import HEAVY, run_both
 from onnxgrail.core import Progress, Recipe
 from onnxgrail.fidelity import Fidelity, entries, finish
@@ -38,7 +38,7 @@ class Shipped:
         model: the graph; narrowed: the same before it was quantised.
         verification, results: narrowed against original, None and nothing without `recipe.check`; where the model was
             quantised, `results` are those of the quantised one.
-        keys: `simplify`, `quantization` and `target` of the report, None where nobody asked.
+        keys: `simplify`, `quantization`, `target` and `latency` of the report, None where nobody asked.
     """
 
     model: ir.Model
@@ -82,8 +82,10 @@ def check(model: ir.Model, recipe: Recipe) -> None:
         quantise.refuse(model, recipe.quantize)
 
 
-def ship(prepared: Prepared, slim: ir.Model, recipe: Recipe, clock: Clock, progress: Progress) -> Shipped:
-    """Make the narrowed model what is written.
+def ship(
+    prepared: Prepared, slim: ir.Model, recipe: Recipe, clock: Clock, progress: Progress, *, latency: bool = False
+) -> Shipped:
+    """Make the narrowed model what is written; with `latency` it is timed beside the original.
 
     Simplifying comes behind the narrowing, since names of nodes and weights in options and report are those of the
     given file; and in front of the comparison, which then judges both.  Quantising comes last: least squares needs
@@ -107,7 +109,15 @@ def ship(prepared: Prepared, slim: ir.Model, recipe: Recipe, clock: Clock, progr
         with clock.stage("quantize"):
             final, quantization, last = _quantised(prepared, slim, recipe, progress)
             results = last if recipe.check else results
+    times: tuple[Times, ...] | None = None
+    if latency or (quantization is not None and recipe.check):
+        with clock.stage("latency"):
+            times = _latency([prepared.model, slim, *([final] if quantization else [])], prepared, recipe)
+    named = None if times is None else dict(zip(STEPS, times, strict=False))
+    if quantization is not None and named:
+        quantization["latency_ms"] = {name: one.median for name, one in named.items()}
     keys = {
+        "latency": None if named is None else [{"name": n, **dataclasses.asdict(one)} for n, one in named.items()],
         "simplify": None if simplified is None else dataclasses.asdict(simplified),
         "quantization": quantization,
         "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
@@ -133,17 +143,17 @@ def _quantised(
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,
         "outputs": [],
+        "held_out": None,
         "to_narrowed": [],
         "latency_ms": None,
         "notes": [SATURATES] if recipe.quantize != "fp16" and not symmetric else [],
     }
     if recipe.check:
-        _, results = verify(prepared, made.model, recipe, progress)
-        entry["outputs"] = entries(results)
+        verification, results = verify(prepared, made.model, recipe, progress)
+        entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         batches = dataclasses.replace(few(prepared.batches), feeds=tuple(_cut(prepared, slim)))
         sums = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
         entry["to_narrowed"] = entries(finish(sums))
-        entry["latency_ms"] = _latency([prepared.model, slim, made.model], prepared, recipe)
     return made.model, entry, results
 
 
@@ -153,13 +163,12 @@ def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
     return [lambda make=make: fit(make(), ports) for make in few(prepared.batches).feeds]
 
 
-def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> dict[str, float] | None:
-    """Median milliseconds of one sample, the models in turn; None where opening them again is too much."""
+def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:
+    """Milliseconds of one sample, the models in turn; None where opening them again is too much."""
     if max(weight_bytes(model) for model in models) > HEAVY:
         return None
     feed = single(prepared.feed, signature_of(prepared.model))
     feeds = [fit(feed, between(prepared.model, model)) for model in models]
     with ExitStack() as stack:
         sessions = [stack.enter_context(open_session(pack(model), providers=recipe.providers)) for model in models]
-        times = take_turns(sessions, feeds, least=9, most=60, seconds=1.5)
-    return dict(zip(STEPS, (one.median for one in summarise(times)), strict=True))
+        return summarise(take_turns(sessions, feeds, least=9, most=60, seconds=1.5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,12 @@ def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
         before, after = (sum(block[key] for block in blocks) for key in ("units", "kept"))
         rows.append(SummaryRow(label=label, before=before, after=after, unit="count"))
     return tuple(rows)
+
+
+def judged(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """How close each output of the written model is to the original's: on held-out samples where there were any."""
+    last = data.get("quantization") or data.get("verification") or {}
+    return tuple((last.get("held_out") or last).get("outputs") or ())
 
 
 def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:

@@ -188,6 +188,23 @@ def _least_harm(job: Job, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float
     return min(harm, key=lambda name: (harm[name], name != "uniform")), harm
 
 
+def curves(
+    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, *, narrow: Narrow, progress: Progress
+) -> tuple[Curve, ...]:
+    """What narrowing each block alone does, at several widths and to the outputs: for a report, no width follows."""
+    job = Job(
+        prepared=prepared,
+        recipe=recipe,
+        blocks=tuple(blocks),
+        ladders=_ladders(blocks, recipe),
+        dense=None,
+        narrow=narrow,
+        trial=lambda _: 0.0,
+        progress=progress,
+    )
+    return _losses(job)[1]
+
+
 def _losses(job: Job) -> tuple[dict[str, dict[str, Floats]], tuple[Curve, ...]]:
     """What a block's error does to the outputs: block name -> loss at each step of its ladder, by two weightings.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,17 +101,75 @@ def read(
     Raises:
         DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
     """
+    settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
+    return read_apart(source, signature, 0, reading=reading, group=group, **settings)[0]
+
+
+def read_apart(
+    source: Source,
+    signature: Signature,
+    apart: int,
+    *,
+    samples: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    reading: Reading | None = None,
+    group: Group = SOLO,
+) -> tuple[Batches, Batches | None]:
+    """The same, with `apart` samples held back in batches of their own: evenly spread over the data.
+
+    Where `samples` are asked for, those held back are others.  Feeds that are passed as they are are held back whole.
+
+    Raises:
+        DataError: as `read`, and where nothing would be left.
+    """
+    asked, samples = samples, None if samples is None else samples + apart
     parts = _parts(source, signature, samples, reading or Reading())
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
     notes = [note for part in parts for note in part.notes]
     for part in parts:
         notes.extend(note for entry in signature for note in _check(part, entry))
     if any(_is_ready(part, signature) for part in parts):
-        return _ready(parts, signature, samples, label, notes)
+        return _ready_apart(_ready(parts, signature, samples, label, notes), apart)
     total = sum(_rows(part, signature) for part in parts)
     if samples is not None and samples > total:
-        notes.append(f"{label}: {samples} samples asked for, {total} are there")
-    return _cut(parts, signature, _choose(total, samples, seed), batch_size, label=label, notes=notes, group=group)
+        also = f" and {apart} to hold out" if apart else ""
+        notes.append(f"{label}: {asked} samples{also} asked for, {total} are there")
+    chosen = _choose(total, samples, seed)
+    cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, group=group)
+    if not apart:
+        return cut(chosen, notes=notes), None
+    held = _spread(len(chosen), apart, f"{label}: {apart} samples are to be held out and {len(chosen)} are there")
+    return cut(np.delete(chosen, held), notes=notes), cut(chosen[held], notes=[])
+
+
+def _spread(count: int, some: int, refusal: str) -> Ints:
+    """Positions of some of `count` things, at even distances.
+
+    Raises:
+        DataError: that would be all of them.
+    """
+    if some >= count:
+        raise DataError(refusal, hint="Hold out fewer, or name other data: --held-out DATA")
+    return (2 * np.arange(some) + 1) * count // (2 * some)
+
+
+def _ready_apart(batches: Batches, apart: int) -> tuple[Batches, Batches | None]:
+    """Whole feeds held back, so many that they hold about `apart` samples."""
+    if not apart:
+        return batches, None
+    count = len(batches)
+    some = -(-apart * count // max(batches.samples, 1))
+    wrong = f"{batches.source}: {apart} samples are to be held out of {batches.samples} in {count} feeds"
+    held = set(_spread(count, some, wrong).tolist())
+    feeds = [[f for n, f in enumerate(batches.feeds) if (n in held) is side] for side in (False, True)]
+    rest, other = (replace(batches, feeds=tuple(side), samples=sum(map(_samples, side))) for side in feeds)
+    return rest, replace(other, notes=())
+
+
+def _samples(make: Callable[[], Feed]) -> int:
+    sizes = {array.shape[0] if array.ndim else -1 for array in make().values()}
+    return max(1, sizes.pop()) if len(sizes) == 1 else 1
 
 
 def fixed_batch(signature: Signature) -> int | None:

@@ -24,12 +24,15 @@ PRODUCTS = RECURRENT | {
 
 
 def parameters(model: ir.Model) -> int:
-    """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted)."""
-    return sum(
-        int(v.const_value.size)
-        for v in model.graph.initializers.values()
-        if v.const_value is not None and _is_weight(v.const_value)
-    )
+    """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted).
+
+    A weight may also be the value of a `Constant` node; single numbers in such nodes belong to formulas.
+    """
+    stored = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    written = (node.attributes.get("value") for node in model.graph if node.op_type == "Constant")
+    spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
+    weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
+    return sum(int(tensor.size) for tensor in weights if _is_weight(tensor))
 
 
 def _is_weight(tensor: ir.TensorProtocol) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from onnxgrail.page import results
 from onnxgrail.page.blockmap import block_map
 from onnxgrail.page.command import again
+from onnxgrail.page.deployment import deployment, low_rank
 from onnxgrail.page.hero import hero, inspection_hero, title_of
 from onnxgrail.page.sensitivity import sensitivity
 from onnxgrail.page.shell import document
@@ -23,6 +24,8 @@ def report_page(data: Mapping[str, Any]) -> str:
         block_map(data, narrowed=True),
         sensitivity(data),
         results.repairs(data),
+        low_rank(data),
+        deployment(data),
         results.left_alone(data),
         results.time(data),
         again(data),

@@ -10,7 +10,7 @@ from onnxgrail.page.markup import Child, Markup, el, join, name
 from onnxgrail.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 from onnxgrail.page.table import section
 
-HELD_OUT = "against the original network, narrowing in front included, on held-out samples"
+VALIDATION = "validation: against the original network, narrowing in front included, on rows left out of the fit"
 NAMED = 6  # nodes named in one row; the list of what was left alone has more
 
 
@@ -53,7 +53,7 @@ def _legend(blocks: list[BlockRow], *, measured: bool) -> Markup | None:
         return None
     items = [("before compensation", "plain"), ("after", "compensated")]
     if any(block.validation is not None for block in blocks):
-        items.append((HELD_OUT, "validation"))
+        items.append((VALIDATION, "validation"))
     keys = [el("li", _mark(kind), text) for text, kind in items]
     scale = (
         "Error: squared, as a share of the block's output; scale from 0.01 % to 100 %, each tick ten times the last."
@@ -99,7 +99,7 @@ def _units(block: BlockRow) -> list[Child]:
 
 def _errors(block: BlockRow) -> Markup:
     """The drawing, and the same in words."""
-    known = (("before", block.plain), ("after", block.compensated), ("held-out", block.validation))
+    known = (("before", block.plain), ("after", block.compensated), ("validation", block.validation))
     words = [el("span", f"{label} ", el("b", figures.error(e))) for label, e in known if e is not None]
     if block.status not in ("", "ok"):
         words.append(el("span", f"{block.status}: {block.reason}" if block.reason else block.status, class_="why"))

@@ -14,7 +14,7 @@ from onnxgrail.page import figures
 from onnxgrail.page.markup import Markup, el
 from onnxgrail.page.table import section, table
 
-LISTS = ("blocks", "fit", "refine")
+IN_MEMORY = re.compile(r"(arrays?|feeds?)\b(?!\.\w)")
 TARGETS = ("target_params", "target_macs", "target_size", "target_latency")
 
 
@@ -28,11 +28,16 @@ def command_of(data: Mapping[str, Any]) -> str:
     calibration = data.get("calibration") or {}
     if calibration.get("source") and not calibration.get("synthetic"):
         words.append(["--data", "DATA" if _in_memory(data) else str(calibration["source"])])
+    held = str(((data.get("verification") or {}).get("held_out") or {}).get("asked") or "")
+    if held:
+        words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
     if recipe.get("ratio") is not None:
         words.append(["--ratio", f"{recipe['ratio']:g}"])
     for name, value in recipe.items():
         if name != "ratio" and name in defaults and _plain(value) != defaults[name]:
             words += _option(name, value)
+    if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
+        words.append(["--curves"])
     if not model.get("output"):
         words.append(["--dry-run"])
     return " \\\n  ".join(shlex.join(group) for group in words)
@@ -40,7 +45,7 @@ def command_of(data: Mapping[str, Any]) -> str:
 
 def _in_memory(data: Mapping[str, Any]) -> bool:
     """Whether the data came as arrays of a Python call and have no file."""
-    return bool(re.match(r"(arrays?|feeds?)\b(?!\.\w)", str((data.get("calibration") or {}).get("source"))))
+    return bool(IN_MEMORY.match(str((data.get("calibration") or {}).get("source"))))
 
 
 def _plain(value: Any) -> Any:
@@ -59,7 +64,7 @@ def _option(name: str, value: Any) -> list[list[str]]:
         return [[label, f"{key}:{','.join(map(str, shape))}"] for key, shape in value.items()]
     if name == "providers":
         return [[label, str(provider)] for provider in value]
-    if name in LISTS:
+    if isinstance(value, list | tuple):
         text = ",".join(map(str, value)) or ("plain" if name == "fit" else "none")
     else:
         text = f"{value:g}" if isinstance(value, float) else str(value)
@@ -101,4 +106,7 @@ def _identity(data: Mapping[str, Any]) -> Markup:
     calibration = data.get("calibration") or {}
     if calibration:
         rows.insert(0, ("calibration", f"{calibration['samples']:,} samples, {calibration['source']}"))
+    held = (data.get("verification") or {}).get("held_out")
+    if held:
+        rows.insert(1, ("held out", f"{held['samples']:,} samples, {held['source']}"))
     return table("What the numbers depend on", ("", "Value"), rows, class_="facts")

@@ -11,6 +11,7 @@ from onnxgrail.page.network import BlockRow
 
 SLENDER = 3.2  # percent of the drawing that a bar of the silhouette may take
 LOWEST = 1e-4  # relative error at the left end of the scale
+TICKS = (0.0, 0.01, 0.1, 1.0)  # errors that a curve has lines at
 INSET = 2.5  # percent that dots keep from the ends
 
 
@@ -125,7 +126,12 @@ def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: st
             y2=4 + inner * (1 - math.sqrt(e)),
             class_="axis",
         )
-        for e in (0.0, 0.01, 0.1, 1.0)
+        for e in TICKS
+    ]
+    grid += [
+        el("text", f"{100 * e:g} %", x="100%", y=4 + inner * (1 - math.sqrt(e)) + 11, text_anchor="end", class_="tick")
+        for e in TICKS
+        if e >= 0.1
     ]
     line = el(
         "svg",

@@ -9,7 +9,14 @@ from typing import Any
 from onnxgrail.page import drawing, figures
 from onnxgrail.page.markup import Child, Markup, el, name
 from onnxgrail.page.network import BlockRow, blocks_of, kinds_of, rows_of
+from onnxgrail.summary import judged
 
+LABELS = {
+    (False, False): "Cosine to original",
+    (False, True): "Cosine, held-out",
+    (True, False): "Lowest cosine",
+    (True, True): "Lowest, held-out",
+}
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
 
@@ -96,17 +103,18 @@ def _cards(data: Mapping[str, Any]) -> list[Markup]:
         left = None if not before or after is None else after / before
         cards.append(card(label, figures.change(before, after), f"{show(before)} → {show(after)}", left))
     budget = model.get("budget")
-    if budget and budget["metric"] == "latency":
-        times = [f"{figures.number(budget[key])}{figures.SPACE}ms" for key in ("before", "achieved")]
-        left = budget["achieved"] / budget["before"]
-        cards.append(
-            card("Latency", figures.change(budget["before"], budget["achieved"]), f"{times[0]} → {times[1]}", left)
-        )
-    outputs = (data.get("verification") or {}).get("outputs") or ()
-    known = [(o["cosine"], str(o["name"])) for o in outputs if o.get("cosine") is not None]
+    steps = [step["median"] for step in data.get("latency") or ()]
+    if not steps and budget and budget["metric"] == "latency":
+        steps = [budget["before"], budget["achieved"]]
+    if steps:
+        times = [f"{figures.number(ms)}{figures.SPACE}ms" for ms in (steps[0], steps[-1])]
+        note = f"{times[0]} → {times[1]}"
+        cards.append(card("Latency", figures.change(steps[0], steps[-1]), note, steps[-1] / steps[0]))
+    known = [(o["cosine"], str(o["name"])) for o in judged(data) if o.get("cosine") is not None]
     if known:
         cosine, output = min(known)
-        label = "Cosine to original" if len(known) == 1 else "Lowest cosine"
+        held = bool((data.get("verification") or {}).get("held_out"))
+        label = LABELS[len(known) > 1, held]
         cards.append(card(label, f"{cosine:.4f}".replace("-", figures.MINUS), name(output), cosine))
     return cards
 
@@ -139,7 +147,7 @@ def _checks(data: Mapping[str, Any]) -> Markup | None:
     """What was checked on the result, each with a word, not only a colour."""
     found = data.get("verification") or {}
     limit = (data.get("recipe") or {}).get("min_cosine")
-    cosines = [o["cosine"] for o in found.get("outputs") or () if o.get("cosine") is not None]
+    cosines = [o["cosine"] for o in judged(data) if o.get("cosine") is not None]
     gate = None if limit is None else bool(cosines) and min(cosines) >= limit
     checks = (
         ("ONNX checker", found.get("checker")),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onnxgrail.page import drawing, figures
-from onnxgrail.page.markup import Child, Markup, el, name
+from onnxgrail.page.markup import Child, Markup, el, join, name
 from onnxgrail.page.network import places
 from onnxgrail.page.table import section, table
 from onnxgrail.summary import summary_rows
 
 PRINTERS: dict[str, Callable[[float | None], str]] = {"count": figures.count, "bytes": figures.size}
+ALWAYS = ("cosine", "nmse", "max_abs")
 REFINED = {"laco": "Blocks fitted by gradient (laco)", "distill": "Whole model fitted by gradient (distill)"}
 BROUGHT = {
     "repair": "Activations behind convolutions, mean and deviation brought back (repair)",
@@ -48,47 +49,92 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
 
 
 def fidelity(data: Mapping[str, Any]) -> Markup | None:
-    """How far each output is from the original's."""
-    outputs = (data.get("verification") or {}).get("outputs") or ()
+    """How far each output is from the original's: on held-out samples first, where there were any."""
+    found = list(_measured(data))
+    outputs = [output for _, every in found for output in every]
     if not outputs:
         return None
-    optional: list[tuple[str, str, Callable[[float | None], str]]] = [
+    every_column: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("cosine", "Cosine", functools.partial(figures.number, spec=".5f")),
+        ("cosine_min", "Cosine, worst sample", functools.partial(figures.number, spec=".5f")),
+        ("nmse", "Squared error", figures.error),
+        ("max_abs", "Largest difference", figures.number),
         ("agreement", "Same top class", figures.share),
         ("kl", "KL divergence", functools.partial(figures.number, spec=".2e")),
     ]
-    shown = [item for item in optional if any(o.get(item[0]) is not None for o in outputs)]
-    columns = ("Output", "Cosine", "Squared error", "Largest difference", *(title for _, title, _ in shown))
+    shown = [c for c in every_column if c[0] in ALWAYS or any(o.get(c[0]) is not None for o in outputs)]
     rows: list[Sequence[Child]] = [
         (
-            name(str(o["name"])),
-            figures.number(o.get("cosine"), ".5f"),
-            figures.error(o.get("nmse")),
-            figures.number(o.get("max_abs")),
+            join((name(str(o["name"])), el("span", where, class_="sub"))),
             *(show(o.get(key)) for key, _, show in shown),
         )
-        for o in outputs
+        for where, every in found
+        for o in every
     ]
-    counts = {o["samples"] for o in outputs if "samples" in o}
-    calibration = data.get("calibration") or {}
-    source = "drawn inputs" if calibration.get("synthetic") else "the calibration data"
-    samples = f"{figures.plural(max(counts), 'sample')} of {source}" if counts else source
-    caption = f"Outputs of the narrowed model beside the original's, on {samples}"
-    return section("fidelity", "Output fidelity", table(caption, columns, rows, class_="stacked"))
+    columns = ("Output", *(title for _, title, _ in shown))
+    grid = table("Outputs beside the original model's", columns, rows, class_="stacked")
+    return section("fidelity", "Output fidelity", _advice(data), grid)
+
+
+def _measured(data: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """Where outputs were compared, in words, and what was found: the written model first."""
+    drawn = (data.get("calibration") or {}).get("synthetic")
+    for kind, title in (("quantization", "quantised, "), ("verification", "")):
+        entry = data.get(kind) or {}
+        sides = (
+            ("held-out sample", (entry.get("held_out") or {}).get("outputs") or ()),
+            ("drawn sample" if drawn else "calibration sample", entry.get("outputs") or ()),
+        )
+        for noun, outputs in sides:
+            if outputs:
+                count = outputs[0].get("samples")
+                yield title + (f"{noun}s" if count is None else figures.plural(count, noun)), outputs
+
+
+def _advice(data: Mapping[str, Any]) -> Markup | None:
+    """What the numbers are worth that no held-out sample stands behind."""
+    if (data.get("verification") or {}).get("held_out"):
+        return None
+    if (data.get("calibration") or {}).get("synthetic"):
+        text = "The inputs were drawn: only real ones say how close the outputs are, with --data and --held-out."
+    else:
+        text = "The model was calibrated on these samples: --held-out 64 keeps some back, --held-out FILE names others."
+    return el("p", text)
 
 
 def latency(data: Mapping[str, Any]) -> Markup | None:
-    """Measured times, where a target asked for them."""
+    """Measured times, where they were asked for."""
     budget = data["model"].get("budget") or {}
-    if budget.get("metric") != "latency":
+    target = budget if budget.get("metric") == "latency" else {}
+    steps = [(str(step["name"]), step["median"], _speed(step)) for step in data.get("latency") or ()]
+    if target and not steps:
+        steps = [("original", target["before"], ""), ("narrowed", target["achieved"], "")]
+    if not steps:
         return None
-    longest = max(budget[key] for key in ("before", "limit", "achieved"))
-    bars = (("Original", "before", "ghost"), ("Limit", "limit", "limit"), ("Narrowed", "achieved", "fill"))
+    bars = [(name_.capitalize(), ms, "fill" if n else "ghost", note) for n, (name_, ms, note) in enumerate(steps)]
+    if target:
+        bars.insert(1, ("Limit", target["limit"], "limit", f"asked: {target['asked']}"))
+    longest = max(ms for _, ms, _, _ in bars)
     rows: list[Sequence[Child]] = [
-        (label, drawing.bar(budget[key] / longest, style, height=14), f"{figures.number(budget[key])}{figures.SPACE}ms")
-        for label, key, style in bars
+        (
+            label if not note else join((label, el("span", note, class_="sub"))),
+            drawing.bar(ms / longest, style, height=14),
+            f"{figures.number(ms)}{figures.SPACE}ms",
+        )
+        for label, ms, style, note in bars
     ]
-    caption = f"One run of one sample, measured in turn on the machine that made this report; asked: {budget['asked']}"
+    caption = "Median time of one sample, the models in turn on the machine that made this report"
     return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
+
+
+def _speed(step: Mapping[str, Any]) -> str:
+    """How many times as fast as the original, as far as noise lets anybody tell."""
+    if step.get("ratio") is None:
+        return ""
+    low, high = step["interval"]
+    if low <= 1 <= high:
+        return "no difference beyond the noise"
+    return f"{step['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})"
 
 
 def repairs(data: Mapping[str, Any]) -> Markup | None:
@@ -114,7 +160,9 @@ def repairs(data: Mapping[str, Any]) -> Markup | None:
     if not rows:
         return None
     columns = ("", "Improved", "Error before", "Error after")
-    return section("repairs", "Repairs", table("Mean error of those improved, on held-out samples", columns, rows))
+    return section(
+        "repairs", "Repairs", table("Mean error of those improved, on rows left out of the fit", columns, rows)
+    )
 
 
 def _means(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

@@ -38,14 +38,14 @@ def sensitivity(data: Mapping[str, Any]) -> Markup | None:
             el("h3", title),
             el(
                 "p",
-                "From nothing kept (left) to everything (right); lines at 0, 1, 10 and 100 % error, and a dot at "
-                "the width that was taken.",
+                "From nothing kept (left) to everything (right), and a dot at the width that was taken.",
                 class_="sub",
             ),
             el("ul", *(_small(curve, kept.get(str(curve["block"]))) for curve in shown), class_="multiples"),
         )
     if any(block.plain is not None or block.compensated is not None for block in blocks):
-        return section("sensitivity", "Sensitivity", _strip(blocks))
+        hint = el("p", "The error of each block alone at other widths is measured with --curves.", class_="sub")
+        return section("sensitivity", "Sensitivity", _strip(blocks), hint)
     return None
 
 
@@ -112,7 +112,7 @@ def _strip(blocks: Sequence[BlockRow]) -> Markup:
     lines: list[tuple[str, list[float | None]]] = [
         ("before compensation", [block.plain for block in blocks]),
         ("after compensation", [block.compensated for block in blocks]),
-        ("against the original network, held-out samples", [block.validation for block in blocks]),
+        ("validation, against the original network", [block.validation for block in blocks]),
     ]
     items: list[Child] = []
     for title, errors in lines:

@@ -23,6 +23,8 @@ RECIPES = {
     "fit": {"fit": ("prior", "behind"), "norms": "repair"},
     "words": {"include": "a b|c$", "exclude": "'", "selector": "obs", "reducer": "fold", "compensate": "none"},
     "numbers": {"samples": 7, "batch_size": 3, "seed": 5, "round_to": 1, "min_cosine": 0.95, "budget_seconds": 12.5},
+    "methods": {"method": ("grail", "grasp"), "grasp_layers": "2", "grasp_whiten": True},
+    "images": {"image_mean": (0.5, 0.25, 0.125), "image_std": (0.5,)},
     "shapes": {"input_shapes": {"x:0": (1, 3, 8), "y": (2,)}, "cache_budget": "2G", "allocate": "global"},
 }
 
@@ -59,3 +61,18 @@ def test_data_without_a_file_are_not_taken_for_one(source, word):
     data = encoder(calibration={"source": source, "samples": 4, "synthetic": False, "notes": []})
     words = shlex.split(command_of(data).replace("\\\n", " "))
     assert words[words.index("--data") + 1] == word
+
+
+def test_curves_are_asked_for_again_where_nothing_else_asks():
+    recipe = encoder()["recipe"]
+    for allocate, curves in (("uniform", True), ("uniform", False), ("global", True)):
+        data = encoder(curves=curves, recipe=recipe | {"allocate": allocate})
+        assert ("--curves" in command_of(data)) == (curves and allocate == "uniform")
+
+
+@pytest.mark.parametrize(("asked", "word"), [("64", "64"), ("other.npz", "other.npz"), ("arrays", "OTHER_DATA")])
+def test_held_out_samples_are_asked_for_again(asked, word):
+    data = encoder()
+    data["verification"]["held_out"] = {"asked": asked, "source": "s", "samples": 64, "outputs": []}
+    words = shlex.split(command_of(data).replace("\\\n", " "))
+    assert words[words.index("--held-out") + 1] == word

@@ -1,16 +1,19 @@
-"""Pages in a browser: phone and desk, light and dark.  Needs playwright and Chromium, and says so where they lack.
+"""Pages in a browser: phone and desk, light and dark.  Skipped only where there is no Chromium.
 
-ONNXGRAIL_BROWSER names the browser's program; ONNXGRAIL_ARTIFACTS a folder where screenshots stay.
+ONNXGRAIL_BROWSER names the browser's program; pages and screenshots stay in build/screenshots, or in the folder that
+ONNXGRAIL_ARTIFACTS names.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -19,12 +22,13 @@ from onnxgrail.cli import main
 from onnxgrail.page import inspection_page, report_page
 from tests.page_data import encoder, inspection
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+from . import minilm
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-DIGITS = models.load("digits_resnet")
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+SCREENS = [(width, scheme) for width in (390, 1440) for scheme in ("light", "dark")]
 LONG = "a" * 300
-PAGES = ("minilm", "curves", "digits", "inspection", "long names", "300 blocks")
+LARGEST = 1_000_000  # bytes of a page
 CONTRAST = 4.5
 MEASURE = """() => {
   const channel = v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
@@ -54,19 +58,46 @@ def browser() -> Iterator[Any]:
     path = program()
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the path, and ONNXGRAIL_BROWSER names none")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=arguments)
+    from playwright.sync_api import sync_playwright  # in the extra `test`: a lack of it is no reason to skip
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield opened
         opened.close()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages; they stay beside their screenshots where a folder is named for these."""
-    kept = os.environ.get("ONNXGRAIL_ARTIFACTS")
-    place = Path(kept) if kept else tmp_path_factory.mktemp("pages")
+def folder() -> Path:
+    """Where pages and screenshots stay, as artefacts of the run."""
+    place = Path(os.environ.get("ONNXGRAIL_ARTIFACTS") or Path(__file__).parents[2] / "build" / "screenshots")
     place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+# ---------------------------------------------------------------------------------------------------------- the pages
+
+
+def compressed(page: Path, model: Path, data: Path, *words: str) -> None:
+    """A page as the command line writes it."""
+    given = ["compress", model, model.with_name("small.onnx"), "--data", data, "--report", page, "--force", *words]
+    result = CliRunner().invoke(main, [str(word) for word in given])
+    assert result.exit_code == 0, result.output
+
+
+def of_minilm(page: Path, scratch: Path) -> None:
+    onnx.save(minilm.minilm(), scratch / "minilm.onnx")
+    np.savez(scratch / "sentences.npz", **minilm.sentences())
+    compressed(page, scratch / "minilm.onnx", scratch / "sentences.npz", "--compensate", "grail", "--held-out", "4")
+
+
+def of_digits(page: Path, scratch: Path) -> None:
+    digits = models.load("digits_resnet")
+    shutil.copy(digits.model, scratch / "digits.onnx")
+    words = ("--held-out", str(digits.heldout), "--curves", "--quantize", "int8", "--target", "tensorrt")
+    compressed(page, scratch / "digits.onnx", digits.calibration, *words)
+
+
+def with_long_names() -> dict[str, Any]:
     long = encoder(3, curves=True)
     for block in (*long["blocks"], *long["allocation"]["curves"]):
         for key in {"name", "block"} & set(block):
@@ -75,25 +106,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         refusal |= {"node": LONG, "reason": LONG}
     long["model"] |= {"input": f"{LONG}/{LONG}.onnx"}
     long["verification"]["outputs"][0]["name"] = LONG
-    made = {
-        "minilm": report_page(encoder()),
-        "curves": report_page(encoder(curves=True)),
-        "inspection": inspection_page(inspection()),
-        "long names": report_page(long),
-        "300 blocks": report_page(encoder(150)),
-    }
-    for name, text in made.items():
-        (place / f"{name}.html").write_text(text, encoding="utf-8")
-    words = ["compress", DIGITS.model, place / "digits.onnx", "--force", "--data", DIGITS.calibration]
-    result = CliRunner().invoke(main, [*map(str, words), "--report", str(place / "digits.html")])
-    assert result.exit_code == 0, result.output
-    return place
+    return long
 
 
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_and_can_be_read(browser: Any, folder: Path, name: str, width: int, scheme: str) -> None:
+DRAWN: dict[str, Callable[[], str]] = {
+    "encoder": lambda: report_page(encoder()),
+    "curves": lambda: report_page(encoder(curves=True)),
+    "inspection": lambda: inspection_page(inspection()),
+    "long names": lambda: report_page(with_long_names()),
+    "300 blocks": lambda: report_page(encoder(150)),
+}
+MADE: dict[str, Callable[[Path, Path], None]] = {"minilm": of_minilm, "digits": of_digits}
+
+
+def page_of(name: str, folder: Path, scratch: Path) -> Path:
+    """The file of a page: one that a run makes, or one drawn from made-up data."""
+    page = folder / f"{name}.html"
+    if name in MADE:
+        MADE[name](page, scratch)
+    else:
+        page.write_text(DRAWN[name](), encoding="utf-8")
+    return page
+
+
+# ---------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.mark.parametrize("name", [*MADE, *DRAWN])
+def test_it_fits_and_can_be_read(browser: Any, folder: Path, name: str, tmp_path: Path) -> None:
+    file = page_of(name, folder, tmp_path)
+    assert file.stat().st_size <= LARGEST
+    for width, scheme in SCREENS:
+        looked_at(browser, file, width, scheme, folder / f"{name}-{width}-{scheme}.png")
+
+
+def looked_at(browser: Any, file: Path, width: int, scheme: str, picture: Path) -> None:
+    """One page on one screen: nothing sticks out, the console is silent, nothing is fetched, all is legible."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     wrong: list[str] = []
@@ -101,20 +149,20 @@ def test_it_fits_and_can_be_read(browser: Any, folder: Path, name: str, width: i
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
-    page.goto((folder / f"{name}.html").as_uri())
-    page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=name != "300 blocks")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.goto(file.as_uri())
+    page.screenshot(path=picture, full_page=page.evaluate("document.documentElement.scrollHeight") < 16_000)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, picture.name
     unreadable = [(round(ratio, 2), text) for ratio, text in page.evaluate(MEASURE) if ratio < CONTRAST]
-    assert unreadable == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "an opened list is too wide"
-    assert wrong == []
-    assert len(asked) == 1
+    assert unreadable == [], picture.name
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{picture.name}: an opened list is too wide"
+    assert wrong == [], picture.name
+    assert len(asked) == 1, picture.name
     context.close()
 
 
-def test_keys_reach_everything(browser: Any, folder: Path) -> None:
+def test_keys_reach_everything(browser: Any, tmp_path: Path) -> None:
     page = browser.new_page()
-    page.goto((folder / "curves.html").as_uri())
+    page.goto(page_of("curves", tmp_path, tmp_path).as_uri())
     seen = []
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -132,9 +180,9 @@ def test_keys_reach_everything(browser: Any, folder: Path) -> None:
     page.close()
 
 
-def test_the_command_can_be_copied(browser: Any, folder: Path) -> None:
+def test_the_command_can_be_copied(browser: Any, tmp_path: Path) -> None:
     page = browser.new_page()
-    page.goto((folder / "minilm.html").as_uri())
+    page.goto(page_of("encoder", tmp_path, tmp_path).as_uri())
     page.click("button[data-copy=command]")
     page.wait_for_function("/Copied|Selected/.test(document.querySelector('button[data-copy=command]').textContent)")
     page.close()

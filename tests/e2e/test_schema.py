@@ -28,7 +28,7 @@ from . import nets
 FIELDS = {
     "": (
         "schema tool recipe environment model allocation blocks refits norms refines methods refusals verification "
-        "interface timing peak_rss_bytes simplify quantization target"
+        "interface timing peak_rss_bytes simplify quantization target latency"
     ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",
@@ -37,7 +37,7 @@ FIELDS = {
         "bytes_before bytes_after asked_ratio achieved_ratio sha256_data_before sha256_data_after budget"
     ),
     "allocation": "asked used errors note rounding curves",
-    "verification": "checker ort_load outputs",
+    "verification": "checker ort_load outputs held_out",
     "block": "name kind units unit_size span kept exact members error outcome",
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
@@ -45,7 +45,7 @@ FIELDS = {
     "refit": "node weight alpha blend before after reason",
     "norm": "node kind before after outcome",
     "refusal": "value node op reason position",
-    "output": "name cosine nmse max_abs",
+    "output": "name cosine nmse max_abs cosine_min",
 }
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx import helper
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.graph import cost
@@ -107,6 +108,27 @@ def test_prediction_equals_the_narrowed_model(name: str, ratio: float) -> None:
 def test_shape_constants_are_no_parameters() -> None:
     model = MODELS["heads"]
     assert cost.parameters(model) == 8 * 12 + 12 * 5
+
+
+def spelled(model: ir.Model) -> ir.Model:
+    """The same model with all initializers in `Constant` nodes, and a number as exporters leave them there."""
+    proto = ir.to_proto(model)
+    held = [helper.make_node("Constant", [], [t.name], value=t) for t in proto.graph.initializer]
+    number = helper.make_node("Constant", [], ["half"], value=helper.make_tensor("half", 1, [], [0.5]))
+    nodes = [*held, number, *proto.graph.node]
+    del proto.graph.node[:], proto.graph.initializer[:]
+    proto.graph.node.extend(nodes)
+    return ir.from_proto(proto)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "heads", "recurrent"])
+def test_weights_in_nodes_are_parameters(name: str) -> None:
+    stored, model = MODELS[name], spelled(MODELS[name])
+    assert cost.parameters(model) == cost.parameters(stored) > 0
+    survey = survey_of(model, feed(model))
+    dead = killed(survey, 0.25)
+    slim = narrowed(model, survey, dead)
+    assert cost.parameters(model) - cost.removed(survey, dead)[0] == cost.parameters(slim)
 
 
 def test_nothing_is_removed_when_nothing_is_dead() -> None:

@@ -62,6 +62,12 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+def held_out(cosine: float = 0.91) -> dict[str, Any]:
+    """What a run says of 64 samples that nothing was fitted to."""
+    output = {"name": "last_hidden_state", "samples": 64, "cosine": cosine, "cosine_min": 0.82, "nmse": 0.17}
+    return {"asked": "64", "source": "calib.npz", "samples": 64, "outputs": [output | {"max_abs": 1.8}]}
+
+
 def variants() -> dict[str, dict[str, Any]]:
     base = encoder()
     sizes = base["model"]
@@ -79,6 +85,7 @@ def variants() -> dict[str, dict[str, Any]]:
         "no block": encoder(blocks=[]),
         "nothing done": encoder(blocks=untouched, verification={}, calibration=None, refits=[], timing={}),
         "dry run": encoder(model=sizes | {"output": None, "sha256_after": None, "bytes_after": None}),
+        "held-out": encoder(verification=base["verification"] | {"held_out": held_out()}),
         "latency": encoder(model=sizes | {"asked_ratio": None, "budget": latency}),
         "repairs": encoder(norms=[norm], refines=[refine | {"block": "model"}, refine | {"block": "a"}]),
         "partial": partial(),
@@ -223,6 +230,65 @@ def test_an_inspection_shows_the_same_map_without_errors() -> None:
     assert "Add node_add_25" in page.text
     assert "Error" not in page.text
     assert "25 % of the units removed" in page.text
+
+
+def test_held_out_samples_go_first_and_the_head_shows_them() -> None:
+    page = Page(report_page(encoder())).text
+    assert "--held-out 64 keeps some back" in page
+    assert "last_hidden_state 16 calibration samples" in page.replace("state16", "state 16")
+    data = encoder(verification=encoder()["verification"] | {"held_out": held_out()})
+    page = Page(report_page(data)).text
+    assert "keeps some back" not in page
+    assert page.index("64 held-out samples") < page.index("16 calibration samples")
+    assert "0.9100" in page[: page.index("Before and after")]
+    assert "Cosine, worst sample" in page
+    assert "0.82000" in page
+    assert "Cosine, held-out" in page
+    assert "64 samples, calib.npz" in page
+
+
+def test_the_gate_on_the_page_is_that_of_the_held_out_samples() -> None:
+    recipe = encoder()["recipe"] | {"min_cosine": 0.93}
+    held = encoder(recipe=recipe, verification=encoder()["verification"] | {"held_out": held_out()})
+    assert "cosine at least 0.93: passed" in Page(report_page(encoder(recipe=recipe))).text
+    assert "cosine at least 0.93: failed" in Page(report_page(held)).text
+
+
+def step(name: str, median: float, ratio: float | None = None, interval: list[float] | None = None) -> dict[str, Any]:
+    rest = {"mean": median, "p90": median, "p99": median, "spread": 0.1}
+    return {"name": name, "median": median, "ratio": ratio, "interval": interval} | rest
+
+
+def test_latency_is_told_as_far_as_noise_allows() -> None:
+    steps = [step("original", 10.0), step("narrowed", 8.0, 1.25, [1.2, 1.3]), step("quantised", 9.9, 1.01, [0.9, 1.1])]
+    page = Page(report_page(encoder(latency=steps))).text
+    assert "1.25 times as fast (1.20 to 1.30)" in page
+    assert page.count("no difference beyond the noise") == 1
+    assert "Latency \u22121.0" in page.replace("Latency\u2212", "Latency \u2212")  # of the last step, in the head
+
+
+def test_what_followed_the_narrowing_is_told() -> None:
+    finding = {"level": "advice", "op": "", "node": "", "reason": "open sizes"}
+    quantised = {"kind": "int8", "bytes_before": 400, "bytes_after": 100, "kept_float": ["a", "b"], "notes": []}
+    quantised |= {"outputs": held_out(0.5)["outputs"], "held_out": None, "to_narrowed": [], "latency_ms": None}
+    matrices = [{"params_before": 100, "params_after": 10}] * 2
+    grasp = {"layers": [{"name": "layer.7", "redundancy": 0.99, "replaced": True}], "matrices": matrices}
+    data = encoder(
+        quantization=quantised,
+        simplify={"nodes_before": 100, "nodes_after": 80},
+        target={"table": "TensorRT 10", "date": "2024-06-17", "passed": True, "findings": [finding], "strict": False},
+        methods={"grasp": grasp},
+    )
+    page = Page(report_page(data)).text
+    for words in (
+        "2 layers with outliers in their inputs stay in float",
+        "TensorRT 10, table of 2024-06-17: nothing that it refuses",
+        "advice: open sizes",
+        "2 matrices of these layers keep 10.0 % of their parameters",
+        "quantised, 64 calibration samples",
+    ):
+        assert words in page.replace("\u00a0", " ")
+    assert "0.5000" in page[: page.index("Before and after")]  # the head judges the file that is written
 
 
 def test_a_failed_gate_is_said_in_words() -> None:
