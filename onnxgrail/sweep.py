@@ -101,8 +101,8 @@ class _Walk:
         self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
         self._behind: list[Callable[[], None]] = []
-        feeds = len(pair.dense.shard.numbers)
-        self._ticks = feeds, feeds * sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
+        self._feeds = len(pair.dense.shard.numbers)
+        self._total = self._feeds * sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._done, self._progress = 0, progress
 
     def take(self, turn: Turn[Stage]) -> None:
@@ -115,29 +115,27 @@ class _Walk:
                 self._fit(stage, end)
             else:
                 self._run.refits += _left(stage, self._guard.parts)
-        self._behind.append(lambda: self._pair.dense.let_go(self._goals(turn)))
-
-    def _goals(self, turn: Turn[Stage]) -> list[str]:
-        return [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
+        self._behind.append(self._pair.dense.let_go)
 
     def _fits(self, stage: Stage) -> bool:
         return stage.memory(self._guard.parts) <= self._limit
 
     def _tick(self, times: int = 1) -> None:
         self._done += times
-        self._progress("calibrating", self._done, self._ticks[1])
+        self._progress("calibrating", self._done, self._total)
 
     def _settle(self, turn: Turn[Stage]) -> None:
         """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
         run, pair = self._run, self._pair
         known = [run.known(b) for b in turn.blocks]
         probes = [p for b in turn.blocks for p in b.probes]
+        goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
         folding = not REDUCERS[run.recipe.reducer].needs_scores  # then the stream must stay in front of the block
-        where = (0, None) if folding else (turn.limit, self._goals(turn))
+        where = (None, None) if folding else (turn.limit, goals)
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
             self._behind.append(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
-            self._tick(self._ticks[0])
+            self._tick(self._feeds)
         else:
             self._catch_up()
             if run.dense is None:
@@ -154,7 +152,7 @@ class _Walk:
         found = run.once.known(stage.key)
         if found is not None:
             self._behind.append(lambda: self._pair.walk_past(stage, ledger, end))
-            self._tick(self._ticks[0])
+            self._tick(self._feeds)
         else:
             self._catch_up()
             sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held

@@ -186,7 +186,7 @@ class Stream:
         """Sums over all calibration rows of each probe, in the network as the ledger has it.
 
         With a `limit` the cut moves as `advance` says in the same run, and what was measured is kept for the next.
-        With `goals` these tensors are kept instead until they are let go, and the cut only moves if they are not large.
+        With `goals` these tensors are kept instead, until they are let go; where they are large, the cut stays instead.
         """
         distinct = {_same(p): p for p in probes}
         placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
@@ -219,11 +219,10 @@ class Stream:
         """Whether all these tensors are at hand."""
         return all(name in self._cache for name in names)
 
-    def let_go(self, names: Sequence[str]) -> None:
-        """Drop tensors that were kept beyond the cut."""
-        gone = self._spare.keys() & set(names)
-        self._spare = {n: how for n, how in self._spare.items() if n not in gone}
-        self._cache.keep({n for n in self._cache.names if n not in gone})
+    def let_go(self) -> None:
+        """Drop what is kept beside the cut."""
+        self._cache.keep({n for n in self._cache.names if n not in self._spare})
+        self._spare = {}
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""

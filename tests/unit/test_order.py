@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxgrail.core import Block, Kind
-from onnxgrail.order import WIDE, steps
+from onnxgrail.order import WIDE, steps, turns
 from tests.oracle import survey_of
 from tests.tiny import feed, mlp
 
@@ -68,3 +72,32 @@ def test_blocks_of_a_real_graph() -> None:
     assert limits == sorted(limits)
     for step in found[1:]:
         assert step.limit <= step.blocks[0].span[0]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is fitted."""
+
+    span: tuple[int, int]
+
+
+SPANS = st.tuples(st.integers(1, 30), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@given(st.lists(SPANS), st.lists(st.integers(1, 40), unique=True).map(sorted))
+def test_turns(spans: list[tuple[int, int]], places: list[int]) -> None:
+    """Layers in order, each behind all blocks that begin in front of it, and nothing earlier than it must be."""
+    blocks, layers = [block(*span) for span in spans], [Layer((place, place)) for place in places]
+    found = turns(blocks, layers)
+    assert [layer for turn in found for layer in turn.layers] == layers
+    assert sorted(id(b) for turn in found for b in turn.blocks) == sorted(map(id, blocks))
+    decided: list[Block] = []
+    for number, turn in enumerate(found):
+        later = [b for other in found[number + 1 :] for b in other.blocks]
+        decided += turn.blocks
+        for layer in turn.layers:
+            assert all(b.span[0] > layer.span[1] for b in later)
+        if turn.layers and number:
+            assert all(b.span[0] <= turn.layers[0].span[1] for b in turn.blocks)
+        begins = [x.span[0] for other in found[number + 1 :] for x in (*other.blocks, *other.layers)]
+        assert turn.limit == min(begins, default=0)

@@ -214,3 +214,28 @@ def test_steps_that_are_known_are_walked_past_as_they_were_measured(name: str) -
             (stats,) = stream.measure(last.blocks[0].probes, ledger, lambda: None, last.limit)
             found.append((stream._cache.names, stats.gram.tobytes()))
     assert found[0] == found[1]
+
+
+@every_model
+@pytest.mark.parametrize("kept", [0, 2**28], ids=["too large", "kept"])
+def test_goals_wait_in_the_cache(name: str, kept: int, ran: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from the run that measures; where they would be too large, from another one."""
+    monkeypatch.setattr(module, "KEPT", kept)
+    model, survey, feeds = surveyed(name)
+    ledger = weights.empty(survey)
+    for block in survey.blocks:
+        with opened(model, survey, feeds) as stream:
+            (probe, *_), goals = block.probes, [model.graph.node(block.span[0]).outputs[0].name or ""]
+            assert goals != [probe.value]
+            ran.clear()
+            (got,) = stream.measure(block.probes, ledger, lambda: None, block.span[1], goals)
+            assert stream.holds(goals) == bool(kept)
+            assert (stream.position > 0) == bool(kept)
+            found = list(stream.follow(goals, ledger, 0 if stream.holds(goals) else block.span[1]))
+            assert ran[goals[0]] == (1 if kept else 2)
+            stream.let_go()
+            assert not stream.holds(goals)
+            for one, fed in zip(found, feeds, strict=True):
+                np.testing.assert_allclose(one[goals[0]], run(to_bytes(model, goals), fed)[goals[0]], atol=1e-5)
+            want = naive(model, survey, ledger, feeds, survey.blocks.index(block))
+            np.testing.assert_allclose(got.gram, want.gram, rtol=0, atol=1e-4 * np.abs(want.gram).max())
