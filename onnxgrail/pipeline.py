@@ -99,7 +99,7 @@ def compress(
         resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
         save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
-            narrowed model, but only the first one writes and checks.
+            narrowed model, but only the first one refines, replaces layers, writes and checks.
         progress: called with stage, done, total.
         **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
@@ -176,12 +176,12 @@ def _worked_over(
     """What refinements and methods beside narrowing do to the narrowed graph, in place."""
     refined: tuple[Refined, ...] = ()
     with clock.stage("methods"):
-        applied = methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
+        applied = methods.further(prepared, recipe, decision.ledger, slim, progress, journal, last=False)
     if recipe.refine:
         with clock.stage("refine"):
             refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress, journal)
     with clock.stage("methods"):
-        applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
+        applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, journal, last=True)
     return refined, applied
 
 
