@@ -55,7 +55,7 @@ def replace_layers(
 
     Args:
         prepared: the model as it was, and its data.
-        recipe: the fields that begin with `grasp`, `ratio`, `include` and `exclude`.
+        recipe: the fields that begin with `grasp`, `ratio`, `blocks`, `include` and `exclude`.
         ledger: not needed; the graph says what narrowing left.
         slim: changed in place.
         progress: called as work goes on.
@@ -73,7 +73,7 @@ def replace_layers(
     run = _Run(prepared, recipe, progress, journal)
     facts, fixed = prepared.survey.facts, constants(slim)
     every = layers(slim, facts.shapes, fixed)
-    found = candidates(slim, every, fixed, recipe)
+    found = candidates(slim, every, prepared.survey.blocks, fixed, recipe)
     walk = walk_of(prepared, slim, recipe)
     redundancy = run.redundancies(walk, every) if every else {}
     chosen = choose(found, redundancy, recipe, parameters(prepared.model))

@@ -187,6 +187,31 @@ def test_fits_that_bring_the_outputs_no_closer_are_taken_back(monkeypatch: pytes
     assert numbers(plain) == numbers(found)
 
 
+def test_blocks_are_named_as_inspect_lists_them() -> None:
+    def layers_of(**choices: Any) -> set[tuple[str, int, int]]:
+        common = {"samples": 8, "dry_run": True}
+        rows = grasped(LLAMA.model, LLAMA.calibration, **common, **choices).report.data["methods"]["grasp"]["matrices"]
+        return {(row["layer"].removeprefix("llama.model.layers."), row["inputs"], row["outputs"]) for row in rows}
+
+    names = {b["name"] for b in onnxgrail.inspect(LLAMA.model).blocks}
+    assert {"llama.model.layers.1.mlp.mlp", "llama.model.layers.2.self_attn.heads"} <= names
+    mlp_of_1 = {("1", 128, 384), ("1", 384, 128)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp") == mlp_of_1
+    heads_of_2 = {("2", 128, 128), ("2", 128, 64)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp,llama.model.layers.2.self_attn.heads") == (
+        mlp_of_1 | heads_of_2
+    )
+    assert layers_of(grasp_layers="all", include=r"1\.mlp") == mlp_of_1
+    every = {(str(k), *sizes) for k in range(4) for _, *sizes in mlp_of_1}
+    assert layers_of(grasp_layers="all", blocks="mlp") == every
+    both = {"method": "grail,grasp", "ratio": 0.5, "blocks": "mlp", "compensate": "none"}
+    assert layers_of(grasp_layers="llama.model.layers.1", **both) == {
+        ("1", 128, 192), ("1", 192, 128), ("1", 128, 128), ("1", 128, 64),
+    }  # fmt: skip
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp", **both) == {("1", 128, 192), ("1", 192, 128)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.down_proj") == {("1", 384, 128)}
+
+
 def test_narrowed_first_and_then_replaced() -> None:
     model = mlp(3, 24, features=12)
     common = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "grasp_layers": 1, "grasp_retain": 0.4}
@@ -231,7 +256,7 @@ def test_a_weight_that_another_layer_shares_stays_unless_both_are_replaced() -> 
     [
         ({"grasp_layers": 9}, "there are 3 layers"),
         ({"grasp_layers": 0}, "there are 3 layers"),
-        ({"grasp_layers": "nonsense"}, "'nonsense' is no layer, node or weight"),
+        ({"grasp_layers": "nonsense"}, "'nonsense' is no layer, block, node or weight"),
         ({"grasp_retain": 1.0}, "grasp_retain"),
         ({"grasp_rank": "foo"}, "grasp_rank has no 'foo'"),
         ({"method": "foo"}, "method has no 'foo'"),
@@ -248,8 +273,9 @@ def test_misuse_is_named(choices: dict[str, Any], message: str) -> None:
 
 def test_a_model_without_residual_layers_is_no_case_for_it() -> None:
     model = tiny("float[N,5] x => float[N,4] y", "a = MatMul(x, w)\ny = Relu(a)", {"w": (5, 4)})
-    with pytest.raises(onnxgrail.NothingToCompressError, match="no residual layer"):
-        grasped(model)
+    for choices in ({}, {"grasp_layers": 2}, {"grasp_layers": "all"}):
+        with pytest.raises(onnxgrail.NothingToCompressError, match="no residual layer"):
+            grasped(model, **choices)
 
 
 def test_without_torch_gradients_are_refused_and_magnitudes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
