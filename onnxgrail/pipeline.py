@@ -143,7 +143,7 @@ def compress(
         shipped = ship(prepared, slim, recipe, clock, progress) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                _write(shipped.model, target, external=external, folder=folder)
+                write(shipped.model, target, external=external, folder=folder)
             if save_recipe is not None and first:
                 saved.save(Path(save_recipe), recipe, data=_named(data), output=_named(output))
     report = report_of(
@@ -185,7 +185,7 @@ def _worked_over(
     return refined, applied
 
 
-def _write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
+def write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
     """Write the model; a run that may be killed keeps its draft in its folder."""
     if folder is None:
         save(slim, target, external=external)

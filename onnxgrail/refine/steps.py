@@ -88,7 +88,12 @@ def refine(
 
 
 def refine_other(
-    prepared: Prepared, recipe: Recipe, small: ir.Model, facts: Facts, progress: Progress
+    prepared: Prepared,
+    recipe: Recipe,
+    small: ir.Model,
+    facts: Facts,
+    progress: Progress,
+    journal: Journal = NO_JOURNAL,
 ) -> tuple[Refined, ...]:
     """The same for a model that was narrowed elsewhere; `facts` are its own.
 
@@ -99,6 +104,7 @@ def refine_other(
         prepared=prepared,
         recipe=recipe,
         slim=small,
+        journal=journal,
         ledger=Ledger(dead=np.zeros(prepared.survey.ids, dtype=bool), arrays={}),
         stand=np.arange(prepared.survey.ids),
         deadline=_deadline(recipe),
