@@ -82,7 +82,6 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) 
     To be run, bfloat16 becomes float32.
     """
     proto = message(model)
-    _told_apart(proto.graph)
     if run and has_bfloat16(model):
         widen(proto)
     del proto.graph.value_info[:]
@@ -92,15 +91,6 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) 
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
     data: bytes = proto.SerializeToString()
     return data
-
-
-def _told_apart(graph: onnx.GraphProto) -> None:
-    """In a piece, a node of several outputs may stand for one of them while another is given: readers get that one."""
-    given = {value.name for value in graph.input}
-    for node in graph.node:
-        for place, name in enumerate(node.output):
-            if name in given:
-                node.output[place] = f"{name}/again"
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:

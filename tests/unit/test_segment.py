@@ -48,17 +48,6 @@ def test_the_whole_is_not_changed() -> None:
     assert ir.to_proto(model).SerializeToString() == before
 
 
-def test_one_output_of_a_node_is_given_and_another_made() -> None:
-    """The given one is read, whatever the node would make of it."""
-    text = "a, b = Split<axis=1>(x)\nc = Relu(a)\nd = Mul(c, b)\ny = Concat<axis=1>(d, c)"
-    model = tiny("float[N,4] x => float[N,4] y", text, {}, opset=13)
-    arrays = feed(model)
-    piece = cut(model, ["x", "b"], ["y"], observe(model, arrays))
-    given = {**arrays, "b": np.full((len(arrays["x"]), 2), 3.0, np.float32)}
-    relu = np.maximum(arrays["x"][:, :2], 0)
-    assert np.array_equal(run(to_bytes(piece), given)["y"], np.concatenate([3 * relu, relu], axis=1))
-
-
 def test_inputs_that_do_not_determine_the_outputs() -> None:
     model = mlp(2)
     with pytest.raises(ValueError):  # noqa: PT011  the message is onnx_ir's
