@@ -184,8 +184,8 @@ method_options = chain(
     click.option(
         "--grasp-layers",
         metavar="LAYERS",
-        help="How many layers grasp replaces, the most redundant first; or a comma list of names of layers, nodes or "
-        "weights; or all that --include lets through.  [default: as many as --ratio takes]",
+        help="How many layers grasp replaces, the most redundant first; or a comma list of names of layers, blocks, "
+        "nodes or weights; or all that --include lets through.  [default: as many as --ratio takes]",
     ),
     click.option(
         "--grasp-retain",

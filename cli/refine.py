@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ from . import _values as values
     help="Write the report; repeatable.",
 )
 @options.external_option
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep finished fits in this folder; a killed run goes on from there when its command is repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Fit and report; write no model.")
 @options.talk_options
 def refine(
@@ -75,6 +82,9 @@ def refine(
     options.check_gate(settings["min_cosine"], check=settings["check"])
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
+    click.get_current_context().meta["onnxgrail.resume"] = settings["resume"]
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise click.UsageError("refine runs in one process; start it without torchrun")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.refine_model(model, written, progress=show, **settings)
     for path in reports:

@@ -109,7 +109,7 @@ def compress(
         curves: also measure the error of every block alone at several widths, for the report.
         plots: folder for figures of the report, as PNG and SVG.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
-            narrowed model, but only the first one writes and checks.
+            narrowed model, but only the first one refines, replaces layers, writes and checks.
         progress: called with stage, done, total.
         **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
@@ -151,7 +151,7 @@ def compress(
         shipped = ship(prepared, slim, recipe, clock, progress, latency=latency) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                _write(shipped.model, target, external=external, folder=folder)
+                write(shipped.model, target, external=external, folder=folder)
             if save_recipe is not None and first:
                 places = {"data": _named(data), "held_out": _named(held_out), "output": _named(output)}
                 saved.save(Path(save_recipe), recipe, **places)
@@ -199,16 +199,16 @@ def _worked_over(
     """What refinements and methods beside narrowing do to the narrowed graph, in place."""
     refined: tuple[Refined, ...] = ()
     with clock.stage("methods"):
-        applied = methods.further(prepared, recipe, decision.ledger, slim, progress, last=False)
+        applied = methods.further(prepared, recipe, decision.ledger, slim, progress, journal, last=False)
     if recipe.refine:
         with clock.stage("refine"):
             refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress, journal)
     with clock.stage("methods"):
-        applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, last=True)
+        applied |= methods.further(prepared, recipe, decision.ledger, slim, progress, journal, last=True)
     return refined, applied
 
 
-def _write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
+def write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
     """Write the model; a run that may be killed keeps its draft in its folder."""
     if folder is None:
         save(slim, target, external=external)

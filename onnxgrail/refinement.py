@@ -6,8 +6,10 @@ The function is not called `refine`: importing the room of that name would hide 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.mapped import weight_files
-from onnxgrail.graph.model_io import load, save
+from onnxgrail.graph.model_io import LIMIT, load, weight_bytes
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
+from onnxgrail.journal import NO_JOURNAL, Folder
 from onnxgrail.paths import check_input, check_output, sha256
-from onnxgrail.pipeline import Result
+from onnxgrail.pipeline import Owned, Result, write
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
@@ -42,6 +45,7 @@ from onnxgrail.report import (
     make_report,
     plain,
 )
+from onnxgrail.resume import begin, replaceable
 from onnxgrail.saved import mark
 
 USED = frozenset({
@@ -61,6 +65,7 @@ def refine_model(
     force: bool = False,
     dry_run: bool = False,
     save_as_external_data: bool = False,
+    resume: str | Path | None = None,
     progress: Progress = silent,
     **choices: Any,
 ) -> Result:
@@ -76,6 +81,7 @@ def refine_model(
         force: replace an existing output.
         dry_run: fit and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.
+        resume: a folder that keeps finished fits; the same call with the same folder goes on where a killed one was.
         progress: called with stage, done, total.
         **choices: `refine` (default laco, then distill) and the other fields of `Recipe` that are about data and fits.
 
@@ -87,20 +93,26 @@ def refine_model(
     """
     recipe, clock = _recipe(choices), Clock()
     require_torch(recipe)
-    target = None if dry_run else _target(model, output, reference, force=force)
-    prepared = prepare(reference, data, recipe, clock)
-    with clock.stage("load"):
-        small = load(from_any(model))
-        facts = _facts(prepared, small, recipe)
-    first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
-    sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
-    with clock.stage("refine"):
-        refined = refine_other(prepared, recipe, small, facts, progress)
-    sides.append(_checked(prepared, small, recipe, clock, progress))
-    mark(small, recipe, command="refine")
-    with clock.stage("write"):
-        if target is not None:
-            save(small, target, external=save_as_external_data)
+    kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
+    with kept as folder:
+        owned = functools.partial(replaceable, folder)
+        target = None if dry_run else _target(model, output, reference, force=force, owned=owned)
+        prepared = prepare(reference, data, recipe, clock)
+        with clock.stage("load"):
+            small = load(from_any(model))
+            facts = _facts(prepared, small, recipe)
+        if folder is not None:
+            begin(folder, prepared, recipe, small=small)
+        first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
+        sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
+        with clock.stage("refine"):
+            refined = refine_other(prepared, recipe, small, facts, progress, folder or NO_JOURNAL)
+        sides.append(_checked(prepared, small, recipe, clock, progress))
+        mark(small, recipe, command="refine")
+        with clock.stage("write"):
+            if target is not None:
+                external = save_as_external_data or weight_bytes(small) > LIMIT
+                write(small, target, external=external, folder=folder)
     change = _change(model, small, first, refined, target)
     report = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
     return Result(report=report, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
@@ -117,7 +129,7 @@ def _recipe(choices: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def _target(model: Any, output: str | Path | None, reference: Any, *, force: bool) -> Path | None:
+def _target(model: Any, output: str | Path | None, reference: Any, *, force: bool, owned: Owned) -> Path | None:
     paths = [Path(source) for source in (model, reference) if isinstance(source, str | Path)]
     for path in paths:
         check_input(path)
@@ -126,7 +138,7 @@ def _target(model: Any, output: str | Path | None, reference: Any, *, force: boo
         return None
     target = Path(output) if output is not None else default_name(source or Path())
     for path in paths or [Path()]:
-        check_output(path, target, force=force)
+        check_output(path, target, force=force or owned(target))
     return target
 
 

@@ -7,7 +7,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from onnxgrail.allocation.statistics import StatsFiles
+import onnx_ir as ir
+
+from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.dense import data_key, model_key
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Recipe
@@ -22,8 +24,17 @@ from onnxgrail.record import Record
 PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
-def begin(folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles) -> None:
+def begin(
+    folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles = NO_FILES, small: ir.Model | None = None
+) -> None:
     """Bind the folder to this run, or make sure that it is bound to the same one.
+
+    Args:
+        folder: that keeps what is finished.
+        prepared: the model and its data.
+        recipe: all choices.
+        files: of statistics.
+        small: the model that is fitted to the other one, where both are given.
 
     Raises:
         UsageError: it belongs to another run.
@@ -31,6 +42,7 @@ def begin(folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles)
     folder.begin(
         {
             "model": model_key(prepared.model),
+            **({} if small is None else {"small": model_key(small)}),
             "data": data_key(prepared.batches),
             "stats": None if files.read is None or not files.read.is_file() else sha256(files.read),
             "recipe": dataclasses.asdict(recipe),

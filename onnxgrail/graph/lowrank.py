@@ -12,6 +12,7 @@ from onnxgrail.core import Array, Refusal
 from onnxgrail.graph.attributes import integer, integers
 from onnxgrail.graph.facts import captures, key
 from onnxgrail.graph.names import free_name
+from onnxgrail.graph.naming import scope
 from onnxgrail.graph.ops.cut import constant
 from onnxgrail.graph.trainable import FLOATS
 
@@ -43,8 +44,8 @@ class Matrix:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What somebody may call it: the weight, its nodes, what they make."""
-        return (self.weight, *(n for node in self.nodes for n in (node.name or "", key(node)) if n))
+        """What somebody may call it: the weight, its nodes, their modules, what they make."""
+        return (self.weight, *(n for node in self.nodes for n in (node.name or "", scope(node), key(node)) if n))
 
 
 def array_of(matrix: Matrix, graph: ir.Graph) -> Array:

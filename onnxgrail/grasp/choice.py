@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.algebra.lowrank import rank_of, saving
-from onnxgrail.core import Recipe, Refusal
+from onnxgrail.core import KINDS, Block, Recipe, Refusal
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Matrix, matrices, refusal
@@ -27,12 +27,14 @@ class Candidates:
         layers: in the order of the network; known: per product its matrix.
         matrices: by layer, those that the recipe's names let through; under `OUTSIDE` those of no layer.
         refusals: by layer, weights that have no low-rank form.
+        blocks: by weight, names of the blocks that hold it, as `inspect` lists them.
     """
 
     layers: tuple[Layer, ...]
     known: Mapping[ir.Node, Matrix]
     matrices: Mapping[str, tuple[Matrix, ...]]
     refusals: Mapping[str, tuple[Refusal, ...]]
+    blocks: Mapping[str, tuple[str, ...]]
 
     def saves(self, layer: str, retain: float) -> int:
         """Parameters that go with a layer's matrices."""
@@ -48,9 +50,18 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def candidates(model: ir.Model, layers: Sequence[Layer], fixed: Collection[str], recipe: Recipe) -> Candidates:
-    """Everything in a graph that could be replaced under the recipe's `include` and `exclude`."""
+def candidates(
+    model: ir.Model, layers: Sequence[Layer], blocks: Sequence[Block], fixed: Collection[str], recipe: Recipe
+) -> Candidates:
+    """Everything in a graph that could be replaced under the recipe's `include` and `exclude`.
+
+    Where nothing is narrowed, the recipe's kinds of blocks say it, too.
+    """
     known = matrices(model)
+    inner = [b for b in blocks if b.kind != "stream"]
+    held = {m.weight: tuple(b.name for b in inner if _holds(b, m)) for m in known.values()}
+    asked = [b for b in blocks if b.kind in recipe.blocks]
+    limited = "grail" not in recipe.method and set(recipe.blocks) != set(KINDS)
     owner: dict[ir.Node, str] = {}
     for layer in layers:
         owner.update(dict.fromkeys((n for n in layer.nodes if n not in owner), layer.name))
@@ -59,7 +70,9 @@ def candidates(model: ir.Model, layers: Sequence[Layer], fixed: Collection[str],
     for node in model.graph:
         name, why = owner.get(node, OUTSIDE), refusal(node, known, fixed)
         matrix = known.get(node)
-        if matrix is not None and _wanted((name, *matrix.names), recipe):
+        if matrix is not None and limited and not any(_holds(b, matrix) for b in asked):
+            continue
+        if matrix is not None and _wanted((name, *matrix.names, *held[matrix.weight]), recipe):
             inside[name].setdefault(matrix.weight, matrix)
         if why is not None and _wanted((name, why.value, why.node, key(node)), recipe):
             refusals[name].append(why)
@@ -68,7 +81,13 @@ def candidates(model: ir.Model, layers: Sequence[Layer], fixed: Collection[str],
         known=known,
         matrices={name: tuple(found.values()) for name, found in inside.items()},
         refusals={name: tuple(found) for name, found in refusals.items()},
+        blocks=held,
     )
+
+
+def _holds(block: Block, matrix: Matrix) -> bool:
+    """Whether a matrix makes or reads a block's channels."""
+    return any(slot.initializer == matrix.weight for slot in (*block.producers, *block.consumers))
 
 
 def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, parameters: int) -> Chosen:
@@ -93,6 +112,8 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, p
         return _in_order(found, {name: found.matrices[name] for name in [*able, *outside]})
     if asked.strip().isdigit():
         count = int(asked)
+        if not able:
+            return Chosen(matrices={}, notes=("grasp: no layer has a matrix that could be replaced",))
         if not 1 <= count <= len(able):
             raise UsageError(f"--grasp-layers {count}: there are {len(able)} layers with matrices to replace")
         return _in_order(found, {name: found.matrices[name] for name in by_redundancy[:count]})
@@ -120,12 +141,14 @@ def _named(found: Candidates, words: Sequence[str]) -> Chosen:
     taken: dict[str, dict[str, Matrix]] = {}
     for word in words:
         mine = [(word, m) for m in found.matrices.get(word, ())] if word else []
-        mine = mine or [(layer, m) for layer, some in found.matrices.items() for m in some if word in m.names]
+        every = [(layer, m) for layer, some in found.matrices.items() for m in some]
+        mine = mine or [(layer, m) for layer, m in every if word in (*m.names, *found.blocks[m.weight])]
         if not mine:
             why = next((r.reason for some in found.refusals.values() for r in some if word in (r.node, r.value)), "")
             names = ", ".join(layer.name for layer in found.layers) or "none"
             raise UsageError(
-                f"--grasp-layers: {word!r} " + (f"cannot be replaced: {why}" if why else "is no layer, node or weight"),
+                f"--grasp-layers: {word!r} "
+                + (f"cannot be replaced: {why}" if why else "is no layer, block, node or weight"),
                 hint=f"Layers are: {names}",
             )
         for layer, matrix in mine:

@@ -12,12 +12,13 @@ from onnxgrail import slots
 from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
-from onnxgrail.fidelity import Sums, add_batch, finish
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.attributes import number
-from onnxgrail.graph.facts import constants, key
+from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Factored, Matrix
+from onnxgrail.grasp import kept
 from onnxgrail.grasp.measure import Cursor, Tick, masks_of, rows_of, walk_of
+from onnxgrail.journal import Journal
 from onnxgrail.preparation import Prepared
 
 FOLDS, FEW, SURE = 4, 64, 0.1  # of the samples; below so many each fold judges in turn, and must win that share
@@ -33,68 +34,60 @@ class Task:
     begin: ir.Node | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """How far the model's outputs are from the reference's without the fits and with them, and whether they stay."""
-
-    before: float
-    after: float
-    taken: bool
-
-
 def refitted(
-    prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model, tasks: Sequence[Task], tick: Tick
-) -> tuple[dict[str, Fitted], Judged]:
+    prepared: Prepared,
+    recipe: Recipe,
+    models: tuple[ir.Model, ir.Model],
+    tasks: Sequence[Task],
+    journal: Journal,
+    tick: Tick,
+) -> dict[str, Fitted]:
     """Fit `up` of every pair to the outputs that the matrix had, behind the pairs that are fitted already.
 
     The kept directions stay: with z = x down, `up` minimises |x0 W - z up|^2 + lambda |up - up0|^2, where x0 is the
     input in the reference and x the one it has now.  Strength and share of the way are chosen on held-out samples, and
-    what does not win there stays as the singular values made it.  All fits together are taken back where the outputs
-    of the whole model come no closer by them: each one repairs its own outputs, whatever that does to later ones.
+    what does not win there stays as the singular values made it.
 
     Args:
         prepared: the data.
         recipe: seed and providers.
-        reference: the model before anything was replaced.
-        slim: the model with all pairs in place; their second weights get new numbers.
+        models: before anything was replaced, and with all pairs in place; their second weights get new numbers.
         tasks: pairs in the order of the network.
+        journal: fits of a killed run are taken from here; activations are brought forward to the first that is missing.
         tick: called once per pair.
 
     Returns:
-        Per weight, errors as shares of the outputs' energy, without and with the fit; and the judgement of all.
+        Per weight, errors as shares of the outputs' energy, without and with the fit.
     """
-    before, old = _apart(prepared, recipe, reference, slim), _ups(slim, tasks)
-    dense, narrow = (Cursor(walk_of(prepared, model, recipe), model) for model in (reference, slim))
+    dense, narrow = (Cursor(walk_of(prepared, model, recipe), model) for model in models)
+    known = {task.matrix.weight: kept.fit(journal, task.matrix.weight) for task in tasks}
+    missing = sum(one is None for one in known.values())
     found: dict[str, Fitted] = {}
     for task in tasks:
-        for cursor in (dense, narrow):
-            cursor.to(task.begin)
-        found[task.matrix.weight] = _fitted(prepared, recipe, slim, task, (dense.walk, narrow.walk))
+        weight = task.matrix.weight
+        if missing:
+            for cursor in (dense, narrow):
+                cursor.to(task.begin)
+        one = known[weight]
+        if one is None:
+            one = _fitted(prepared, recipe, models[1], task, (dense.walk, narrow.walk))
+            kept.keep_fit(journal, weight, *one)
+            missing -= 1
+        found[weight], up = one
+        assign(models[1].graph.initializers[task.now.up], up)
         tick()
-    after = _apart(prepared, recipe, reference, slim)
-    if not after < before:
-        for name, tensor in old.items():
-            slim.graph.initializers[name].const_value = tensor
-    return found, Judged(before=before, after=after, taken=after < before)
+    return found
 
 
-def _ups(slim: ir.Model, tasks: Sequence[Task]) -> dict[str, ir.TensorProtocol | None]:
+def ups(slim: ir.Model, tasks: Sequence[Task]) -> dict[str, ir.TensorProtocol | None]:
+    """The second weights of all pairs as they are."""
     return {task.now.up: slim.graph.initializers[task.now.up].const_value for task in tasks}
 
 
-def _apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model) -> float:
-    """Divergence or squared error of the outputs on the calibration data, as `fidelity` measures them."""
-    inputs, fixed = {v.name for v in slim.graph.inputs}, constants(slim)
-    names = [v.name for v in slim.graph.outputs if v.name and v.name not in inputs and v.name not in fixed]
-    wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))
-    sums: dict[str, Sums] = {}
-    for batch, mask in enumerate(masks_of(prepared)):
-        sums = add_batch(sums, wanted(batch), got(batch), mask=mask)
-    errors = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]
-    return float(np.mean([e for e in errors if e is not None] or [0.0]))
-
-
-def _fitted(prepared: Prepared, recipe: Recipe, slim: ir.Model, task: Task, walks: tuple[Walk, Walk]) -> Fitted:
+def _fitted(
+    prepared: Prepared, recipe: Recipe, slim: ir.Model, task: Task, walks: tuple[Walk, Walk]
+) -> tuple[Fitted, Array]:
+    """The fit, and the numbers for `up` as it is stored."""
     value = slim.graph.initializers[task.now.up]
     assert value.const_value is not None
     stored = value.const_value.numpy()
@@ -102,11 +95,11 @@ def _fitted(prepared: Prepared, recipe: Recipe, slim: ir.Model, task: Task, walk
     folds = _sums(task, start, walks, masks_of(prepared), recipe.seed)
     few = prepared.batches.samples < FEW and all(fold.count for fold in folds)
     (best,) = refit(folds, [[start]], affine=False, judges=FOLDS if few else 1, margin=SURE if few else MARGIN)
-    if best.alpha is not None:
-        limit = slots.largest(stored.dtype)
-        array = np.clip(best.weights, -limit, limit)
-        assign(value, np.ascontiguousarray(array.T if task.now.turned else array).astype(stored.dtype))
-    return best
+    if best.alpha is None:
+        return best, stored
+    limit = slots.largest(stored.dtype)
+    array = np.clip(best.weights, -limit, limit)
+    return best, np.ascontiguousarray(array.T if task.now.turned else array).astype(stored.dtype)
 
 
 def _sums(

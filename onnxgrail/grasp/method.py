@@ -7,13 +7,14 @@ is worth to the loss, and all pairs are written at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxgrail.algebra.lowrank import Pair, saving
 from onnxgrail.algebra.refit import Fitted
+from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Applied, Progress, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.cost import parameters
@@ -23,11 +24,18 @@ from onnxgrail.graph.model_io import copy
 from onnxgrail.graph.names import names_kept
 from onnxgrail.graph.residual import Layer, layers
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.grasp import kept, rows
 from onnxgrail.grasp.choice import Candidates, Chosen, candidates, choose, sharing
-from onnxgrail.grasp.fitting import Judged, Task, refitted
+from onnxgrail.grasp.errors import Apart, apart
+from onnxgrail.grasp.fitting import Task, refitted, ups
 from onnxgrail.grasp.measure import Cursor, masks_of, redundancies, walk_of
-from onnxgrail.grasp.pairs import RANKS, pairs_of, rank, slope_of
+from onnxgrail.grasp.pairs import RANKS, Slope, pairs_of, rank, slope_of
+from onnxgrail.grasp.rows import Errors
+from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
+
+Groups = list[tuple[ir.Node | None, list[Matrix]]]
+"""Matrices by layer, with its first node."""
 
 
 def needs_torch(recipe: Recipe) -> bool:
@@ -35,15 +43,23 @@ def needs_torch(recipe: Recipe) -> bool:
     return recipe.grasp_rank in RANKS
 
 
-def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.Model, progress: Progress) -> Applied:
+def replace_layers(
+    prepared: Prepared,
+    recipe: Recipe,
+    ledger: Ledger,
+    slim: ir.Model,
+    progress: Progress,
+    journal: Journal = NO_JOURNAL,
+) -> Applied:
     """Replace the matrices of redundant layers, or of those that are named, by pairs of narrow ones.
 
     Args:
         prepared: the model as it was, and its data.
-        recipe: the fields that begin with `grasp`, `ratio`, `include` and `exclude`.
+        recipe: the fields that begin with `grasp`, `ratio`, `blocks`, `include` and `exclude`.
         ledger: not needed; the graph says what narrowing left.
         slim: changed in place.
         progress: called as work goes on.
+        journal: what a killed run has measured, decomposed and fitted is taken from here.
 
     Raises:
         UsageError: names or numbers of layers that there are not.
@@ -54,37 +70,28 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
         Liu et al. 2024, GRASP, arXiv:2501.00339.
     """
     del ledger
+    run = _Run(prepared, recipe, progress, journal)
     facts, fixed = prepared.survey.facts, constants(slim)
     every = layers(slim, facts.shapes, fixed)
-    found = candidates(slim, every, fixed, recipe)
-    masks = masks_of(prepared)
+    found = candidates(slim, every, prepared.survey.blocks, fixed, recipe)
     walk = walk_of(prepared, slim, recipe)
-    redundancy = redundancies(walk, every, masks, _ticks(progress, "redundancy", len(masks))) if every else {}
+    redundancy = run.redundancies(walk, every) if every else {}
     chosen = choose(found, redundancy, recipe, parameters(prepared.model))
     targets, refusals = _targets(found, chosen, recipe)
     if not targets:
-        return _nothing(recipe, refusals, _layer_rows(found, chosen, redundancy), chosen.notes)
-    slope = None
-    if needs_torch(recipe):
-        inputs = {v.name for v in slim.graph.inputs} | fixed
-        outputs = walk.source([v.name for v in slim.graph.outputs if v.name and v.name not in inputs])(0)
-        slope = slope_of(prepared, recipe, slim, list(targets), outputs, _ticks(progress, "gradients", len(masks)))
+        return _nothing(recipe, refusals, rows.of_layers(found, chosen, redundancy, {}), chosen.notes)
     groups = _groups(slim, targets, chosen, every)
-    pairs = pairs_of(prepared, recipe, slim, groups, slope, Cursor(walk, slim))
+    pairs, slope = run.pairs(slim, walk, groups)
     ordered = [m for _, some in groups for m in some]
     itemsize = {m.weight: array_of(m, slim.graph).dtype.itemsize for m in ordered}
-    reference = copy(slim) if recipe.grasp_refit else slim
+    reference = copy(slim)
     with names_kept(slim.graph):
         tasks = [
             Task(m, factor(slim.graph, m, pairs[m.weight].down, pairs[m.weight].up), begin)
             for begin, some in groups
             for m in some
         ]
-    fits: Mapping[str, Fitted] = {}
-    judged: Judged | None = None
-    if recipe.grasp_refit:
-        fits, judged = refitted(prepared, recipe, reference, slim, tasks, _ticks(progress, "refit", len(tasks)))
-    rows = [_row(m, chosen, redundancy, pairs[m.weight], fits.get(m.weight)) for m in ordered]
+    fits, errors = run.settled(reference, slim, tasks, every)
     gone = {m.weight: saving(m.inputs, m.outputs, pairs[m.weight].down.shape[1]) for m in ordered}
     return Applied(
         entry={
@@ -92,15 +99,83 @@ def replace_layers(prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.
             "rank_by": recipe.grasp_rank,
             "whiten": recipe.grasp_whiten,
             "loss": None if slope is None else {"what": slope.what, "value": slope.value},
-            "refit": None if judged is None else asdict(judged),
-            "layers": _layer_rows(found, chosen, redundancy),
-            "matrices": rows,
+            "refit": rows.of_refit(errors),
+            "layers": rows.of_layers(found, chosen, redundancy, pairs, errors),
+            "matrices": [rows.of_matrix(m, chosen, redundancy, pairs[m.weight], fits.get(m.weight)) for m in ordered],
         },
         refusals=tuple(refusals),
         macs=sum(work(m, facts.shapes) * gone[m.weight] for m in ordered),
         bytes=sum(gone[m.weight] * itemsize[m.weight] for m in ordered),
         notes=chosen.notes,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """What every step needs, and the steps of which a killed run may have finished some."""
+
+    prepared: Prepared
+    recipe: Recipe
+    progress: Progress
+    journal: Journal
+
+    def redundancies(self, walk: Walk, every: Sequence[Layer]) -> dict[str, float]:
+        """How alike every layer's input and output are."""
+        masks = masks_of(self.prepared)
+        tick = self._ticks("redundancy", len(masks))
+        return kept.redundancies(self.journal, lambda: redundancies(walk, every, masks, tick))
+
+    def pairs(self, slim: ir.Model, walk: Walk, groups: Groups) -> tuple[dict[str, Pair], Slope | None]:
+        """What every matrix becomes, and the gradients that told, where they did."""
+        weights = [m.weight for _, some in groups for m in some]
+        found = {w: pair for w in weights if (pair := kept.pair(self.journal, w)) is not None}
+        missing = [w for w in weights if w not in found]
+        slope = None
+        if needs_torch(self.recipe):
+            slope = kept.slope(self.journal, missing, lambda: self._slope(slim, walk, weights))
+        tick = self._ticks("pairs", len(weights))
+        for _ in found:
+            tick()
+        known = dict(found)
+        for weight, pair in pairs_of(self.prepared, self.recipe, slim, groups, slope, Cursor(walk, slim), known):
+            kept.keep_pair(self.journal, weight, pair)
+            found[weight] = pair
+            tick()
+        return found, slope
+
+    def _slope(self, slim: ir.Model, walk: Walk, weights: Sequence[str]) -> Slope:
+        inputs = {v.name for v in slim.graph.inputs} | constants(slim)
+        outputs = walk.source([v.name for v in slim.graph.outputs if v.name and v.name not in inputs])(0)
+        tick = self._ticks("gradients", len(self.prepared.batches))
+        return slope_of(self.prepared, self.recipe, slim, weights, outputs, tick)
+
+    def settled(
+        self, reference: ir.Model, slim: ir.Model, tasks: Sequence[Task], every: Sequence[Layer]
+    ) -> tuple[dict[str, Fitted], Errors]:
+        """Fits, where they are asked for, and errors without and with them.
+
+        All fits together are taken back where the outputs of the whole model come no closer by them: each one repairs
+        its own outputs, whatever that does to later ones.
+        """
+        old = ups(slim, tasks)
+        before = self._apart("before", reference, slim, every)
+        if not self.recipe.grasp_refit:
+            return {}, Errors(before)
+        tick = self._ticks("refit", len(tasks))
+        fits = refitted(self.prepared, self.recipe, (reference, slim), tasks, self.journal, tick)
+        after = self._apart("after", reference, slim, every)
+        taken = after.model < before.model
+        if not taken:
+            for name, tensor in old.items():
+                slim.graph.initializers[name].const_value = tensor
+        return fits, Errors(before, after, taken)
+
+    def _apart(self, when: str, reference: ir.Model, slim: ir.Model, every: Sequence[Layer]) -> Apart:
+        return kept.apart(self.journal, when, lambda: apart(self.prepared, self.recipe, reference, slim, every))
+
+    def _ticks(self, stage: str, total: int) -> Callable[[], None]:
+        done = iter(range(1, total + 1))
+        return lambda: self.progress(stage, next(done, total), total)
 
 
 def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[str, Matrix], list[Refusal]]:
@@ -117,9 +192,7 @@ def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[st
     return targets, refusals
 
 
-def _groups(
-    slim: ir.Model, targets: Mapping[str, Matrix], chosen: Chosen, every: Sequence[Layer]
-) -> list[tuple[ir.Node | None, list[Matrix]]]:
+def _groups(slim: ir.Model, targets: Mapping[str, Matrix], chosen: Chosen, every: Sequence[Layer]) -> Groups:
     """Matrices layer by layer in the order of the network, each once, behind the layer's first node.
 
     Those outside all layers come as groups of their own, between them.
@@ -142,47 +215,13 @@ def _refusal(matrix: Matrix, reason: str) -> Refusal:
     return Refusal(value=matrix.weight, node=node.name or key(node), op=node.op_type, reason=reason)
 
 
-def _row(
-    matrix: Matrix, chosen: Chosen, redundancy: Mapping[str, float], made: Pair, fitted: Fitted | None
-) -> dict[str, Any]:
-    """One matrix, for the report.
-
-    `lost` is the share of its squared norm that the kept directions do not have (of its outputs' where inputs are
-    whitened); `before` and `after` are the errors of its outputs on held-out rows without and with the fit.
-    """
-    layer = next(name for name, some in chosen.matrices.items() if any(m.weight == matrix.weight for m in some))
-    return {
-        "layer": layer or None,
-        "weight": matrix.weight,
-        "nodes": [node.name or key(node) for node in matrix.nodes],
-        "inputs": matrix.inputs,
-        "outputs": matrix.outputs,
-        "rank": made.down.shape[1],
-        "params_before": matrix.inputs * matrix.outputs,
-        "params_after": made.down.size + made.up.size,
-        "redundancy": redundancy.get(layer),
-        "error": {
-            "lost": made.lost,
-            "before": None if fitted is None else fitted.before,
-            "after": None if fitted is None else fitted.after,
-        },
-    }
-
-
-def _layer_rows(found: Candidates, chosen: Chosen, redundancy: Mapping[str, float]) -> list[dict[str, Any]]:
-    return [
-        {"name": layer.name, "redundancy": redundancy[layer.name], "replaced": layer.name in chosen.matrices}
-        for layer in found.layers
-    ]
-
-
 def _nothing(
-    recipe: Recipe, refusals: Sequence[Refusal], rows: Sequence[Mapping[str, Any]], notes: tuple[str, ...]
+    recipe: Recipe, refusals: Sequence[Refusal], layers: Sequence[Mapping[str, Any]], notes: tuple[str, ...]
 ) -> Applied:
     """The result where nothing is replaced; an error where that is all that was asked for."""
     if recipe.method == ("grasp",) and recipe.ratio != 0:
         reasons = "; ".join(dict.fromkeys(r.reason for r in refusals))
-        what = "no residual layer with a weight matrix" if not rows else "no matrix that can be replaced"
+        what = "no residual layer with a weight matrix" if not layers else "no matrix that can be replaced"
         raise NothingToCompressError(f"nothing could be compressed: the model has {what}{reasons and f' ({reasons})'}")
     entry = {
         "retain": recipe.grasp_retain,
@@ -190,12 +229,7 @@ def _nothing(
         "whiten": recipe.grasp_whiten,
         "loss": None,
         "refit": None,
-        "layers": list(rows),
+        "layers": list(layers),
         "matrices": [],
     }
     return Applied(entry=entry, refusals=tuple(refusals), notes=notes)
-
-
-def _ticks(progress: Progress, stage: str, total: int) -> Callable[[], None]:
-    done = iter(range(1, total + 1))
-    return lambda: progress(stage, next(done, total), total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -70,8 +70,9 @@ def pairs_of(
     groups: Sequence[tuple[ir.Node | None, Sequence[Matrix]]],
     slope: Slope | None,
     cursor: Cursor,
-) -> dict[str, Pair]:
-    """What replaces every matrix, by weight.
+    known: Mapping[str, Pair],
+) -> Iterator[tuple[str, Pair]]:
+    """What replaces every matrix that is not known yet, with its weight, as it is found.
 
     Args:
         prepared: the data.
@@ -80,21 +81,21 @@ def pairs_of(
         groups: the first node of every layer, and its matrices.
         slope: gradients, where values are ranked by them.
         cursor: on the model, moved forward where inputs are measured.
+        known: what a killed run has found.
     """
     masks = masks_of(prepared)
-    found: dict[str, Pair] = {}
     for begin, some in groups:
+        missing = [matrix for matrix in some if matrix.weight not in known]
         measured: Mapping[str, Floats] = {}
         if recipe.grasp_whiten:
-            cursor.to(begin)
-            measured = grams(cursor.walk, some, masks)
-        for matrix in some:
+            cursor.to(begin)  # layer by layer in every run: the runtime's last bits depend on where a piece begins
+            measured = grams(cursor.walk, some, masks) if missing else {}
+        for matrix in missing:
             weight = array_of(matrix, model.graph)
             gram = measured.get(matrix.weight)
             values = spectrum(weight) if gram is None else whitened(weight, gram)
             kept = best(_scores(values, matrix, recipe, slope), rank(matrix, recipe))
-            found[matrix.weight] = pair(values, kept)
-    return found
+            yield matrix.weight, pair(values, kept)
 
 
 def rank(matrix: Matrix, recipe: Recipe) -> int:

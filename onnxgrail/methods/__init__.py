@@ -14,12 +14,15 @@ from onnxgrail.core import Applied, Progress, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.grasp.method import needs_torch, replace_layers
+from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
 
 NARROWING = "grail"
 
-Run = Callable[[Prepared, Recipe, Ledger, ir.Model, Progress], Applied]
-"""Changes the graph that narrowing left, in place; the prepared model and the ledger say what it was."""
+Run = Callable[[Prepared, Recipe, Ledger, ir.Model, Progress, Journal], Applied]
+"""Changes the graph that narrowing left, in place; the prepared model and the ledger say what it was.  The journal has
+what a killed run has finished.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +70,15 @@ def require(recipe: Recipe) -> None:
 
 
 def further(
-    prepared: Prepared, recipe: Recipe, ledger: Ledger, slim: ir.Model, progress: Progress, *, last: bool
+    prepared: Prepared,
+    recipe: Recipe,
+    ledger: Ledger,
+    slim: ir.Model,
+    progress: Progress,
+    journal: Journal = NO_JOURNAL,
+    *,
+    last: bool,
 ) -> dict[str, Applied]:
     """Run the methods that come in front of `--refine`, or those that come behind it, by name."""
     chosen = {n: m for n, m in METHODS.items() if n in recipe.method and m.last == last}
-    return {n: m.run(prepared, recipe, ledger, slim, progress) for n, m in chosen.items()}
+    return {n: m.run(prepared, recipe, ledger, slim, progress, journal) for n, m in chosen.items()}

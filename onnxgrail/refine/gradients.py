@@ -46,7 +46,8 @@ def regional_gradients(
         mine = [n for n in known.within(region.begin, region.end) if n in readers]
         final = number + 1 == len(regions)
         made = {v.name for node in nodes[region.begin : region.end] for v in node.outputs}
-        ends = [v.name or "" for v in model.graph.outputs] if final else alive.at(region.end)
+        ends = [] if final else alive.at(region.end)
+        ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # some are made on the way
         goals = [n for n in ends if n in made and n in known.carriers and facts.dtypes[n].kind in "fV"]
         if mine and goals:
             for name, sizes in _sizes(walk, goals, mine, masks).items():
@@ -63,9 +64,10 @@ def _sizes(
 ) -> Mapping[str, Floats]:
     from onnxgrail.torchgraph.regional import gradient_sizes
 
-    expected = walk.source(goals)(0)
+    expected, piece = walk.source(goals)(0), walk.piece(goals)
+    names = [n for n in names if n in piece.graph.initializers]  # others lead to no numbers
     try:
-        return gradient_sizes(walk.piece(goals), names, zip(walk.cache, masks, strict=True), expected)
+        return gradient_sizes(piece, names, zip(walk.cache, masks, strict=True), expected)
     except UnsupportedOpError as error:
         raise UnsupportedOpError(*error.args, hint="Choose --selector wanda for this model", op=error.op) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,12 @@ def refine(
 
 
 def refine_other(
-    prepared: Prepared, recipe: Recipe, small: ir.Model, facts: Facts, progress: Progress
+    prepared: Prepared,
+    recipe: Recipe,
+    small: ir.Model,
+    facts: Facts,
+    progress: Progress,
+    journal: Journal = NO_JOURNAL,
 ) -> tuple[Refined, ...]:
     """The same for a model that was narrowed elsewhere; `facts` are its own.
 
@@ -98,6 +104,7 @@ def refine_other(
         prepared=prepared,
         recipe=recipe,
         slim=small,
+        journal=journal,
         ledger=Ledger(dead=np.zeros(prepared.survey.ids, dtype=bool), arrays={}),
         stand=np.arange(prepared.survey.ids),
         deadline=_deadline(recipe),
@@ -120,4 +127,13 @@ def _all(job: Job, progress: Progress) -> tuple[Refined, ...]:
             Refined(block="model", kind=kind, before=None, after=None, epochs=0, seconds=0.0, outcome=why)
             for kind in job.recipe.refine
         )
-    return tuple(entry for kind in job.recipe.refine for entry in KINDS[kind](job, progress))
+    entries: list[Refined] = []
+    for number, kind in enumerate(job.recipe.refine):
+        entries += KINDS[kind](_share(job, len(job.recipe.refine) - number), progress)
+    return tuple(entries)
+
+
+def _share(job: Job, kinds: int) -> Job:
+    """A job that may take an equal share of the time that is left; what it does not need is for those behind it."""
+    left = job.left()
+    return job if left is None else dataclasses.replace(job, deadline=time.perf_counter() + left / kinds)

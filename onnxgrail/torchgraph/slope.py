@@ -93,8 +93,9 @@ def slopes(
         tick()
     if not np.isfinite(total):
         raise ModelError("the loss on the calibration data is not finite, so nothing can be ranked by it")
-    wide = np.dtype(np.float64)
-    gradients = {n: as_array(w.grad if w.grad is not None else torch.zeros_like(w), wide) for n, w in weights.items()}
+    grads = {n: w.grad if w.grad is not None else torch.zeros_like(w) for n, w in weights.items()}
+    kinds = {n: np.dtype(np.float64 if g.dtype == torch.float64 else np.float32) for n, g in grads.items()}
+    gradients = {n: as_array(g, kinds[n]) for n, g in grads.items()}
     return Slopes(loss=total / len(feeds), gradients=gradients)
 
 

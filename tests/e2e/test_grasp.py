@@ -15,9 +15,13 @@ from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail import models
+from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.session import open_session
 from onnxgrail.cli import main
+from onnxgrail.graph.facts import constants
+from onnxgrail.graph.residual import layers
 from onnxgrail.graph.serial import to_bytes
+from onnxgrail.grasp.errors import Apart
 from tests.tiny import mlp, numbers, tiny
 
 LLAMA, VIT = models.load("char_llama"), models.load("digits_vit")
@@ -93,10 +97,10 @@ def test_a_ratio_takes_the_most_redundant_layers_until_it_is_met() -> None:
     model = mlp(4, 16)
     common = {"grasp_retain": 0.4}
     whole = grasped(model, grasp_layers=1, **common).report.data["model"]["achieved_ratio"]
-    for layers in (1, 2, 3):
-        found = grasped(model, ratio=(layers - 0.5) * whole, **common).report.data
-        assert sum(e["replaced"] for e in found["methods"]["grasp"]["layers"]) == layers
-        assert found["model"]["achieved_ratio"] >= (layers - 0.5) * whole
+    for count in (1, 2, 3):
+        found = grasped(model, ratio=(count - 0.5) * whole, **common).report.data
+        assert sum(e["replaced"] for e in found["methods"]["grasp"]["layers"]) == count
+        assert found["model"]["achieved_ratio"] >= (count - 0.5) * whole
     found = grasped(model, ratio=0.99, **common).report.data
     assert all(e["replaced"] for e in found["methods"]["grasp"]["layers"])
     assert any("all 4 layers together" in note for note in found["notes"])
@@ -141,13 +145,71 @@ def test_errors_of_a_fit_are_reported() -> None:
     assert any(e["after"] < 0.9 * e["before"] for e in errors)
 
 
+@pytest.mark.parametrize("refit", [False, True])
+def test_layers_have_rows_of_parameters_and_errors(refit: bool) -> None:
+    """The last layer's error is measured here again, at the tensor that leaves it."""
+    model = mlp(3, 24, features=12)
+    found = grasped(model, grasp_layers=2, grasp_refit=refit, grasp_retain=0.4)
+    entry = found.report.data["methods"]["grasp"]
+    matrices = entry["matrices"]
+    for row in entry["layers"]:
+        mine = [m for m in matrices if m["layer"] == row["name"]]
+        assert bool(mine) == row["replaced"]
+        before, after = (sum(m[f"params_{when}"] for m in mine) for when in ("before", "after"))
+        assert row["params_before"] - row["params_after"] == before - after
+        assert row["params_before"] >= before > 0 or not mine
+    first = next(k for k, row in enumerate(entry["layers"]) if row["replaced"])
+    for k, row in enumerate(entry["layers"]):
+        assert (row["error"]["after"] > 0) == (k >= first)
+        assert (row["error"]["after"] == row["error"]["before"]) == (k < first or not refit)
+    plain = grasped(model, grasp_layers=2, grasp_refit=False, grasp_retain=0.4).report.data["methods"]["grasp"]
+    assert [row["error"]["before"] for row in plain["layers"]] == [row["error"]["before"] for row in entry["layers"]]
+    last = entry["layers"][-1]
+    end = layers(model, observe(model, data(), providers=("CPUExecutionProvider",)).shapes, constants(model))[-1].end
+    outputs = []
+    for one in (model, found.model):
+        with open_session(to_bytes(one, [end])) as session:
+            outputs.append(session.run(data())[end].astype(np.float64))
+    wanted, got = outputs
+    assert last["error"]["after"] == pytest.approx(np.square(got - wanted).sum() / np.square(wanted).sum(), rel=1e-4)
+
+
 def test_fits_that_bring_the_outputs_no_closer_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = iter([1.0, 2.0])
-    monkeypatch.setattr("onnxgrail.grasp.fitting._apart", lambda *_: next(errors))
+    errors = iter([1.0, 1.0, 2.0])
+
+    def apart(*words: Any) -> Apart:
+        return Apart(model=next(errors), layers={layer.name: 0.5 for layer in words[-1]})
+
+    monkeypatch.setattr("onnxgrail.grasp.method.apart", apart)
     model = mlp(3, 24, features=12)
     plain, found = (grasped(model, grasp_layers="all", grasp_refit=refit) for refit in (False, True))
     assert found.report.data["methods"]["grasp"]["refit"] == {"before": 1.0, "after": 2.0, "taken": False}
     assert numbers(plain) == numbers(found)
+
+
+def test_blocks_are_named_as_inspect_lists_them() -> None:
+    def layers_of(**choices: Any) -> set[tuple[str, int, int]]:
+        common = {"samples": 8, "dry_run": True}
+        rows = grasped(LLAMA.model, LLAMA.calibration, **common, **choices).report.data["methods"]["grasp"]["matrices"]
+        return {(row["layer"].removeprefix("llama.model.layers."), row["inputs"], row["outputs"]) for row in rows}
+
+    names = {b["name"] for b in onnxgrail.inspect(LLAMA.model).blocks}
+    assert {"llama.model.layers.1.mlp.mlp", "llama.model.layers.2.self_attn.heads"} <= names
+    mlp_of_1 = {("1", 128, 384), ("1", 384, 128)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp") == mlp_of_1
+    heads_of_2 = {("2", 128, 128), ("2", 128, 64)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp,llama.model.layers.2.self_attn.heads") == (
+        mlp_of_1 | heads_of_2
+    )
+    assert layers_of(grasp_layers="all", include=r"1\.mlp") == mlp_of_1
+    every = {(str(k), *sizes) for k in range(4) for _, *sizes in mlp_of_1}
+    assert layers_of(grasp_layers="all", blocks="mlp") == every
+    both = {"method": "grail,grasp", "ratio": 0.5, "blocks": "mlp", "compensate": "none"}
+    assert layers_of(grasp_layers="llama.model.layers.1", **both) == {
+        ("1", 128, 192), ("1", 192, 128), ("1", 128, 128), ("1", 128, 64),
+    }  # fmt: skip
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp", **both) == {("1", 128, 192), ("1", 192, 128)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.down_proj") == {("1", 384, 128)}
 
 
 def test_narrowed_first_and_then_replaced() -> None:
@@ -194,7 +256,7 @@ def test_a_weight_that_another_layer_shares_stays_unless_both_are_replaced() -> 
     [
         ({"grasp_layers": 9}, "there are 3 layers"),
         ({"grasp_layers": 0}, "there are 3 layers"),
-        ({"grasp_layers": "nonsense"}, "'nonsense' is no layer, node or weight"),
+        ({"grasp_layers": "nonsense"}, "'nonsense' is no layer, block, node or weight"),
         ({"grasp_retain": 1.0}, "grasp_retain"),
         ({"grasp_rank": "foo"}, "grasp_rank has no 'foo'"),
         ({"method": "foo"}, "method has no 'foo'"),
@@ -211,8 +273,9 @@ def test_misuse_is_named(choices: dict[str, Any], message: str) -> None:
 
 def test_a_model_without_residual_layers_is_no_case_for_it() -> None:
     model = tiny("float[N,5] x => float[N,4] y", "a = MatMul(x, w)\ny = Relu(a)", {"w": (5, 4)})
-    with pytest.raises(onnxgrail.NothingToCompressError, match="no residual layer"):
-        grasped(model)
+    for choices in ({}, {"grasp_layers": 2}, {"grasp_layers": "all"}):
+        with pytest.raises(onnxgrail.NothingToCompressError, match="no residual layer"):
+            grasped(model, **choices)
 
 
 def test_without_torch_gradients_are_refused_and_magnitudes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,33 @@ def test_two_processes_fit_as_one_does(name: str, options: tuple[str, ...], tmp_
 
 
 @torch
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--method", "grasp", "--grasp-layers", "1", "--grasp-whiten", "--grasp-refit"),
+        ("--method", "grail,grasp", "--ratio", "0.3", "--compensate", "grail", "--grasp-layers", "1"),
+        ("--ratio", "0.3", "--compensate", "none", "--refine", "regional"),
+    ],
+    ids=["grasp", "both", "refine"],
+)
+def test_what_the_first_process_does_alone_has_the_bytes_of_one(options: tuple[str, ...], tmp_path: Path) -> None:
+    source = models.load("digits_vit")
+    shutil.copy(source.model, tmp_path / "m.onnx")
+    with np.load(source.calibration) as file:
+        (tmp_path / "d").mkdir()
+        for name in file.files:  # mapped: each process reads its own batches, the first one later all of them
+            np.save(tmp_path / "d" / f"{name}.npy", file[name][:64])
+    options = ("--data", "d", "--no-check", *options)
+    wanted = alone(tmp_path, *options)
+    found = ends(together(tmp_path, "--json", *options))
+    assert [code for code, *_ in found] == [0, 0], found
+    assert (tmp_path / "two.onnx").read_bytes() == wanted
+    report = json.loads(found[0][1])
+    assert report["methods"].get("grasp", {"matrices": "refined"})["matrices"]
+    assert bool(report["refines"]) == ("--refine" in options)
+
+
+@torch
 def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> None:
     """With bounds that small models reach: fewer rows than there are, sums as triangles."""
     source, script = models.load("digits_resnet"), tmp_path / "small.py"

@@ -147,6 +147,13 @@ def test_neither_model_is_replaced(tmp_path: Path) -> None:
             onnxgrail.refine_model(small, target, reference=dense, data=data(), force=True)
 
 
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = CliRunner().invoke(main, ["refine", str(tmp_path / "s.onnx"), "--reference", str(tmp_path / "m.onnx")])
+    assert done.exit_code == 2
+    assert "without torchrun" in done.output
+
+
 def test_other_inputs_are_refused() -> None:
     other = tiny("float[N,5] z => float[N,4] y", "y = MatMul(z, w)", {"w": (5, 4)})
     with pytest.raises(ModelError, match=r"the small model takes z .* expected x"):

@@ -127,6 +127,19 @@ def test_the_budget_of_seconds_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(e["epochs"] for e in found.report.data["refines"]) > 0
 
 
+def test_no_kind_takes_the_time_of_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laco, "EPOCHS", 100_000)
+    monkeypatch.setattr(distill, "STEPS", 10_000_000)
+    entries = refined(mlp(2, 16), "laco,distill", budget_seconds=2.0).report.data["refines"]
+    spent = {e["kind"]: e for e in entries if e["block"] == "model"}
+    assert spent["laco"]["seconds"] < 1.6
+    assert spent["distill"]["epochs"] > 0
+    assert spent["distill"]["after"] < spent["distill"]["before"]
+    alone = refined(mlp(2, 16), "norms,distill", budget_seconds=1.0).report.data["refines"]
+    assert alone[0]["outcome"]["status"] == "skipped"  # what it leaves is there for the next
+    assert alone[1]["seconds"] > 0.7
+
+
 def test_an_op_without_gradient_costs_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPS, ("", "Mish"))
     text = """

@@ -88,6 +88,27 @@ def test_every_unit_gets_the_gradients_of_its_own_region() -> None:
     assert seen == [("gradients", k, regions) for k in range(regions + 1)]
 
 
+def test_outputs_that_are_made_on_the_way_count() -> None:
+    """`z` is ready long before the model ends, and nothing behind it reads it."""
+    text = """
+        h = MatMul(x, e)
+        a = MatMul(h, w)
+        b = Relu(a)
+        z = MatMul(b, v)
+        c = MatMul(h, p)
+        d = Relu(c)
+        g = MatMul(d, q)
+        k = Add(g, h)
+        y = MatMul(k, o)
+    """
+    sizes = {"e": (5, 6), "w": (6, 16), "v": (16, 3), "p": (6, 16), "q": (16, 6), "o": (6, 4)}
+    ready = prepared(tiny("float[N,5] x => float[N,4] y, float[N,3] z", text, sizes))
+    blocks = [b for b in ready.survey.blocks if b.kind == "mlp"]
+    assert {b.consumers[0].initializer for b in blocks} == {"v", "q"}
+    found = gradients.regional_gradients(ready, blocks, Recipe(), lambda *_: None)
+    assert all((slopes > 0).any() for slopes in found.values())
+
+
 def kept(model: ir.Model, **choices: Any) -> dict[str, list[int]]:
     common: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "compensate": "none"}
     report = onnxgrail.compress(ir.to_proto(model), data=data(), **{**common, **choices}).report.data
