@@ -78,7 +78,8 @@ def environment(threads: int, rounds: int) -> dict[str, Any]:
     from onnxgrail.report import environment as versions
 
     known = versions(providers=CPU, threads=threads)
-    return {**known, "machine": machine(), "rounds": rounds, "date": datetime.now(UTC).date().isoformat()}
+    kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: the command chooses
+    return {**known, **kernels, "machine": machine(), "rounds": rounds, "date": datetime.now(UTC).date().isoformat()}
 
 
 if __name__ == "__main__":
