@@ -15,7 +15,7 @@ REPAIRS: Mapping[str, Mapping[str, Any]] = {
     "best": {"compensate": "best"},
 }
 DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none", "onnxsim-l2/none"})
-REFINED = ("laco", "distill", "laco,distill", "ic")
+REFINED = ("norms", "regional", "laco", "distill", "laco,distill", "ic")
 """What may follow the default repair, with gradients: too slow for all selectors and ratios."""
 
 SIM_BASES = ("onnxsim-l2", "onnxsim-wanda")
@@ -62,6 +62,7 @@ def every() -> list[Method]:
 def further() -> list[Method]:
     """Rows that take gradients, or replace layers instead of narrowing them; they run where they are named."""
     found = [Method(base="wanda", repair=kind, options={"refine": tuple(kind.split(","))}) for kind in REFINED]
+    found.append(Method(base="wandapp", repair="best", options={"selector": "wandapp"}))
     return [*found, Method(base="grasp", repair="pairs", options={"method": ("grasp",)})]
 
 
