@@ -53,7 +53,8 @@ blocks: this is what it finds, and every cell names its change of parameters.
 
 FURTHER = """\
 Behind the default repair (`wanda` `best`) with gradients; `wandapp`, which chooses units by them; and `grasp`, which
-replaces layers by pairs of narrow matrices until the share of parameters is gone.  In brackets the change of parameters and the seconds of the whole call.
+replaces layers by pairs of narrow matrices until the share of parameters is gone.  In brackets the change of parameters
+and the seconds of the whole call.
 """
 
 
