@@ -18,16 +18,16 @@ def default_output(source: Path) -> Path:
     return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
 
 
-def check_input(source: Path) -> None:
-    """Whether there is a file to read.
+def check_input(source: Path, hint: str = "Give an .onnx file") -> None:
+    """Whether there is a file to read; `hint` says what was wanted.
 
     Raises:
         ModelError: nothing there, a folder, or not readable.
     """
     if source.is_dir():
-        raise ModelError(f"{str(source)!r} is a folder", hint="Give an .onnx file")
+        raise ModelError(f"{str(source)!r} is a folder", hint=hint)
     if not source.exists():
-        raise ModelError(f"no file {str(source)!r}", hint="Give an .onnx file")
+        raise ModelError(f"no file {str(source)!r}", hint=hint)
     if not os.access(source, os.R_OK):
         raise ModelError(f"{str(source)!r} cannot be read", hint="Check its permissions")
 
