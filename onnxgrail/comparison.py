@@ -154,7 +154,8 @@ def compare(
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
-    outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
+    with batches.advising():
+        outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )

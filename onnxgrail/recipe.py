@@ -119,6 +119,10 @@ def _check(recipe: Recipe) -> None:
             f"refine cannot be {','.join(recipe.refine)}", hint=f"Choose from {', '.join(REFINES)}, each once"
         )
     _check_methods(recipe)
+    _check_numbers(recipe)
+
+
+def _check_numbers(recipe: Recipe) -> None:
     if recipe.budget_seconds is not None and not recipe.budget_seconds > 0:
         raise UsageError(f"budget_seconds must be above 0, got {recipe.budget_seconds:g}")
     for name in ("batch_size", "round_to"):

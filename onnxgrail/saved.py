@@ -173,12 +173,8 @@ def _checked(name: str, value: Any, label: str) -> Any:
         if isinstance(value, Mapping) and all(_all_are(int, dims) for dims in value.values()):
             return {str(key): tuple(dims) for key, dims in value.items()}
         raise _wrong(label, name, value, "input names with lists of sizes")
-    if kind.startswith("tuple[float"):
-        several = value.split(",") if isinstance(value, str) else value
-        try:
-            return tuple(_number(v) for v in (several if isinstance(several, list | tuple) else [several]))
-        except (TypeError, ValueError):
-            raise _wrong(label, name, value, "a number, or a list of numbers") from None
+    if kind.startswith(("float", "tuple[float")):
+        return _numbers(kind, name, value, label)
     if kind.startswith("tuple"):
         if isinstance(value, str) or _all_are(str, value):
             return value
@@ -187,11 +183,6 @@ def _checked(name: str, value: Any, label: str) -> Any:
         raise _wrong(label, name, value, "true or false")
     if kind.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
         raise _wrong(label, name, value, "a whole number")
-    if kind.startswith("float"):
-        try:
-            return _number(value)
-        except (TypeError, ValueError):
-            raise _wrong(label, name, value, "a number") from None
     if kind.startswith("str"):
         amount = name.startswith("target_") and isinstance(value, int | float) and not isinstance(value, bool)
         if not isinstance(value, str) and not amount:
@@ -199,9 +190,17 @@ def _checked(name: str, value: Any, label: str) -> Any:
     return value
 
 
-def _number(value: Any) -> float:
-    """A number, also where YAML takes it for a word, as 1e-3."""
-    return float(value if not isinstance(value, bool) else "no number")
+def _numbers(kind: str, name: str, value: Any, label: str) -> Any:
+    """One number or several, also where YAML takes them for words, as 1e-3."""
+    alone = kind.startswith("float")
+    several = value.split(",") if isinstance(value, str) and not alone else value
+    if alone or not isinstance(several, list | tuple):
+        several = [several]
+    try:
+        found = tuple(float(number if not isinstance(number, bool) else "no number") for number in several)
+    except (TypeError, ValueError):
+        raise _wrong(label, name, value, "a number" if alone else "a number, or a list of numbers") from None
+    return found[0] if alone else found
 
 
 def _all_are(kind: type, values: Any) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ from onnxgrail.calibration.signature import (
     describe,
 )
 from onnxgrail.core import Array, Feed, Ints
-from onnxgrail.errors import DataError
+from onnxgrail.errors import DataError, ModelError
 from onnxgrail.parallel import SOLO, Group, shard_of
 
+SHORTER = "If the texts are too long for the model, --sequence-length N cuts them shorter"
 BLOCK = 64  # samples looked at together while checking: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
 
@@ -42,6 +44,7 @@ class Batches:
         source: where they come from, for the report.
         notes: what was dropped, converted or assumed.
         synthetic: drawn, not the user's data.
+        hint: what to try where the model does not run on them.
     """
 
     feeds: tuple[Callable[[], Feed], ...]
@@ -49,6 +52,21 @@ class Batches:
     source: str
     notes: tuple[str, ...] = ()
     synthetic: bool = False
+    hint: str = ""
+
+    @contextlib.contextmanager
+    def advising(self) -> Iterator[None]:
+        """Say what to try where the model does not run on these.
+
+        Raises:
+            ModelError: as it was raised inside, with a hint if it had none.
+        """
+        try:
+            yield
+        except ModelError as error:
+            if error.hint or not self.hint:
+                raise
+            raise ModelError(str(error), hint=self.hint) from error
 
     def __iter__(self) -> Iterator[Feed]:
         """Feeds in a fixed order, each made anew."""
@@ -100,7 +118,8 @@ def read(
     Raises:
         DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
     """
-    parts = _parts(source, signature, samples, reading or Reading())
+    reading = reading or Reading()
+    parts = _parts(source, signature, samples, reading)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
     notes = [note for part in parts for note in part.notes]
     for part in parts:
@@ -110,7 +129,8 @@ def read(
     total = sum(_rows(part, signature) for part in parts)
     if samples is not None and samples > total:
         notes.append(f"{label}: {samples} samples asked for, {total} are there")
-    return _cut(parts, signature, _choose(total, samples, seed), batch_size, label=label, notes=notes, group=group)
+    found = _cut(parts, signature, _choose(total, samples, seed), batch_size, label=label, notes=notes, group=group)
+    return found if reading.tokenizer is None else replace(found, hint=SHORTER)
 
 
 def fixed_batch(signature: Signature) -> int | None:
