@@ -136,9 +136,10 @@ def test_files_that_cannot_be_recipes(folder: Path) -> None:
     assert not (folder / "m.compressed.onnx.json").exists()
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", "[1]", '[{"command": "compress"}]', '[{"command": 1, "recipe": [1]}]', "[" * 10**5]
-)
+STRANGE = ("{}", "[1]", '[{"command": "compress"}]', '[{"command": 1, "recipe": [1]}]', "[" * 10**5)
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
 def test_notes_of_others_under_our_name_are_no_recipe(text: str, folder: Path) -> None:
     model = nets.mlp()
     model.metadata_props.add(key=saved.KEY, value=text)

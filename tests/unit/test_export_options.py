@@ -39,12 +39,9 @@ def test_torch_is_named_when_it_is_missing() -> None:
 
 
 def test_what_an_import_fails_of_is_told() -> None:
-    with pytest.raises(ModelError, match=r"cannot load t:m: Could not import M \(RuntimeError: no operator x\)$"):
-        with sources.loading("t:m"):
-            try:
-                raise RuntimeError("no operator x")
-            except RuntimeError as error:
-                raise ImportError("Could not import M.\nMore") from error
+    words = r"cannot load t:m: Could not import M \(RuntimeError: no operator x\)$"
+    with pytest.raises(ModelError, match=words), sources.loading("t:m"):
+        raise ImportError("Could not import M.\nMore") from RuntimeError("no operator x")
 
 
 @pytest.mark.parametrize("text", ["x", "x:batch", "x:0=", "x:a=b", ":0=b", "x:0=1"])

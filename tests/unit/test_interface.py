@@ -15,9 +15,8 @@ GOOD = {"name": "x", "axis": 1, "before": 6, "after": 2, "kept": [1, 4]}
 
 
 def model(text: str | None = None) -> ir.Model:
-    made = ir.from_onnx_text(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 2] x) => (float[2, 2] y) { y = Relu(x) }'
-    )
+    head = '<ir_version: 8, opset_import: ["" : 17]> '
+    made = ir.from_onnx_text(head + "g (float[2, 2] x) => (float[2, 2] y) { y = Relu(x) }")
     if text is not None:
         made.metadata_props[NOTE] = text
     return made

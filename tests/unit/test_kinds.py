@@ -236,12 +236,10 @@ def test_special_tokens_alone_are_no_text(tmp_path):
 def test_text_that_is_too_long_for_the_model_says_how_to_cut_it(tmp_path, words):
     (tmp_path / "d.txt").write_text("w0 w1\n")
     batches = read(tmp_path / "d.txt", BERT, reading=Reading(tokenizer=words))
-    with pytest.raises(ModelError, match=r"^broken\. If the texts are too long .* --sequence-length N"):
-        with batches.advising():
-            raise ModelError("broken")
-    with pytest.raises(ModelError, match=r"^broken\. Mend it$"):
-        with batches.advising():
-            raise ModelError("broken", hint="Mend it")
+    with pytest.raises(ModelError, match=r"^broken\. If the texts .* --sequence-length N"), batches.advising():
+        raise ModelError("broken")
+    with pytest.raises(ModelError, match=r"^broken\. Mend it$"), batches.advising():
+        raise ModelError("broken", hint="Mend it")
 
 
 def test_text_that_cannot_be_read(tmp_path, words):
