@@ -66,13 +66,15 @@ def _interrupted(meta: dict[str, Any]) -> str:
 def _explain(error: Exception) -> tuple[str, int]:
     """One line and the exit code."""
     from onnxgrail import NothingToCompressError, OnnxGrailError, UsageError
+    from onnxgrail.paths import FULL, TEMPORARY
 
     if isinstance(error, NothingToCompressError):
         return str(error), EXIT_NOTHING
     if isinstance(error, OnnxGrailError):
         return str(error), EXIT_USAGE if isinstance(error, UsageError) else 1
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, 1
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return f"{text}. {TEMPORARY}" if error.errno in FULL and not error.filename else text, 1
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return f"internal error: {text}; please report it with the output of --verbose", 1
 

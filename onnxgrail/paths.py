@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxgrail.errors import ModelError, OutputError
+
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+SCRATCH = "onnxgrail-"  # how folders for files on the way are called
+TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
 
 def default_output(source: Path) -> Path:
@@ -126,6 +131,16 @@ def _name(file: BinaryIO, path: Path) -> None:
         os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def out_of_room(error: BaseException | None) -> OSError | None:
+    """What an error goes back to, where that is a disk or a quota that is full."""
+    while error is not None:
+        # numpy tells no number where it writes an array.
+        if isinstance(error, OSError) and (error.errno in FULL or "problem writing" in str(error)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def sha256(path: Path) -> str:

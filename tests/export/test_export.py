@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ import onnxgrail
 from onnxgrail.calibration.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.exporting import writers
 
 HERE = Path(__file__).parent
 
@@ -213,3 +215,17 @@ def test_wrong_usage(settings: dict[str, Any], words: str, folder: Path) -> None
 def test_only_the_asked_exporter_is_tried(folder: Path) -> None:
     with pytest.raises(ModelError, match="GuardOnDataDependent"):
         onnxgrail.export("nets.py:branch", "x.onnx", exporter="dynamo")
+
+
+def test_a_full_disk_is_no_fault_of_the_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def full(*_: Any) -> None:
+        tried.append(1)
+        raise RuntimeError("the exporter failed") from OSError(errno.ENOSPC, "No space left on device")
+
+    for name in writers.EXPORTERS:
+        monkeypatch.setitem(writers._WRITERS, name, full)
+    with pytest.raises(OutputError, match=r"cannot write m.onnx: No space left on device. Choose another"):
+        onnxgrail.export(torch.nn.Linear(3, 2), tmp_path / "m.onnx", inputs=(torch.ones(2, 3),))
+    assert (tried, list(tmp_path.iterdir())) == ([1], [])
