@@ -24,13 +24,45 @@ def inlined(model: ir.Model) -> ir.Model:
     for function in whole.functions.values():
         _align(function, whole.opset_imports.get("", 0))
     try:
-        InlinePass(criteria=lambda function: _fits(function, whole))(whole)
+        InlinePass(criteria=_Callers(whole))(whole)
     except (ValueError, ir.passes.PassError):
         return model
     left = {node.domain for node in _nodes(whole.graph)} | {domain for domain, _, _ in whole.functions}
     for domain in {domain for domain, _, _ in model.functions} - left:
         whole.opset_imports.pop(domain, None)
     return whole
+
+
+class _Callers:
+    """Asked before each call is written out: whether it may be, and under names that no call before it has.
+
+    Left to itself, the pass tries `name_2`, `name_3` ... until one is free: a function that is called a thousand times
+    would cost half a million tries for each of its names.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.fitting = {id(function) for function in model.functions.values() if _fits(function, model)}
+        self.calls: dict[int, int] = {}
+        self.bases: dict[int, list[tuple[ir.Node | ir.Value, str]]] = {}
+
+    def __call__(self, function: ir.Function) -> bool:
+        """Whether a function may be written out; its names are then those for its next call."""
+        key = id(function)
+        if key not in self.fitting:
+            return False
+        self.calls[key] = number = self.calls.get(key, 0) + 1
+        if number == 2:
+            self.bases[key] = [(one, one.name) for one in _named(function) if one.name]
+        for one, base in self.bases.get(key, ()):
+            one.name = f"{base}_{number}"
+        return True
+
+
+def _named(function: ir.Function) -> Iterator[ir.Node | ir.Value]:
+    """All nodes and what they compute."""
+    for node in _nodes(function):
+        yield node
+        yield from node.outputs
 
 
 def _align(function: ir.Function, version: int) -> None:
