@@ -27,7 +27,7 @@ from onnxgrail.graph import model_io
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import check_input
+from onnxgrail.paths import check_input, file_of
 from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
 
 LEAST, MOST = 9, 10_000  # rounds, where seconds rule
@@ -115,12 +115,12 @@ def bench(
         progress: called per batch size.
 
     Raises:
-        UsageError: no model, or a number below 1.
+        UsageError: no model, one that is no file, or a number below 1.
         ModelError: a model cannot be read or run, or takes other inputs than the first.
         DataError: the data do not fit.
     """
     _check(models, batch_sizes, seconds, rounds, threads)
-    paths = [Path(path) for path in models]
+    paths = [file_of(model) for model in models]
     for path in paths:
         check_input(path)
     loaded = [model_io.load(path) for path in paths]

@@ -28,7 +28,7 @@ from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.serial import Packed, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import check_input
+from onnxgrail.paths import check_input, file_of
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
@@ -129,9 +129,9 @@ def compare(
     Raises:
         ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.
         DataError: the data do not fit.
-        UsageError: a gate is set and there is no floating-point output.
+        UsageError: a gate is set and there is no floating-point output, or a model is no file.
     """
-    paths = Path(a), Path(b)
+    paths = file_of(a), file_of(b)
     for path in paths:
         check_input(path)
     first, second = (model_io.load(path) for path in paths)

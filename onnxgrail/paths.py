@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.errors import ModelError, OutputError, UsageError
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 SCRATCH = "onnxgrail-"  # how folders for files on the way are called
@@ -21,6 +21,17 @@ TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 def default_output(source: Path) -> Path:
     """`model.compressed.onnx` beside `model.onnx`."""
     return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
+
+
+def file_of(model: object) -> Path:
+    """The path of a model that must be a file.
+
+    Raises:
+        UsageError: it is an object.
+    """
+    if isinstance(model, str | os.PathLike):
+        return Path(model)
+    raise UsageError(f"a file is wanted here, got {type(model).__name__}", hint="Write the model to a file first")
 
 
 def check_input(source: Path, hint: str = "Give an .onnx file") -> None:

@@ -112,6 +112,9 @@ def test_misuse(folder):
             onnxgrail.bench(folder / "slim.onnx", **wrong)
     with pytest.raises(UsageError, match="no model"):
         onnxgrail.bench()
+    for call in (onnxgrail.bench, lambda model: onnxgrail.compare(model, model)):
+        with pytest.raises(UsageError, match="a file is wanted here, got ModelProto"):
+            call(nets.mlp())
 
 
 def test_a_prescribed_batch_size_rules(tmp_path):
