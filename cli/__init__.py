@@ -24,6 +24,7 @@ from .inspect import inspect
 from .refine import refine
 
 EXIT_USAGE, EXIT_NOTHING = 2, 4
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class _Commands(click.Group):
@@ -66,7 +67,6 @@ def _interrupted(meta: dict[str, Any]) -> str:
 def _explain(error: Exception) -> tuple[str, int]:
     """One line and the exit code."""
     from onnxgrail import NothingToCompressError, OnnxGrailError, UsageError
-    from onnxgrail.paths import FULL, TEMPORARY
 
     if isinstance(error, NothingToCompressError):
         return str(error), EXIT_NOTHING
@@ -74,7 +74,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), EXIT_USAGE if isinstance(error, UsageError) else 1
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        return f"{text}. {TEMPORARY}" if error.errno in FULL and not error.filename else text, 1
+        nameless = error.errno in FULL and not error.filename
+        return f"{text}. Set TMPDIR to a folder with room for temporary files" if nameless else text, 1
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return f"internal error: {text}; please report it with the output of --verbose", 1
 
