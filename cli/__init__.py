@@ -24,6 +24,7 @@ from .inspect import inspect
 from .refine import refine
 
 EXIT_USAGE, EXIT_NOTHING = 2, 4
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class _Commands(click.Group):
@@ -72,7 +73,9 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OnnxGrailError):
         return str(error), EXIT_USAGE if isinstance(error, UsageError) else 1
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, 1
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        nameless = error.errno in FULL and not error.filename
+        return f"{text}. Set TMPDIR to a folder with room for temporary files" if nameless else text, 1
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return f"internal error: {text}; please report it with the output of --verbose", 1
 

@@ -45,6 +45,7 @@ def sizes(value: Any) -> tuple[int, ...]:
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of drawn inputs."
 )
 @options.shapes_option
+@options.reading_options
 @options.device_options
 @options.talk_options
 def bench(
@@ -92,4 +93,6 @@ def _table(result: Any) -> None:
         )
     render.table("Milliseconds per run; spread is the distance of the quartiles", columns, rows)
     words = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
-    click.echo(f"{result.rows[0].rounds} rounds, {words}, {result.machine}")
+    rounds = dict.fromkeys((row.batch_size, row.rounds) for row in result.rows)  # each batch size has its own
+    counts = ", ".join(dict.fromkeys(str(count) for _, count in rounds))
+    click.echo(f"{counts} rounds, {words}, {result.machine}")

@@ -114,10 +114,10 @@ def _tables(result: Any) -> None:
     render.table("", ("input", "shape"), rows, left=2)
     if result.checks:
         cells = [
-            (", ".join(f"{n}{_shape(s)}" for n, s in c.shapes.items()), c.output, render.number(c.error, ".1e"))
+            (c.what, ", ".join(f"{n}{_shape(s)}" for n, s in c.shapes.items()), c.output, render.number(c.error, ".1e"))
             for c in result.checks
         ]
-        render.table("Against torch", ("inputs", "worst output", "relative error"), cells, left=2)
+        render.table("Against torch", ("run on", "inputs", "worst output", "relative error"), cells, left=3)
     click.echo(f"{render.count(result.params)} parameters, {render.size(result.bytes)}")
     click.echo(f"Written: {result.output}")
 

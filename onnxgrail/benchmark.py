@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.data import Batches, Source, fixed_batch, read
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.data import Source, fixed_batch, read
+from onnxgrail.calibration.reading import Numbers, Reading, reading_of
 from onnxgrail.calibration.session import CPU, open_session
 from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.calibration.synthetic import synthetic
@@ -26,7 +28,7 @@ from onnxgrail.graph import model_io
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import check_input
+from onnxgrail.paths import check_input, file_of
 from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
 
 LEAST, MOST = 9, 10_000  # rounds, where seconds rule
@@ -87,6 +89,10 @@ def bench(
     threads: int | None = None,
     seed: int = 0,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    tokenizer: str | Path | None = None,
+    sequence_length: int | None = None,
+    image_mean: Numbers = None,
+    image_std: Numbers = None,
     providers: Sequence[str] = CPU,
     progress: Progress = silent,
 ) -> Benchmark:
@@ -102,20 +108,31 @@ def bench(
         threads: inside one operator; None is what the process may use.
         seed: of drawn inputs.
         input_shapes: shapes for drawn inputs.
+        tokenizer: a tokenizers JSON file, for text.
+        sequence_length: tokens per sample at most, for text.
+        image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
+        image_std: then divided by.
         providers: ONNX Runtime execution providers.
         progress: called per batch size.
 
     Raises:
-        UsageError: no model, or a number below 1.
+        UsageError: no model, one that is no file, or a number below 1.
         ModelError: a model cannot be read or run, or takes other inputs than the first.
         DataError: the data do not fit.
     """
     _check(models, batch_sizes, seconds, rounds, threads)
-    paths = [Path(path) for path in models]
+    paths = [file_of(model) for model in models]
     for path in paths:
         check_input(path)
     loaded = [model_io.load(path) for path in paths]
     signature = signature_of(loaded[0])
+    reading = reading_of(
+        tokenizer=tokenizer,
+        sequence_length=sequence_length,
+        image_mean=image_mean,
+        image_std=image_std,
+        input_shapes=input_shapes,
+    )
     for path, model in zip(paths[1:], loaded[1:], strict=True):
         same_inputs(signature, signature_of(model), repr(str(path)))
     fixed = fixed_batch(signature)
@@ -129,11 +146,12 @@ def bench(
         sessions = [stack.enter_context(open_session(s, providers=providers, threads=threads)) for s in sources]
         for number, size in enumerate(sizes):
             progress("bench", number, len(sizes))
-            batches = _batches(loaded[0], signature, data, size, seed, input_shapes or {})
-            feed, samples = _filled(next(iter(batches)), signature, size)
+            batches = _batches(loaded[0], signature, data, size, seed, reading)
+            feed, samples = _filled(batches.first(), signature, size)
             feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
             limits = (LEAST, MOST) if rounds is None else (rounds, rounds)
-            times = take_turns(sessions, feeds, least=limits[0], most=limits[1], seconds=seconds)
+            with batches.advising():
+                times = take_turns(sessions, feeds, least=limits[0], most=limits[1], seconds=seconds)
             for path, model, found in zip(paths, loaded, summarise(times), strict=True):
                 rows.append(
                     Timing(
@@ -152,7 +170,10 @@ def bench(
         threads=threads,
         notes=(*notes, *_doubts(rows)),
         calibration=calibration_entry(
-            source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
+            source=batches.source,
+            samples=batches.samples,
+            synthetic=batches.synthetic,
+            notes=() if batches.synthetic else batches.notes,  # what drawing costs in fidelity is not asked here
         ),
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
@@ -180,12 +201,13 @@ def _batches(
     data: Source | None,
     size: int,
     seed: int,
-    shapes: Mapping[str, tuple[int, ...]],
+    reading: Reading,
 ) -> Batches:
     """Data enough for one feed."""
     if data is None:
-        return synthetic(model, signature, samples=size, batch_size=size, seed=seed, input_shapes=shapes)
-    return read(data, signature, batch_size=size, seed=seed)
+        reading.unused(frozenset(), "drawn inputs")
+        return synthetic(model, signature, samples=size, batch_size=size, seed=seed, input_shapes=reading.shapes)
+    return read(data, signature, batch_size=size, seed=seed, reading=reading)
 
 
 def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Array], int]:

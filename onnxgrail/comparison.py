@@ -14,7 +14,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.data import Batches, Source, read
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.data import Source, read
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.reading import Numbers, reading_of
 from onnxgrail.calibration.session import open_session
@@ -29,7 +30,7 @@ from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.serial import Packed, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import check_input
+from onnxgrail.paths import check_input, file_of
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
@@ -130,9 +131,9 @@ def compare(
     Raises:
         ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.
         DataError: the data do not fit.
-        UsageError: a gate is set and there is no floating-point output.
+        UsageError: a gate is set and there is no floating-point output, or a model is no file.
     """
-    paths = Path(a), Path(b)
+    paths = file_of(a), file_of(b)
     for path in paths:
         check_input(path)
     first, second = (model_io.load(path) for path in paths)
@@ -155,7 +156,8 @@ def compare(
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
-    outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
+    with batches.advising():
+        outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.allocation.result import Budget
-from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.lanes import why_host
 from onnxgrail.comparison import bytes_on_disk, run_each
 from onnxgrail.core import Applied, Change, Progress, Recipe

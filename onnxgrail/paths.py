@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -10,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.errors import ModelError, OutputError, UsageError
+
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+SCRATCH = "onnxgrail-"  # how folders for files on the way are called
+TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
 
 def default_output(source: Path) -> Path:
@@ -18,16 +23,27 @@ def default_output(source: Path) -> Path:
     return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
 
 
-def check_input(source: Path) -> None:
-    """Whether there is a file to read.
+def file_of(model: object) -> Path:
+    """The path of a model that must be a file.
+
+    Raises:
+        UsageError: it is an object.
+    """
+    if isinstance(model, str | os.PathLike):
+        return Path(model)
+    raise UsageError(f"a file is wanted here, got {type(model).__name__}", hint="Write the model to a file first")
+
+
+def check_input(source: Path, hint: str = "Give an .onnx file") -> None:
+    """Whether there is a file to read; `hint` says what was wanted.
 
     Raises:
         ModelError: nothing there, a folder, or not readable.
     """
     if source.is_dir():
-        raise ModelError(f"{str(source)!r} is a folder", hint="Give an .onnx file")
+        raise ModelError(f"{str(source)!r} is a folder", hint=hint)
     if not source.exists():
-        raise ModelError(f"no file {str(source)!r}", hint="Give an .onnx file")
+        raise ModelError(f"no file {str(source)!r}", hint=hint)
     if not os.access(source, os.R_OK):
         raise ModelError(f"{str(source)!r} cannot be read", hint="Check its permissions")
 
@@ -126,6 +142,16 @@ def _name(file: BinaryIO, path: Path) -> None:
         os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def out_of_room(error: BaseException | None) -> OSError | None:
+    """What an error goes back to, where that is a disk or a quota that is full."""
+    while error is not None:
+        # numpy tells no number where it writes an array.
+        if isinstance(error, OSError) and (error.errno in FULL or "problem writing" in str(error)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def sha256(path: Path) -> str:

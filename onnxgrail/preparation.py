@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.budget import cache_bytes
-from onnxgrail.calibration.data import Batches, Source, read, read_apart
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.data import Source, read, read_apart
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.reading import reading_of
@@ -128,9 +129,7 @@ def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mappin
 def _explained(error: ModelError, batches: Batches) -> ModelError:
     if error.hint:  # it failed before any input was looked at
         return ModelError(*error.args, hint=error.hint)
-    if not batches.synthetic:
-        return ModelError(str(error), hint="The model must run before it can be compressed")
-    return ModelError(str(error), hint="The inputs were drawn: give --data or --input-shapes if the model needs others")
+    return ModelError(str(error), hint=batches.hint or "The model must run before it can be compressed")
 
 
 def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:

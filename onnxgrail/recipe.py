@@ -24,6 +24,10 @@ def _words(value: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(w for w in value.split(",") if w) if isinstance(value, str) else tuple(value)
 
 
+def _names(value: str | Iterable[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def _layers(value: int | str | Iterable[str]) -> str:
     return str(value) if isinstance(value, int | str) else ",".join(value)
 
@@ -32,7 +36,7 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("blocks", "fit", "refine", "method"), _words),
     **dict.fromkeys(("image_mean", "image_std"), numbers),
     "grasp_layers": _layers,
-    "providers": tuple,
+    "providers": _names,
     "tokenizer": os.fspath,
     "cache_budget": str,
 }
@@ -115,6 +119,10 @@ def _check(recipe: Recipe) -> None:
             f"refine cannot be {','.join(recipe.refine)}", hint=f"Choose from {', '.join(REFINES)}, each once"
         )
     _check_methods(recipe)
+    _check_numbers(recipe)
+
+
+def _check_numbers(recipe: Recipe) -> None:
     if recipe.budget_seconds is not None and not recipe.budget_seconds > 0:
         raise UsageError(f"budget_seconds must be above 0, got {recipe.budget_seconds:g}")
     for name in ("batch_size", "round_to"):
@@ -122,8 +130,18 @@ def _check(recipe: Recipe) -> None:
             raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")
     if recipe.samples is not None and recipe.samples < 1:
         raise UsageError(f"samples must be at least 1, got {recipe.samples}")
-    if recipe.ridge < 0:
-        raise UsageError(f"ridge must not be negative, got {recipe.ridge:g}")
+    for name in ("ridge", "seed"):
+        if getattr(recipe, name) < 0:
+            raise UsageError(f"{name} must not be negative, got {getattr(recipe, name):g}")
+    if recipe.min_cosine is not None:
+        _check_gate(recipe.min_cosine, check=recipe.check)
+
+
+def _check_gate(limit: float, *, check: bool) -> None:
+    if not -1 <= limit <= 1:
+        raise UsageError(f"min_cosine must be between -1 and 1, got {limit:g}")
+    if not check:
+        raise UsageError("min_cosine needs the check that check=False turns off", hint="Leave one of them out")
 
 
 def _check_shipping(recipe: Recipe) -> None:

@@ -21,8 +21,10 @@ from onnxgrail.report import SCHEMA, plain
 
 KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file holds beside the choices
+SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
 FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
 SUFFIXES = (".yaml", ".yml", ".json")
+KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +46,17 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
 
 
-def runs(model: ir.Model) -> list[Any]:
+def runs(model: ir.Model) -> list[Mapping[str, Any]]:
     """The runs that made a model, the first one first; nothing where another tool wrote it."""
     try:
         found = json.loads(model.metadata_props.get(KEY, "[]"))
-    except ValueError:  # somebody else's note under our name
+    except (ValueError, RecursionError):  # somebody else's note under our name
         return []
-    return found if isinstance(found, list) else []
+    return [run for run in found if _is_run(run)] if isinstance(found, list) else []
+
+
+def _is_run(run: Any) -> bool:
+    return isinstance(run, Mapping) and "command" in run and isinstance(run.get("recipe"), Mapping)
 
 
 def save(path: Path, recipe: Recipe, *, data: str | None, output: str | None, held_out: str | None = None) -> None:
@@ -96,13 +102,14 @@ def read(source: str | Path | Mapping[str, Any] | Recipe) -> Saved:
     if isinstance(source, Mapping):
         return _saved(source, "the recipe")
     path = Path(source)
-    check_input(path)
+    check_input(path, KINDS)
     if path.suffix.lower() == ".onnx":
         return _of_model(path)
     check_suffix(path)
     found = _parsed(path)
     if not isinstance(found, Mapping):
-        raise UsageError(f"{path} holds a {type(found).__name__}, expected keys and values such as `ratio: 0.3`")
+        what = "nothing" if found is None else f"a {type(found).__name__}"
+        raise UsageError(f"{path} holds {what}, expected keys and values such as `ratio: 0.3`")
     if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):  # a report
         calibration = found.get("calibration") or {}
         data = None if calibration.get("synthetic", True) else calibration.get("source")
@@ -122,7 +129,7 @@ def _parsed(path: Path) -> Any:
             return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
-    except ValueError as error:  # also bytes that are no text
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise UsageError(f"{path} cannot be read as a recipe: {error}") from error
 
 
@@ -143,6 +150,7 @@ def _saved(content: Mapping[Any, Any], label: str) -> Saved:
     beside: dict[str, str] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
+        name = SYNONYMS.get(name, name)
         if name in BESIDE:
             beside |= {} if value is None else {name: str(value)}
         elif name in FIELDS:
@@ -155,7 +163,7 @@ def _saved(content: Mapping[Any, Any], label: str) -> Saved:
 def nearest(name: str) -> str:
     """A hint with the key that was probably meant."""
     known = (*FIELDS, *BESIDE[:-1])
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
 
 
@@ -168,6 +176,8 @@ def _checked(name: str, value: Any, label: str) -> Any:
         if isinstance(value, Mapping) and all(_all_are(int, dims) for dims in value.values()):
             return {str(key): tuple(dims) for key, dims in value.items()}
         raise _wrong(label, name, value, "input names with lists of sizes")
+    if kind.startswith(("float", "tuple[float")):
+        return _numbers(kind, name, value, label)
     if kind.startswith("tuple"):
         if isinstance(value, str) or _all_are(str, value):
             return value
@@ -176,16 +186,24 @@ def _checked(name: str, value: Any, label: str) -> Any:
         raise _wrong(label, name, value, "true or false")
     if kind.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
         raise _wrong(label, name, value, "a whole number")
-    if kind.startswith("float"):
-        try:  # YAML takes 1e-3 for a word
-            return float(value if not isinstance(value, bool) else "no number")
-        except (TypeError, ValueError):
-            raise _wrong(label, name, value, "a number") from None
     if kind.startswith("str"):
         amount = name.startswith("target_") and isinstance(value, int | float) and not isinstance(value, bool)
         if not isinstance(value, str) and not amount:
             raise _wrong(label, name, value, "text")
     return value
+
+
+def _numbers(kind: str, name: str, value: Any, label: str) -> Any:
+    """One number or several, also where YAML takes them for words, as 1e-3."""
+    alone = kind.startswith("float")
+    several = value.split(",") if isinstance(value, str) and not alone else value
+    if alone or not isinstance(several, list | tuple):
+        several = [several]
+    try:
+        found = tuple(float(number if not isinstance(number, bool) else "no number") for number in several)
+    except (TypeError, ValueError):
+        raise _wrong(label, name, value, "a number" if alone else "a number, or a list of numbers") from None
+    return found[0] if alone else found
 
 
 def _all_are(kind: type, values: Any) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.errors import MissingExtraError, ModelError
+from onnxgrail.errors import MissingExtraError, ModelError, OutputError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
+from onnxgrail.paths import SCRATCH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
 
     Raises:
         ModelError: onnxslim fails, or the model is over 2 GiB.
+        OutputError: there is no room for temporary files.
     """
     import onnxslim
 
@@ -47,9 +49,11 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
     if weight_bytes(model) > LIMIT:
         raise ModelError("--simplify: the model is over 2 GiB", hint="Simplify the written file with onnxslim itself")
     try:
-        with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH) as folder:
             save(model, Path(folder) / "narrowed.onnx")
             made: Any = onnxslim.slim(onnx.load(Path(folder) / "narrowed.onnx"))
+    except OutputError:
+        raise
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelError(f"--simplify: onnxslim failed: {text}", hint="Leave out --simplify") from error

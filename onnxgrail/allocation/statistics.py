@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration import dense
-from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.dense import TOGETHER, Dense
 from onnxgrail.comparison import run_both
 from onnxgrail.core import Block, Change, Progress, Recipe, Stats

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.kinds import read_parts
 from onnxgrail.calibration.kinds.feeds import from_feeds
 from onnxgrail.calibration.naming import from_mapping
@@ -29,46 +30,9 @@ from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import DataError
 from onnxgrail.parallel import SOLO, Group, shard_of
 
+SHORTER = "If the texts are too long for the model, --sequence-length N cuts them shorter"
 BLOCK = 64  # samples looked at together while checking: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Batches:
-    """Feeds for the model; may be iterated any number of times and gives the same values each time.
-
-    Attributes:
-        feeds: one function per feed, so that mapped or drawn data are in memory one batch at a time.
-        samples: how many samples all feeds hold together.
-        source: where they come from, for the report.
-        notes: what was dropped, converted or assumed.
-        synthetic: drawn, not the user's data.
-    """
-
-    feeds: tuple[Callable[[], Feed], ...]
-    samples: int
-    source: str
-    notes: tuple[str, ...] = ()
-    synthetic: bool = False
-
-    def __iter__(self) -> Iterator[Feed]:
-        """Feeds in a fixed order, each made anew."""
-        return (make() for make in self.feeds)
-
-    def first(self) -> Feed:
-        """The first feed.
-
-        Raises:
-            DataError: it holds nothing.
-        """
-        found = self.feeds[0]()
-        if found and all(array.size == 0 for array in found.values()):
-            raise DataError(f"{self.source}: there are no samples, every input is empty", hint="Give --data with some")
-        return found
-
-    def __len__(self) -> int:
-        """Number of feeds."""
-        return len(self.feeds)
 
 
 def read(
@@ -124,7 +88,8 @@ def read_apart(
         DataError: as `read`, and where nothing would be left.
     """
     asked, samples = samples, None if samples is None else samples + apart
-    parts = _parts(source, signature, samples, reading or Reading())
+    reading = reading or Reading()
+    parts = _parts(source, signature, samples, reading)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
     notes = [note for part in parts for note in part.notes]
     for part in parts:
@@ -136,7 +101,8 @@ def read_apart(
         also = f" and {apart} to hold out" if apart else ""
         notes.append(f"{label}: {asked} samples{also} asked for, {total} are there")
     chosen = _choose(total, samples, seed)
-    cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, group=group)
+    hint = "" if reading.tokenizer is None else SHORTER
+    cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, hint=hint, group=group)
     if not apart:
         return cut(chosen, notes=notes), None
     held = _spread(len(chosen), apart, f"{label}: {apart} samples are to be held out and {len(chosen)} are there")
@@ -244,6 +210,7 @@ def _cut(
     batch_size: int,
     *,
     label: str,
+    hint: str,
     notes: list[str],
     group: Group,
 ) -> Batches:
@@ -271,7 +238,8 @@ def _cut(
             _scan(feeds[number].parts, signature, feeds[number].chosen)
     if dropped:
         notes.append(f"{label}: the last {dropped} samples do not fill a batch of {fixed} and were dropped")
-    return Batches(feeds=tuple(feeds), samples=len(chosen) - dropped, source=label, notes=_unique(notes))
+    made = Batches(feeds=tuple(feeds), samples=len(chosen) - dropped, source=label, notes=_unique(notes))
+    return replace(made, hint=hint)
 
 
 def _rows(part: Part, signature: Signature) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Progress, Stats
 from onnxgrail.errors import DataError

@@ -18,8 +18,8 @@ from typing import Self
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.cache import BUDGET, Cache
-from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.lanes import Lane, lane_of
 from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask

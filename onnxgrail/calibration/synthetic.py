@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.dims import Shapes, Sized, choose, is_past
 from onnxgrail.calibration.ids import table_rows
 from onnxgrail.calibration.signature import Input, Signature, is_float
@@ -23,6 +23,7 @@ COST = (
     "no --data: calibrated on synthetic inputs; expect clearly worse fidelity "
     "(measured on a real sentence encoder at 30 %: cosine 0.79 synthetic, 0.97-0.98 with 32-512 real sequences)"
 )
+OTHERS = "The inputs were drawn: give --data or --input-shapes if the model needs others"
 LARGEST = 2**31  # bytes of an input that is drawn
 RANK = 64  # axes that numpy knows
 RESERVED = 3  # low ids are usually padding, start and end, which models treat apart
@@ -70,7 +71,11 @@ def synthetic(
         UsageError: a given shape does not fit.
     """
     wanted = samples or SAMPLES
-    sized = choose(signature, batch=min(batch_size, wanted), input_shapes=input_shapes or {}, sizes=sizes or {})
+    shapes, batch = input_shapes or {}, min(batch_size, wanted)
+    sized = choose(signature, batch=batch, input_shapes=shapes, sizes=sizes or {})
+    short = _short(model, signature, sized)
+    if short:
+        sized = choose(signature, batch=batch, input_shapes=shapes, sizes={**short, **(sizes or {})})
     draws = tuple(_plan(model, entry, sized) for entry in signature)
     firsts = {shape[0] for shape in sized.shapes.values() if shape}
     batch = firsts.pop() if len(firsts) == 1 and all(sized.shapes.values()) else 1
@@ -81,7 +86,20 @@ def synthetic(
         source="synthetic",
         notes=(COST,),
         synthetic=True,
+        hint=OTHERS,
     )
+
+
+def _short(model: ir.Model, signature: Signature, sized: Sized) -> dict[str, int]:
+    """Sizes of named dimensions for which the model would have too few positions, cut to what it has."""
+    found: dict[str, int] = {}
+    for entry in signature:
+        last = entry.shape[-1] if entry.shape else None
+        rows = table_rows(model, entry.name) if "position" in entry.name.lower() and isinstance(last, str) else None
+        room = rows - sized.past if rows else 0
+        if isinstance(last, str) and 0 < room < sized.shapes[entry.name][-1]:
+            found[last] = min(room, found.get(last, room))
+    return found
 
 
 def _plan(model: ir.Model, entry: Input, sized: Sized) -> Draw:

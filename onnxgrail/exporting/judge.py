@@ -24,6 +24,7 @@ class Check:
     """One run of the file beside torch.
 
     Attributes:
+        what: how its inputs differ from the example.
         shapes: of the inputs.
         output: the worst one, or what could not be computed.
         error: norm of its difference over the norm of torch's output; None where it could not be computed.
@@ -31,6 +32,7 @@ class Check:
         reason: why there is no error.
     """
 
+    what: str
     shapes: Mapping[str, tuple[int, ...]]
     output: str
     error: float | None
@@ -51,9 +53,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs, and what torch makes of them."""
+    """Inputs, how they differ from the example, and what torch makes of them."""
 
     subject: Subject
+    what: str
     expected: Mapping[str, Tensor]
 
 
@@ -65,12 +68,12 @@ def trials(subject: Subject) -> tuple[Trial, ...]:
     Raises:
         ModelError: torch cannot run the module.
     """
-    first = Trial(subject, outputs(subject))
+    first = Trial(subject, "the example", outputs(subject))
     labels = tuple(subject.labels())
-    found = [_turned(subject), *([other(subject, labels)] if labels else [])]
+    found = {"other numbers": _turned(subject), "other sizes": other(subject, labels) if labels else None}
     if sizes(subject).get(BATCH, 1) > 1:
-        found.append(replaced(subject, resized(subject, {BATCH: 1})))
-    return (first, *(Trial(s, outputs(s)) for s in found if s is not None and runs(s)))
+        found["one sample"] = replaced(subject, resized(subject, {BATCH: 1}))
+    return (first, *(Trial(s, what, outputs(s)) for what, s in found.items() if s is not None and runs(s)))
 
 
 def _turned(subject: Subject) -> Subject:
@@ -110,7 +113,7 @@ def _check(session: Session, trial: Trial, tolerance: float | None) -> Check:
         size = min(expected.element_size(), 4)
         limit = (LIMIT[size] if tolerance is None else tolerance) if expected.is_floating_point() else 0.0
         gap = distance(found.astype(np.float64), wanted.astype(np.float64))
-        check = Check(shapes=_shapes(trial), output=name, error=gap, limit=limit)
+        check = Check(what=trial.what, shapes=_shapes(trial), output=name, error=gap, limit=limit)
         if worst is None or (check.passed, -gap) < (worst.passed, -(worst.error or 0.0)):
             worst = check
     return worst or _failed(trial, "no output")
@@ -127,4 +130,4 @@ def _shapes(trial: Trial) -> dict[str, tuple[int, ...]]:
 
 
 def _failed(trial: Trial, why: str, output: str = "") -> Check:
-    return Check(shapes=_shapes(trial), output=output, error=None, limit=0.0, reason=why)
+    return Check(what=trial.what, shapes=_shapes(trial), output=output, error=None, limit=0.0, reason=why)

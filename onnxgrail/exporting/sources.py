@@ -139,8 +139,20 @@ def loading(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         away = isinstance(error, OSError) or "connect" in str(error).lower()
-        text = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        text = _line(error)
+        if isinstance(error, ImportError) and _root(error) is not error:  # transformers tells of it in a log only
+            text += f" ({type(_root(error)).__name__}: {_line(_root(error))})"
         raise ModelError(f"cannot load {name}: {text}", hint=NO_NET if away else "") from error
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error goes back to."""
+    before = error.__cause__ or error.__context__
+    return error if before is None else _root(before)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> ModelError:

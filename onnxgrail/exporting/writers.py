@@ -9,9 +9,10 @@ from typing import Any
 
 import onnx
 
-from onnxgrail.errors import OnnxGrailError
+from onnxgrail.errors import OnnxGrailError, OutputError
 from onnxgrail.exporting.subject import Subject, Tensor, caller, quiet, torch
 from onnxgrail.graph import model_io
+from onnxgrail.paths import out_of_room
 
 EXPORTERS = ("dynamo", "torchscript")
 ATTENTIONS = ("eager", "sdpa")
@@ -37,6 +38,7 @@ def write(
 
     Raises:
         NotWritten: the exporter fails, or writes another opset.
+        OutputError: the disk is full.
     """
     if opset > NEWEST.get(exporter, opset):
         raise NotWritten(f"it knows opsets up to {NEWEST[exporter]}")
@@ -44,6 +46,10 @@ def write(
         with _flattened(subject), quiet():
             _WRITERS[exporter](subject, path, opset, list(outputs), external)
     except Exception as error:
+        full = out_of_room(error)
+        if full is not None:  # no other way would fare better
+            why = full.strerror or str(full)
+            raise OutputError(f"cannot write {path.name}: {why}", hint="Choose another output folder") from error
         raise NotWritten(reason(error)) from error
     got = opset_of(path)
     if got != opset:

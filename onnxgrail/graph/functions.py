@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import onnx
@@ -24,13 +25,48 @@ def inlined(model: ir.Model) -> ir.Model:
     for function in whole.functions.values():
         _align(function, whole.opset_imports.get("", 0))
     try:
-        InlinePass(criteria=lambda function: _fits(function, whole))(whole)
+        InlinePass(criteria=_Callers(whole))(whole)
     except (ValueError, ir.passes.PassError):
         return model
     left = {node.domain for node in _nodes(whole.graph)} | {domain for domain, _, _ in whole.functions}
     for domain in {domain for domain, _, _ in model.functions} - left:
         whole.opset_imports.pop(domain, None)
     return whole
+
+
+class _Callers:
+    """Asked before each call is written out: whether it may be, and under names that no call before it has.
+
+    Left to itself, the pass tries `name_2`, `name_3` ... until one is free, which takes the square of the number of
+    nodes where a function is called often or its nodes have no names.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.fitting = {id(function) for function in model.functions.values() if _fits(function, model)}
+        self.bases: dict[int, list[tuple[ir.Node | ir.Value, str]]] = {}
+        self.given: Counter[tuple[bool, str]] = Counter()
+
+    def __call__(self, function: ir.Function) -> bool:
+        """Whether a function may be written out; its names are then those for its next call."""
+        key = id(function)
+        if key not in self.fitting:
+            return False
+        if key not in self.bases:
+            self.bases[key] = list(_named(function))
+        for one, base in self.bases[key]:
+            kind = isinstance(one, ir.Node), base
+            self.given[kind] += 1
+            number = self.given[kind]
+            one.name = base if number == 1 else f"{base}_{number}"
+        return True
+
+
+def _named(function: ir.Function) -> Iterator[tuple[ir.Node | ir.Value, str]]:
+    """All nodes and what they compute, with their names; the pass calls the nameless so."""
+    for node in _nodes(function):
+        yield node, node.name or "node"
+        for value in node.outputs:
+            yield value, value.name or "val"
 
 
 def _align(function: ir.Function, version: int) -> None:

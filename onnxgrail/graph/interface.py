@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from onnxgrail.core import Array, Bools
 from onnxgrail.graph.survey import Survey
 
 NOTE = "onnxgrail.interface"
+LARGEST = 2**31  # more than any axis has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +42,11 @@ def changed(model: ir.Model, survey: Survey, dead: Bools) -> tuple[Port, ...]:
 
 
 def fit(arrays: Mapping[str, Array], ports: Iterable[Port]) -> dict[str, Array]:
-    """Arrays of the wide interface, cut to the narrow one."""
+    """Arrays of the wide interface, cut to the narrow one; one that a port does not speak of stays as it is."""
     found = dict(arrays)
     for port in ports:
-        if port.name in found:
+        shape = np.shape(found.get(port.name, ()))
+        if port.axis < len(shape) and all(k < shape[port.axis] for k in port.kept):
             found[port.name] = np.ascontiguousarray(np.take(found[port.name], port.kept, axis=port.axis))
     return found
 
@@ -66,9 +69,22 @@ def _after(first: Port, second: Port) -> Port:
 
 
 def noted(model: ir.Model) -> tuple[Port, ...]:
-    """What a model's own note says; nothing where there is none."""
-    text = model.metadata_props.get(NOTE)
-    return tuple(Port(**{**entry, "kept": tuple(entry["kept"])}) for entry in json.loads(text)) if text else ()
+    """What a model's own note says; nothing where there is none, or where it is none of ours."""
+    try:
+        entries = json.loads(model.metadata_props.get(NOTE, "[]"))
+        ports = tuple(Port(**{**entry, "kept": tuple(entry["kept"])}) for entry in entries)
+        return ports if all(_is_sound(port) for port in ports) else ()
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ()
+
+
+def _is_sound(port: Port) -> bool:
+    """Whether the positions that are kept are there, each once and in order."""
+    numbers = (port.axis, port.before, *port.kept)
+    if not isinstance(port.name, str) or not all(type(number) is int and 0 <= number < LARGEST for number in numbers):
+        return False
+    ordered = all(a < b for a, b in itertools.pairwise((*port.kept, port.before)))
+    return ordered and len(port.kept) == port.after > 0
 
 
 def between(wide: ir.Model, narrow: ir.Model) -> tuple[Port, ...]:
@@ -77,6 +93,6 @@ def between(wide: ir.Model, narrow: ir.Model) -> tuple[Port, ...]:
     found = []
     for port in noted(narrow):
         there = known.get((port.name, port.axis), range(port.before))
-        kept = tuple(list(there).index(k) for k in port.kept if k in there)
+        kept = tuple(there.index(k) for k in port.kept if k in there)
         found.append(Port(name=port.name, axis=port.axis, before=len(there), after=len(kept), kept=kept))
     return tuple(p for p in found if p.after < p.before)

@@ -18,6 +18,7 @@ from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check
 from onnxgrail.graph.writing import unload, write_inline
+from onnxgrail.paths import SCRATCH, TEMPORARY
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 PROTOBUF = 2**31 - 1  # bytes of the largest message
@@ -163,9 +164,9 @@ def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path |
                 if (Path(drafts) / name).exists():
                     (Path(drafts) / name).replace(path.parent / name)
     except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}", hint="Choose another output folder"
-        ) from error
+        on_the_way = path.parent.name.startswith(SCRATCH)
+        hint = TEMPORARY if on_the_way else "Choose another output folder"
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
 
 def _brief(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 import onnxgrail
 from onnxgrail.errors import UsageError
@@ -53,6 +54,36 @@ def test_table_and_notes(folder, monkeypatch):
     assert (single.exit_code, single.output) == (0, "")
 
 
+def test_data_are_read_as_by_compress(tmp_path):
+    onnx.save(nets.convnet(), tmp_path / "m.onnx")
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    words = ("bench", tmp_path / "m.onnx", "--rounds", 2)
+    result = run(*words, "--data", tmp_path, "--image-mean", "0.5", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["calibration"]["source"] == str(tmp_path)
+    assert "does nothing for drawn inputs" in run(*words, "--image-std", "0.5").stderr
+    assert json.loads(run(*words, "--json").stdout)["calibration"]["notes"] == []  # nothing about fidelity
+
+
+def test_a_model_that_does_not_take_what_is_drawn_says_what_to_do(tmp_path):
+    model = nets.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"  # only twelve will do
+    onnx.save(model, tmp_path / "m.onnx")
+    for command in ("bench", "compare"):
+        models = [tmp_path / "m.onnx"] * (1 + (command == "compare"))
+        told = run(command, *models)
+        assert told.exit_code == 1
+        assert "The inputs were drawn: give --data or --input-shapes" in told.stderr
+
+
+def test_each_batch_size_has_its_own_rounds(folder, monkeypatch):
+    from onnxgrail import benchmark
+
+    counts = iter((200, 150))
+    monkeypatch.setattr(benchmark, "take_turns", lambda sessions, *_, **__: np.ones((len(sessions), next(counts))))
+    assert "200, 150 rounds" in run("bench", folder / "slim.onnx", "--batch-size", "1,4").stdout
+
+
 def test_noise_is_named(folder, monkeypatch):
     from onnxgrail import benchmark
 
@@ -81,6 +112,9 @@ def test_misuse(folder):
             onnxgrail.bench(folder / "slim.onnx", **wrong)
     with pytest.raises(UsageError, match="no model"):
         onnxgrail.bench()
+    for call in (onnxgrail.bench, lambda model: onnxgrail.compare(model, model)):
+        with pytest.raises(UsageError, match="a file is wanted here, got ModelProto"):
+            call(nets.mlp())
 
 
 def test_a_prescribed_batch_size_rules(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import subprocess
@@ -91,6 +92,22 @@ def test_a_full_disk_leaves_nothing_half_written(words: tuple[str, ...], name: s
     if "--resume" in words:
         again = command(folder, "compress", "m.onnx", "--data", "d.npz", *words)
         assert again.returncode == 0, again.stderr
+
+
+@linux
+def test_a_full_folder_for_temporary_files_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = listing(folder)
+    done = command(folder, "compress", "m.onnx", "--data", "d.npz", "--quantize", "int8-dynamic", setup=full)
+    refused(done, "narrowed.onnx: File too large. Set TMPDIR to a folder with room for temporary files")
+
+    def spill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onnxgrail.shipping.verify", spill)
+    result = CliRunner().invoke(main, ["compress", str(folder / "m.onnx"), "--data", str(folder / "d.npz")])
+    assert result.exit_code == 1
+    assert result.stderr == "Error: No space left on device. Set TMPDIR to a folder with room for temporary files\n"
+    assert listing(folder) == before
 
 
 def ordinary() -> None:

@@ -99,7 +99,16 @@ def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
         ("selector: 3", "selector is 3, expected text"),
         ("selector: l3", "selector has no 'l3'"),
         ("input_shapes: {x: [a]}", "expected input names with lists of sizes"),
-        ("- ratio", "expected keys and values"),
+        ("- ratio", "holds a list, expected keys and values"),
+        ("", "holds nothing, expected keys and values"),
+        ("image_mean: [0.5, a]", "image_mean is [0.5, 'a'], expected a number, or a list of numbers"),
+        ("seed: -1", "seed must not be negative, got -1"),
+        ("ridge: -0.5", "ridge must not be negative, got -0.5"),
+        ("min_cosine: 5", "min_cosine must be between -1 and 1, got 5"),
+        ("min_cosine: .nan", "min_cosine must be between -1 and 1, got nan"),
+        ("check: false\nmin_cosine: 0.5", "min_cosine needs the check that check=False turns off"),
+        ("providers: Foo", "no Foo"),
+        ("force: true", "no key 'force'. Known keys: "),
         ("a: [", "cannot be read as a recipe"),
     ],
 )
@@ -116,7 +125,9 @@ def test_files_that_cannot_be_recipes(folder: Path) -> None:
     (folder / "r.txt").write_text("ratio: 0.3")
     assert "no recipe" in run("apply", folder / "m.onnx", folder / "m.onnx").stderr
     assert "unknown suffix" in run("apply", folder / "r.txt", folder / "m.onnx").stderr
-    assert run("apply", folder / "absent.yaml", folder / "m.onnx").exit_code == 1
+    absent = run("apply", folder / "absent.yaml", folder / "m.onnx")
+    assert absent.exit_code == 1
+    assert "absent.yaml'. Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote" in absent.stderr
     for name, words in (("r.txt", "unknown suffix"), ("m.compressed.onnx.json", "is the output")):
         output = folder / "m.compressed.onnx.json"
         result = run("compress", folder / "m.onnx", output, "--save-recipe", folder / name)
@@ -125,11 +136,33 @@ def test_files_that_cannot_be_recipes(folder: Path) -> None:
     assert not (folder / "m.compressed.onnx.json").exists()
 
 
+STRANGE = ("{}", "[1]", '[{"command": "compress"}]', '[{"command": 1, "recipe": [1]}]', "[" * 10**5)
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
+def test_notes_of_others_under_our_name_are_no_recipe(text: str, folder: Path) -> None:
+    model = nets.mlp()
+    model.metadata_props.add(key=saved.KEY, value=text)
+    onnx.save(model, folder / "n.onnx")
+    told = run("apply", folder / "n.onnx", folder / "m.onnx", "--data", folder / "d.npz")
+    assert (told.exit_code, "holds no recipe" in told.stderr) == (2, True), told.stderr
+    assert run("compress", folder / "n.onnx", folder / "o.onnx", "--data", folder / "d.npz").exit_code == 0
+    assert [entry["command"] for entry in notes(folder / "o.onnx")] == ["compress"]
+
+
+@pytest.mark.parametrize("name", ["r.yaml", "r.json"])
+def test_a_recipe_without_bottom_is_refused(name: str, folder: Path) -> None:
+    (folder / name).write_text("[" * 10**5)
+    told = run("apply", folder / name, folder / "m.onnx")
+    assert (told.exit_code, "cannot be read as a recipe" in told.stderr) == (2, True), told.stderr
+
+
 def test_every_choice_comes_back(tmp_path: Path) -> None:
     chosen = {
         "target_macs": "60%", "blocks": ("mlp",), "include": "a.*", "samples": 7, "fit": (), "ridge": 1e-05,
         "norms": "all", "refine": ("laco", "distill"), "method": ("grail", "grasp"), "grasp_layers": "2",
         "budget_seconds": 3.5, "closed_loop": False, "input_shapes": {"x:0": (1, 3)}, "min_cosine": 0.5,
+        "image_mean": (0.5, 1.0, 0.0), "image_std": (0.25,), "tokenizer": "t.json", "sequence_length": 9,
     }  # fmt: skip
     recipe = recipe_of(chosen)
     for name in ("r.yaml", "r.json"):
@@ -137,3 +170,7 @@ def test_every_choice_comes_back(tmp_path: Path) -> None:
         assert recipe_of(saved.read(tmp_path / name).choices) == recipe
     (tmp_path / "short.yaml").write_text("ridge: 1e-5\nclosed-loop: false")  # YAML takes the number for a word
     assert recipe_of(saved.read(tmp_path / "short.yaml").choices) == recipe_of({"ridge": 1e-5, "closed_loop": False})
+    (tmp_path / "other.yaml").write_text("sparsity: 0.4\ncalib: d.npz\nimage-std: 2\nimage-mean: 1e-1")
+    other = saved.read(tmp_path / "other.yaml")  # as the command line takes them
+    assert other.data == "d.npz"
+    assert recipe_of(other.choices) == recipe_of({"ratio": 0.4, "image_std": 2, "image_mean": 0.1})

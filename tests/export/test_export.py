@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ import onnxgrail
 from onnxgrail.calibration.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.exporting import writers
 
 HERE = Path(__file__).parent
 
@@ -39,7 +41,9 @@ def test_open_axes_are_open_and_names_stay(folder: Path) -> None:
     assert (result.exporter, result.gates_passed, result.opset) == ("dynamo", True, 20)
     assert result.inputs == {"ids": ("batch", "sequence"), "bias": ("batch", "sequence", 16)}
     assert result.outputs == ("hidden", "pooled_0", "pooled_1_0")
-    assert {tuple(check.shapes["ids"]) for check in result.checks} == {(2, 5), (3, 8), (1, 5)}
+    assert {check.what: tuple(check.shapes["ids"]) for check in result.checks} == {
+        "the example": (2, 5), "other numbers": (2, 5), "other sizes": (3, 8), "one sample": (1, 5)
+    }  # fmt: skip
     with open_session("e.onnx") as session:
         feed = {"ids": np.ones((4, 7), np.int64), "bias": np.zeros((4, 7, 16), np.float32)}
         assert session.run(feed)["hidden"].shape == (4, 7, 16)
@@ -211,3 +215,17 @@ def test_wrong_usage(settings: dict[str, Any], words: str, folder: Path) -> None
 def test_only_the_asked_exporter_is_tried(folder: Path) -> None:
     with pytest.raises(ModelError, match="GuardOnDataDependent"):
         onnxgrail.export("nets.py:branch", "x.onnx", exporter="dynamo")
+
+
+def test_a_full_disk_is_no_fault_of_the_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def full(*_: Any) -> None:
+        tried.append(1)
+        raise RuntimeError("the exporter failed") from OSError(errno.ENOSPC, "No space left on device")
+
+    for name in writers.EXPORTERS:
+        monkeypatch.setitem(writers._WRITERS, name, full)
+    with pytest.raises(OutputError, match=r"cannot write m.onnx: No space left on device. Choose another"):
+        onnxgrail.export(torch.nn.Linear(3, 2), tmp_path / "m.onnx", inputs=(torch.ones(2, 3),))
+    assert (tried, list(tmp_path.iterdir())) == ([1], [])

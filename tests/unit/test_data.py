@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from onnxgrail.calibration.data import Batches, fixed_batch, read
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.data import fixed_batch, read
 from onnxgrail.calibration.signature import Input, padding_mask, signature_of
 from onnxgrail.errors import DataError, ModelError
 
@@ -281,6 +282,7 @@ def test_function_in_a_file(tmp_path):
         "def forever():\n    while True:\n        yield {'x': np.ones((1, 3), np.float32)}\n"
         "def wrong():\n    return [1]\n"
         "def none():\n    return []\n"
+        "def nothing():\n    pass\n"
         "def fails():\n    raise KeyError('key')\n"
     )
     batches = read(f"{script}:some", OPEN, batch_size=1)
@@ -291,6 +293,7 @@ def test_function_in_a_file(tmp_path):
     assert read(f"{script}:forever", OPEN, samples=3).samples == 3
     for name, message in [
         ("wrong", "got int, expected a dict"),
+        ("nothing", "nothing returns NoneType, expected an iterable of dicts"),
         ("none", "no samples"),
         ("fails", "raised KeyError"),
         ("absent", "defines no 'absent'"),

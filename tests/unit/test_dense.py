@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.calibration import dense
-from onnxgrail.calibration.data import Batches, read
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.data import read
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import silent

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from onnxgrail.cli import export as command
 from onnxgrail.cli import main
-from onnxgrail.exporting import call, writers
+from onnxgrail.errors import ModelError
+from onnxgrail.exporting import call, sources, writers
 
 
 def test_names_in_the_help_are_those_of_the_library() -> None:
@@ -35,6 +36,12 @@ def test_torch_is_named_when_it_is_missing() -> None:
     assert done.stderr.splitlines() == [
         "Error: export needs torch, which is not installed. Run: pip install 'onnxgrail[torch]'"
     ]
+
+
+def test_what_an_import_fails_of_is_told() -> None:
+    words = r"cannot load t:m: Could not import M \(RuntimeError: no operator x\)$"
+    with pytest.raises(ModelError, match=words), sources.loading("t:m"):
+        raise ImportError("Could not import M.\nMore") from RuntimeError("no operator x")
 
 
 @pytest.mark.parametrize("text", ["x", "x:batch", "x:0=", "x:a=b", ":0=b", "x:0=1"])

@@ -11,7 +11,7 @@ from onnxgrail.calibration.kinds import KINDS, MENU, arrays, images
 from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Input
 from onnxgrail.cli import _values
-from onnxgrail.errors import DataError, MissingExtraError, UsageError
+from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from tests.unit import samples
 
 F32, I64, U8 = (np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
@@ -222,6 +222,26 @@ def test_a_short_text_is_one_short_passage(tmp_path, words):
         read(tmp_path / "d.txt", fixed, reading=Reading(tokenizer=words))
 
 
+def test_special_tokens_alone_are_no_text(tmp_path):
+    from tokenizers import Tokenizer, processors
+
+    letters = Tokenizer.from_file(str(samples.tokenizer(tmp_path / "t.json")))
+    letters.post_processor = processors.TemplateProcessing(single="[PAD] $A", special_tokens=[("[PAD]", 0)])
+    letters.save(str(tmp_path / "t.json"))
+    (tmp_path / "blank.txt").write_text("\n \n\t\n")
+    with pytest.raises(DataError, match="holds no text"):
+        read(tmp_path / "blank.txt", LM, reading=Reading(tokenizer=tmp_path / "t.json"))
+
+
+def test_text_that_is_too_long_for_the_model_says_how_to_cut_it(tmp_path, words):
+    (tmp_path / "d.txt").write_text("w0 w1\n")
+    batches = read(tmp_path / "d.txt", BERT, reading=Reading(tokenizer=words))
+    with pytest.raises(ModelError, match=r"^broken\. If the texts .* --sequence-length N"), batches.advising():
+        raise ModelError("broken")
+    with pytest.raises(ModelError, match=r"^broken\. Mend it$"), batches.advising():
+        raise ModelError("broken", hint="Mend it")
+
+
 def test_text_that_cannot_be_read(tmp_path, words):
     (tmp_path / "d.txt").write_text("w0 w1")
     (tmp_path / "empty.txt").write_text(" \n\n")
@@ -235,8 +255,8 @@ def test_text_that_cannot_be_read(tmp_path, words):
         ("d.txt", NCHW, words, "no input takes token ids; the model takes: x float32"),
         ("empty.txt", BERT, words, "holds no text"),
         ("empty.txt", LM, words, "holds no text"),
-        ("latin.txt", BERT, words, r"cannot read .*latin\.txt"),
-        ("latin.txt", LM, words, r"cannot read .*latin\.txt"),
+        ("latin.txt", BERT, words, r"latin\.txt' is not UTF-8, at byte 3\. Save it as UTF-8"),
+        ("latin.txt", LM, words, r"latin\.txt' is not UTF-8, at byte 3\. Save it as UTF-8"),
         ("d.txt", table, words, "ids up to 3, the model's table has 3 rows. Take the tokenizer"),
     ]:
         with pytest.raises(DataError, match=message) as caught:

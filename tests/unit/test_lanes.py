@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 import onnxgrail
 from onnxgrail.calibration import stream as module
 from onnxgrail.calibration import values
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.cache import Cache
-from onnxgrail.calibration.data import Batches
 from onnxgrail.calibration.lanes import HOST, Lane
 from onnxgrail.calibration.session import CPU, open_session
 from onnxgrail.calibration.stream import Stream

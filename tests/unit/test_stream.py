@@ -13,7 +13,7 @@ import pytest
 
 from onnxgrail.algebra.gram import Sums
 from onnxgrail.calibration import stream as module
-from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.session import CPU
 from onnxgrail.calibration.stream import Stream

@@ -77,6 +77,16 @@ def test_fills_by_role():
     np.testing.assert_array_equal(feed["position_ids"], np.broadcast_to(np.arange(16), (8, 16)))
 
 
+@pytest.mark.parametrize(("past", "longest"), [("", 12), (", float[N, 2, P, 8] past_key", 7)])
+def test_positions_stay_inside_their_table(past, longest):
+    text = f"g (int64[N, S] input_ids, int64[N, S] position_ids{past}) => (float[N, S, 4] y) {{"
+    graph = model(text + " e = Gather(table, input_ids) p = Gather(few, position_ids) y = Add(e, p) }",
+                  table=TABLE, few=np.zeros((12, 4), np.float32))  # fmt: skip
+    _, feed = draw(graph)
+    assert feed["input_ids"].shape == feed["position_ids"].shape == (8, longest)
+    assert feed["position_ids"].max() == 11
+
+
 def test_same_seed_same_values_and_feeds_differ():
     graph = model("g (float[N, 3] x) => (float[N, 3] y) { y = Identity(x) }")
     one, two = (list(synthetic(graph, signature_of(graph), samples=16, seed=1)) for _ in range(2))

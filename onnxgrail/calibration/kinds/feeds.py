@@ -130,4 +130,9 @@ def from_function(path: Path, signature: Signature, _: Reading, limit: int | Non
     with called(str(path)) as feeds:
         if isinstance(feeds, Mapping):
             return (from_mapping(feeds, signature, path.name),)
+        if not isinstance(feeds, Iterable):
+            raise DataError(
+                f"{path.name} returns {type(feeds).__name__}, expected an iterable of dicts of arrays by input name",
+                hint=f"The model takes: {describe(signature)}",
+            )
         return from_feeds(feeds, signature, path.name, limit)

@@ -128,7 +128,15 @@ def _lines(path: Path) -> Ints:
 def _line(path: Path, starts: Ints, number: int) -> str:
     with readable(path), path.open("rb") as file:
         file.seek(int(starts[number]))
-        return file.read(int(starts[number + 1] - starts[number])).decode("utf-8").strip()
+        data = file.read(int(starts[number + 1] - starts[number]))
+    try:
+        return data.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise _other_encoding(path, int(starts[number]) + error.start) from error
+
+
+def _other_encoding(path: Path, place: int) -> DataError:
+    return DataError(f"{str(path)!r} is not UTF-8, at byte {place}", hint="Save it as UTF-8")
 
 
 def padded(take: Take, count: int, signature: Signature, ids: Input, tokens: Tokens, source: str) -> Part:
@@ -198,7 +206,7 @@ def _passages(path: Path, signature: Signature, ids: Input, tokens: Tokens) -> P
         total = path.stat().st_size
         begin = _decoded(path, 0, PROBE)
     encoded = tokens.encode(begin).ids
-    if not encoded:
+    if not encoded or (total <= PROBE and not begin.strip()):  # special tokens alone are no text
         raise DataError(f"{str(path)!r} holds no text", hint="Give a text of some pages")
     if len(encoded) < tokens.length and total > PROBE:
         encoded = tokens.encode(_decoded(path, 0, total)).ids
@@ -240,7 +248,7 @@ def _decoded(path: Path, start: int, size: int) -> str:
         except UnicodeDecodeError as error:
             if error.reason == "unexpected end of data":
                 return data[head : head + error.start].decode("utf-8")
-            raise
+            raise _other_encoding(path, start + head + error.start) from error
 
 
 class Passages(Column):

@@ -1,0 +1,64 @@
+"""Feeds for a model, as often as they are wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from onnxgrail.core import Feed
+from onnxgrail.errors import DataError, ModelError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batches:
+    """Feeds for the model; may be iterated any number of times and gives the same values each time.
+
+    Attributes:
+        feeds: one function per feed, so that mapped or drawn data are in memory one batch at a time.
+        samples: how many samples all feeds hold together.
+        source: where they come from, for the report.
+        notes: what was dropped, converted or assumed.
+        synthetic: drawn, not the user's data.
+        hint: what to try where the model does not run on them.
+    """
+
+    feeds: tuple[Callable[[], Feed], ...]
+    samples: int
+    source: str
+    notes: tuple[str, ...] = ()
+    synthetic: bool = False
+    hint: str = ""
+
+    @contextlib.contextmanager
+    def advising(self) -> Iterator[None]:
+        """Say what to try where the model does not run on these.
+
+        Raises:
+            ModelError: as it was raised inside, with a hint if it had none.
+        """
+        try:
+            yield
+        except ModelError as error:
+            if error.hint or not self.hint:
+                raise
+            raise ModelError(str(error), hint=self.hint) from error
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Feeds in a fixed order, each made anew."""
+        return (make() for make in self.feeds)
+
+    def first(self) -> Feed:
+        """The first feed.
+
+        Raises:
+            DataError: it holds nothing.
+        """
+        found = self.feeds[0]()
+        if found and all(array.size == 0 for array in found.values()):
+            raise DataError(f"{self.source}: there are no samples, every input is empty", hint="Give --data with some")
+        return found
+
+    def __len__(self) -> int:
+        """Number of feeds."""
+        return len(self.feeds)
