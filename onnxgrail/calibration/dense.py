@@ -128,7 +128,7 @@ def load(path: Path, blocks: Sequence[Block], model: ir.Model, batches: Batches)
     try:
         with np.load(path, allow_pickle=False) as file:
             return _read(file, str(path), blocks, model, batches)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile) as error:
         raise DataError(f"{str(path)!r} holds no statistics: {error}", hint="Make it with --save-stats") from error
 
 

@@ -94,6 +94,7 @@ def _data(folder: Path, x: Any) -> None:
     }
     for name, arrays in wrong.items():
         np.savez(folder / f"{name}.npz", **arrays)
+    np.savez(folder / "deep.npz", head=np.array("[" * 100_000))
     (folder / "text.npz").write_text("no archive")
     (folder / "half.npz").write_bytes((folder / "d.npz").read_bytes()[:500])
     (folder / "feeds.py").write_text("def fails():\n    raise RuntimeError('mine')\n    yield\n")
@@ -174,6 +175,7 @@ OPTIONS: dict[str, Mistake] = {
     "statistics that are not there": (["--stats", "absent.npz"], RUNTIME, "Make it with --save-stats"),
     "statistics that are data": (["--stats", "d.npz"], RUNTIME, "'d.npz' holds no statistics"),
     "statistics that are text": (["--stats", "text.npz"], RUNTIME, "'text.npz' holds no statistics"),
+    "statistics without bottom": (["--stats", "deep.npz"], RUNTIME, "'deep.npz' holds no statistics"),
     "statistics over data": (["--save-stats", "d.npz"], RUNTIME, "--force"),
     "statistics over the model": (["--save-stats", "m.onnx", "--force"], RUNTIME, "is the input"),
     "statistics over the output": (["-o", "o.onnx", "--save-stats", "o.onnx"], USAGE, "is the output"),
