@@ -66,6 +66,7 @@ class Job:
         alias: names that tensors of the dense model have in such a narrowed one.
         few: numbers of the batches to learn from, where not all but the held-out ones are.
         journal: what a killed run has fitted is taken from here; what this one fits is kept here.
+        real: how many of the batches are the user's, where more were made of them; those come first.
     """
 
     prepared: Prepared
@@ -79,12 +80,14 @@ class Job:
     alias: Mapping[str, str] = field(default_factory=dict)
     few: tuple[int, ...] | None = None
     journal: Journal = field(default=NO_JOURNAL)
+    real: int | None = None
 
     def walk(self, model: ir.Model, numbers: Sequence[int] | None = None) -> Walk:
         """All batches, or those of some numbers, at the entrance of a model."""
         prepared = self.prepared
         ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
-        feeds = (fit(feed, ports) for k, feed in enumerate(prepared.batches) if numbers is None or k in numbers)
+        makers = prepared.batches.feeds
+        feeds = (fit(make(), ports) for k, make in enumerate(makers) if numbers is None or k in numbers)
         facts = self.facts if self.facts is not None and model is self.slim else prepared.survey.facts
         return Walk(model, facts, feeds, providers=self.recipe.providers)
 
@@ -103,9 +106,14 @@ class Job:
         return known is None or known == self.prepared.survey.facts.shapes.get(name)
 
     @property
+    def given(self) -> int:
+        """How many batches are the user's."""
+        return len(self.prepared.batches) if self.real is None else self.real
+
+    @property
     def held(self) -> list[int]:
         """Numbers of the batches that choose; the others are learnt from.  Empty where there is only one."""
-        count = len(self.prepared.batches)
+        count = self.given
         return list(range(EVERY - 1, count, EVERY)) or list(range(count))[1:][-1:]
 
     @property
@@ -114,6 +122,11 @@ class Job:
         if self.few is not None:
             return list(self.few)
         return sorted(set(range(len(self.prepared.batches))) - set(self.held))
+
+    @property
+    def each(self) -> int:
+        """How many batches an epoch takes: as many as it would without those that were made."""
+        return len(self.learnt) if self.few is not None else self.given - len(self.held)
 
     def left(self) -> float | None:
         """Seconds until the deadline."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
 from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.kept import kept
+from onnxgrail.refine.mixed import mixed
 from onnxgrail.refine.whole import entry_of
 
 KIND = "laco"
 NEAR = 1e-10  # squared error, as a share, below which a block is what it was
 RATE, EPOCHS, STEPS = 1e-2, 10, 400  # at least so many epochs and steps
+MIXED, ROOM = 3, 1 << 30  # mixed batches for every given one, as long as the goals of a block take so many bytes
 # Wanda++ takes 160 steps of 3e-7 without a schedule; here a step is a share of a weight's size.
 ROUNDS, SAMPLES, SMALL = 5, 32, 1e-3
 NOTHING = "no weights of its own, or no input or output of the original's shape to compare"
@@ -83,7 +86,8 @@ def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
     References:
         Algorithm 1 of LaCo: targets from the dense stream, inputs from the compressed one.
     """
-    return by_block(job, Preset(kind=KIND, rate=RATE, epochs=EPOCHS, steps=STEPS), progress)
+    preset = Preset(kind=KIND, rate=RATE, epochs=EPOCHS, steps=STEPS)
+    return by_block(mixed(job, _times(job)), preset, progress)
 
 
 def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
@@ -129,6 +133,13 @@ def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...
         after, outcome = before, Outcome(status="plain", reason=TAKEN_BACK)
     whole = entry_of(preset.kind, started, outcome, errors=(before, after))
     return (*report, whole)
+
+
+def _times(job: Job) -> int:
+    """How many mixed batches there may be for every given one."""
+    facts = job.prepared.survey.facts
+    sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in _blocks(job) for n in block.goals]
+    return min(MIXED, ROOM // max(max(sizes, default=0) * job.given, 1) - 1)
 
 
 def _ticks(progress: Progress, preset: Preset, number: int, total: int) -> Callable[[], None]:
@@ -232,7 +243,12 @@ def _fitted(
         )
 
     settings = Settings(
-        rate=preset.rate, epochs=preset.epochs, steps=preset.steps, seconds=task.seconds, seed=job.recipe.seed
+        rate=preset.rate,
+        epochs=preset.epochs,
+        steps=preset.steps,
+        each=job.each,
+        seconds=task.seconds,
+        seed=job.recipe.seed,
     )
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
     expected = {job.here(n): first[n] for n in goals}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from onnxgrail.core import Array, Outcome, Progress
 from onnxgrail.errors import ModelError, UnsupportedOpError
@@ -12,6 +13,16 @@ from onnxgrail.refine.kept import kept
 
 KEPT = 1 << 30  # bytes of dense outputs that are kept; beyond that they are computed again
 Found = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a fit goes, as `whole` is told."""
+
+    rate: float
+    steps: int
+    sizes: Mapping[str, float]
+    near: bool
 
 
 def entry_of(
@@ -32,6 +43,7 @@ def whole(
     rate: float,
     steps: int,
     sizes: Mapping[str, float] | None = None,
+    near: bool = False,
 ) -> tuple[Refined, Found]:
     """So many steps on squared error, and on the divergence of rows where an output holds logits.
 
@@ -43,22 +55,15 @@ def whole(
         rate: how far in one step, as a share of a weight's size.
         steps: how many.
         sizes: of weights whose own size says nothing.
+        near: as in `Settings`.
 
     Returns:
         The entry, and new numbers for the weights where they are better on held-out batches.
     """
-    return kept(job.journal, kind, lambda: _whole(job, kind, names, progress, rate, steps, sizes or {}))
+    return kept(job.journal, kind, lambda: _whole(job, kind, names, progress, _Way(rate, steps, sizes or {}, near)))
 
 
-def _whole(
-    job: Job,
-    kind: str,
-    names: Sequence[str],
-    progress: Progress,
-    rate: float,
-    steps: int,
-    sizes: Mapping[str, float],
-) -> tuple[Refined, Found]:
+def _whole(job: Job, kind: str, names: Sequence[str], progress: Progress, way: _Way) -> tuple[Refined, Found]:
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
     started = time.perf_counter()
@@ -69,7 +74,8 @@ def _whole(
         return entry_of(kind, started, outcome), {}
     first = slim.source(outputs)(job.learnt[0])
     dense = job.walk(job.prepared.model).source(outputs)
-    spread = job.learnt[:: -(-len(job.learnt) // steps)]
+    spread = job.learnt[:: -(-len(job.learnt) // way.steps)]
+    each = min(job.each, len(spread))
     size = sum(first[n].nbytes for n in outputs) * (len(spread) + len(job.held))
     kept: dict[int, Batch] = {}
 
@@ -84,16 +90,18 @@ def _whole(
 
     rows, probable = logits(outputs, {n: job.goal(n, a) for n, a in dense(job.learnt[0]).items()})
     settings = Settings(
-        rate=rate,
+        rate=way.rate,
+        near=way.near,
         epochs=1,
-        steps=steps,
+        steps=way.steps,
+        each=each,
         seconds=job.left(),
         seed=job.recipe.seed,
         divergence=rows,
         probable=probable,
-        sizes=sizes,
+        sizes=way.sizes,
     )
-    total = -(-steps // len(spread))
+    total = -(-way.steps // each)
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (spread, job.held))
     expected = {n: first[n] for n in outputs}
     tick = _ticks(kind, total, progress)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,10 @@ class Settings:
 
     Attributes:
         rate: of the first step, as a share of each weight's own size.
+        near: where the error at the beginning is below one, the rate is by its root smaller: what is near already is
+            lost by steps larger than the way that is left.
         epochs: passes over the batches; steps: at least so many in all.
+        each: how many batches an epoch takes, each one as often as any other; None for all.
         clip: largest norm of a gradient.
         seconds: no epoch is begun behind that; None for as long as it takes.
         seed: of the order of the batches.
@@ -48,8 +52,10 @@ class Settings:
     """
 
     rate: float = 1e-2
+    near: bool = False
     epochs: int = 10
     steps: int = 200
+    each: int | None = None
     clip: float = 1.0
     seconds: float | None = None
     seed: int = 0
@@ -100,11 +106,14 @@ def fit(
     half = any(v.dtype in HALF for v in initializers.values())
     program = program_of(piece, floats=torch.float32 if half else None)
     _same(program, batches[0](), expected, piece.graph.name or "the model")
-    fitted = _Fitted(program, {n: initializers[n] for n in names}, settings, _energy(batches, settings))
+    fitted = _Fitted(
+        program, {n: initializers[n] for n in names}, settings, _energy(batches[: settings.each], settings)
+    )
     fitted.begin(0.0)
     before = fitted.error(held)
     started, epochs = time.perf_counter(), 0
-    for rate in (settings.rate, settings.rate / 4):  # what steps were too large for may still take smaller ones
+    first = settings.rate * (math.sqrt(min(before, 1.0)) if settings.near and math.isfinite(before) else 1.0)
+    for rate in (first, first / 4):  # what steps were too large for may still take smaller ones
         best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
         epochs += ran
         if best < before:
@@ -128,15 +137,16 @@ def _trained(
     batches, held = data
     best, found = before, fitted.begin(rate)
     first = time.perf_counter() - started
-    total = max(settings.epochs, math.ceil(settings.steps / len(batches)))
-    order = np.random.default_rng(settings.seed)
+    each = settings.each or len(batches)
+    total = max(settings.epochs, math.ceil(settings.steps / each))
+    order = _shuffled(len(batches), settings.seed)
     for epoch in range(total):
         spent = time.perf_counter() - started
         if not math.isfinite(before) or (settings.seconds is not None and spent >= settings.seconds):
             return best, found, epoch
         share = 0.0 if settings.seconds is None else (spent - first) / (settings.seconds - first)
-        for number, k in enumerate(order.permutation(len(batches)).tolist()):
-            fitted.step(batches[k](), _share(max((epoch + number / len(batches)) / total, share)))
+        for number, k in enumerate(itertools.islice(order, each)):
+            fitted.step(batches[k](), _share(max((epoch + number / each) / total, share)))
         now = fitted.error(held)
         tick()
         if now < best:
@@ -144,6 +154,13 @@ def _trained(
         elif not now < FAR * before:
             return best, found, epoch + 1
     return best, found, total
+
+
+def _shuffled(count: int, seed: int) -> Iterator[int]:
+    """All numbers in a random order, then in another."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.permutation(count).tolist()
 
 
 def _share(done: float) -> float:

@@ -1,0 +1,138 @@
+"""Sequences joined from two: what they are made of, and that held-out ones stay out of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onnxgrail
+from onnxgrail.refine import distill, laco
+from onnxgrail.refine.job import Job
+from onnxgrail.refine.mixed import joined, mixed
+from onnxgrail.torchgraph import fit as fitting
+from tests.tiny import tiny
+from tests.torchgraph.test_refine import run_fit
+
+LENGTH, BATCH = 6, 4
+
+
+def tokens(batches: int = 10) -> dict[str, Any]:
+    """Every batch has tokens of its own: ten times its number and up."""
+    ids = np.repeat(np.arange(batches) * 10, BATCH)[:, None] + np.arange(LENGTH)
+    return {"ids": ids.astype(np.int64)}
+
+
+def encoder() -> ir.Model:
+    """An embedding and one MLP."""
+    rng = np.random.default_rng(0)
+    shapes = {"t": (100, 8), "w": (8, 16), "v": (16, 8)}
+    weights = {n: rng.normal(size=s).astype(np.float32) / 2 for n, s in shapes.items()}
+    text = "e = Gather(t, ids)\na = MatMul(e, w)\nb = Relu(a)\nc = MatMul(b, v)\ny = Add(c, e)"
+    return tiny("int64[N,6] ids => float[N,6,8] y", text, weights)
+
+
+def refined(monkeypatch: pytest.MonkeyPatch, kind: str, given: dict[str, Any]) -> tuple[Job, Job, list[dict[str, Any]]]:
+    """The job before and after more samples were made, and the report's rows."""
+    seen: list[Job] = []
+
+    def spy(job: Job, times: int) -> Job:
+        seen.extend([job, mixed(job, times)])
+        return seen[-1]
+
+    for module in (laco, distill):
+        monkeypatch.setattr(module, "mixed", spy)
+    found = onnxgrail.compress(
+        ir.to_proto(encoder()), data=given, ratio=0.5, round_to=1, check=False, refine=kind, batch_size=BATCH
+    )
+    return seen[0], seen[1], found.report.data["refines"]
+
+
+def test_a_joined_sequence_begins_like_one_and_ends_like_the_other() -> None:
+    ids, mask = np.arange(48).reshape(8, 6), np.ones((8, 6), np.int64)
+    one = {"ids": ids, "mask": mask, "scale": np.float32(2), "past": np.zeros((8, 2, 6, 3), np.float32)}
+    other = {"ids": ids + 100, "mask": mask * 7, "scale": np.float32(3), "past": np.ones((8, 2, 6, 3), np.float32)}
+    found = joined(one, other, np.random.default_rng(0))
+    theirs = found["ids"] >= 100
+    assert theirs[:, -1].all()
+    assert not theirs[:, 0].any()
+    assert (np.diff(theirs.astype(int), axis=1) >= 0).all()
+    assert len(set(theirs.sum(1))) > 1  # rows are cut at places of their own
+    np.testing.assert_array_equal((found["ids"] - 100 * theirs) % 6, np.broadcast_to(np.arange(6), (8, 6)))
+    np.testing.assert_array_equal(found["mask"] == 7, theirs)
+    assert all(len(set((row[late] - 100) // 6)) == 1 for row, late in zip(found["ids"], theirs, strict=True))
+    assert found["scale"] == 2
+    assert not found["past"].any()
+
+
+@pytest.mark.parametrize("other", [np.zeros((3, 6), np.int64), np.zeros((4, 5), np.int64)])
+def test_what_differs_in_shape_is_not_joined(other: Any) -> None:
+    one = {"ids": np.ones((4, 6), np.int64)}
+    assert joined(one, {"ids": other}, np.random.default_rng(0)) is one
+
+
+@pytest.mark.parametrize("kind", ["laco", "distill"])
+def test_held_out_sequences_stay_out(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(distill, "STEPS", 32)
+    monkeypatch.setattr(laco, "STEPS", 16)
+    before, after, rows = refined(monkeypatch, kind, tokens())
+    assert after.held == before.held == [4, 9]
+    assert after.learnt[:8] == before.learnt
+    assert len(after.learnt) == 32
+    assert after.each == 8
+    feeds = [make()["ids"] for make in after.prepared.batches.feeds]
+    assert len(feeds) == len(after.masks) == 34
+    assert {40, 90}.isdisjoint((np.stack([feeds[k] for k in after.learnt]) // 10 * 10).ravel().tolist())
+    assert all(len(set((row // 10).tolist())) == 2 for k in after.learnt[8:] for row in feeds[k])
+    again = [make()["ids"] for make in after.prepared.batches.feeds]
+    np.testing.assert_array_equal(np.stack(feeds), np.stack(again))
+    assert any(r["epochs"] > 0 for r in rows)
+
+
+def test_padding_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose samples have masks gets masks for what it makes of them."""
+    before, _, _ = refined(monkeypatch, "laco", tokens())
+    feeds = before.prepared.batches.feeds
+    short = np.arange(LENGTH) < 4
+
+    def padded(make: Any) -> Any:
+        return lambda: {**make(), "attention_mask": np.broadcast_to(short, (BATCH, LENGTH)).astype(np.int64)}
+
+    batches = dataclasses.replace(before.prepared.batches, feeds=tuple(padded(make) for make in feeds))
+    job = dataclasses.replace(before, prepared=dataclasses.replace(before.prepared, batches=batches))
+    made = mixed(job, 1)
+    assert all(m is not None and (m == short).all() for m in made.masks[10:])
+
+
+def test_too_few_batches_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, _, _ = refined(monkeypatch, "laco", tokens(2))
+    assert mixed(before, 3) is before  # one batch to learn from, one to judge by
+
+
+def test_images_are_not_joined() -> None:
+    one = {"images": np.zeros((4, 1, 8, 8), np.float32)}
+    assert joined(one, {"images": np.ones((4, 1, 8, 8), np.float32)}, np.random.default_rng(0)) is one
+
+
+def test_an_epoch_takes_so_many_batches_and_none_more_often_than_others() -> None:
+    order = fitting._shuffled(5, 0)
+    first, second = ([next(order) for _ in range(5)] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(5))
+    assert first != second
+    _, found, _ = run_fit(steps=40, epochs=1, each=2)
+    assert found.epochs == 20
+    assert found.after < found.before
+
+
+@pytest.mark.parametrize(("near", "share"), [(False, 1.0), (True, 0.5)])
+def test_what_is_near_is_moved_in_smaller_steps(monkeypatch: pytest.MonkeyPatch, near: bool, share: float) -> None:
+    rates, begin = [], fitting._Fitted.begin
+    monkeypatch.setattr(fitting._Fitted, "begin", lambda self, rate: (rates.append(rate), begin(self, rate))[1])
+    monkeypatch.setattr(fitting._Fitted, "error", lambda self, batches: 0.25)
+    run_fit(rate=0.1, steps=5, near=near)
+    assert rates == pytest.approx([0.0, 0.1 * share, 0.025 * share])
