@@ -187,7 +187,8 @@ def _blocks(job: Job) -> list[_Block]:
         whole = Chunk(start, chunk.end, chunk.last, chunk.heavy)
         end = len(list(job.slim.graph)) if final else place[job.here(chunk.last)]
         made = {v.name or "" for node in nodes[start : chunk.end] for v in node.outputs}
-        names = job.outputs() if final else [n for n in alive.at(chunk.end) if n in found.carriers]
+        ends = [] if final else [n for n in alive.at(chunk.end) if n in found.carriers]
+        names = list(dict.fromkeys([*ends, *job.outputs()]))
         goals = tuple(n for n in names if n in made and job.here(n) in place and facts.dtypes[n].kind in "fV")
         blocks.append(_Block(_name(nodes[start : chunk.end], found), whole, begin, end, goals))
         begin, start = end, chunk.end

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from onnxgrail.calibration.data import Batches
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.core import Array, Feed
 from onnxgrail.refine.job import Job
