@@ -309,5 +309,21 @@ def silent(stage: str, done: int, total: int) -> None:
     """The progress of somebody who does not want to know."""
 
 
+Tick = Callable[[], None]
+"""Called whenever one of many like things is done."""
+
+
+def ticking(progress: Progress, stage: str, total: int) -> Tick:
+    """A tick that tells how many of so many things are done; more ticks than that say nothing new."""
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done = min(done + 1, total)
+        progress(stage, done, total)
+
+    return tick
+
+
 Selector = Callable[[View, np.random.Generator], Floats]
 """Scores (u,) of a block's units; high stays.  `needs_data` says whether `view.stats` is read."""

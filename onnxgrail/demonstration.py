@@ -19,7 +19,7 @@ import numpy as np
 from onnxgrail import __version__
 from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.calibration.timing import machine, take_turns
-from onnxgrail.core import Array, Feed, Kind, Progress, silent
+from onnxgrail.core import Array, Feed, Kind, Progress, silent, ticking
 from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.paths import check_folder
 from onnxgrail.report import SCHEMA, environment, to_json
@@ -126,13 +126,8 @@ def demo(
     if wrong:
         raise UsageError(f"ratio {wrong[0]} is impossible", hint="Choose numbers above 0 and below 1")
     rows: list[Row] = []
-    total, done = len(names) * (len(ratios) * len(COMPENSATE) + 1), 0  # every variant, then the measuring
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress("demo", done, total)
-
+    total = len(names) * (len(ratios) * len(COMPENSATE) + 1)  # every variant, then the measuring
+    tick = ticking(progress, "demo", total)
     progress("demo", 0, total)
     with _folder(out) as folder:
         for name in names:

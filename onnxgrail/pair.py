@@ -11,9 +11,9 @@ from onnxgrail.algebra.pairs import Pairs, moments_of
 from onnxgrail.algebra.refit import Moments, zero_moments
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.rows import Where
-from onnxgrail.calibration.stream import Stream, Tick
+from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.totals import packed, whole
-from onnxgrail.core import Array, Bools, Floats, Ints
+from onnxgrail.core import Array, Bools, Floats, Ints, Tick
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Stage
 from onnxgrail.once import Once

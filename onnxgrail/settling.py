@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from onnxgrail import norms
 from onnxgrail.algebra.compensate import BEST
 from onnxgrail.calibration.dense import by_block
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Probe, Progress, Stats
+from onnxgrail.core import Block, Probe, Progress, Stats, Tick, ticking
 from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.memory import Pile
@@ -41,11 +41,7 @@ def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
     prepared, recipe, once = run.prepared, run.recipe, run.once
     todo = steps(blocks, closed_loop=recipe.closed_loop)
     feeds = len(shard_of(once.group, len(prepared.batches)).numbers)
-    ticks = iter(range(1, feeds * len(todo) + 1))
-
-    def tick() -> None:
-        progress("calibrating", next(ticks), feeds * len(todo))
-
+    tick = ticking(progress, "calibrating", feeds * len(todo))
     pile = Pile(heavy=bool(in_files(prepared.model)))
     with stream_of(prepared, recipe, once.group) as stream:
         walk = _Walk(stream, feeds, tick, moving=len(todo) > 1)
@@ -58,7 +54,7 @@ def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
 class _Walk:
     """The stream, brought to a step when that has to be measured: in the very runs that measured the ones before."""
 
-    def __init__(self, stream: Stream, feeds: int, tick: Callable[[], None], *, moving: bool) -> None:
+    def __init__(self, stream: Stream, feeds: int, tick: Tick, *, moving: bool) -> None:
         self.stream, self.feeds, self.tick, self._moving = stream, feeds, tick, moving
         self._behind: list[tuple[Step, Ledger]] = []
 

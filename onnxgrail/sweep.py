@@ -23,7 +23,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.refit import MARGIN, Fitted, refit
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.dense import by_block
-from onnxgrail.core import Array, Block, Change, Floats, Progress, Stats
+from onnxgrail.core import Array, Block, Change, Floats, Progress, Stats, ticking
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer
 from onnxgrail.graph.mapped import in_files
@@ -102,8 +102,8 @@ class _Walk:
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
         self._behind: list[Callable[[], None]] = []
         self._feeds = len(pair.dense.shard.numbers)
-        self._total = self._feeds * sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
-        self._done, self._progress = 0, progress
+        measured = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
+        self._tick = ticking(progress, "calibrating", self._feeds * measured)
 
     def take(self, turn: Turn[Stage]) -> None:
         """Settle the blocks of a turn, then fit its layers."""
@@ -120,9 +120,11 @@ class _Walk:
     def _fits(self, stage: Stage) -> bool:
         return stage.memory(self._guard.parts) <= self._limit
 
-    def _tick(self, times: int = 1) -> None:
-        self._done += times
-        self._progress("calibrating", self._done, self._total)
+    def _skip(self, walk: Callable[[], None]) -> None:
+        """Leave out a walk through the data whose result is known, until something behind it is measured."""
+        self._behind.append(walk)
+        for _ in range(self._feeds):
+            self._tick()
 
     def _settle(self, turn: Turn[Stage]) -> None:
         """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
@@ -134,8 +136,7 @@ class _Walk:
         where = (None, None) if folding else (turn.limit, goals)
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
-            self._behind.append(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
-            self._tick(self._feeds)
+            self._skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
         else:
             self._catch_up()
             if run.dense is None:
@@ -151,8 +152,7 @@ class _Walk:
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         found = run.once.known(stage.key)
         if found is not None:
-            self._behind.append(lambda: self._pair.walk_past(stage, ledger, end))
-            self._tick(self._feeds)
+            self._skip(lambda: self._pair.walk_past(stage, ledger, end))
         else:
             self._catch_up()
             sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Probe, Progress, Stats
+from onnxgrail.core import Block, Probe, Progress, Stats, ticking
 from onnxgrail.errors import DataError
 from onnxgrail.graph.serial import skeleton
 from onnxgrail.graph.survey import Ledger
@@ -48,13 +48,7 @@ def dense_pass(
         progress: told of every feed of every pass.
     """
     parts = _groups(blocks, together)
-    done, total = 0, len(parts) * len(stream.masks)
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress("measuring", done, total)
-
+    tick = ticking(progress, "measuring", len(parts) * len(stream.masks))
     for part in parts:
         found = stream.measure([p for b in part for p in b.probes], untouched, tick)
         yield from zip(part, by_block(part, found), strict=True)

@@ -25,7 +25,7 @@ from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.threads import ahead
 from onnxgrail.calibration.totals import Part, Totals
-from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
+from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats, Tick
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.mapped import discard
@@ -36,7 +36,6 @@ from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.parallel import SOLO, Group, shard_of
 
-Tick = Callable[[], None]
 KEPT = 2**28  # bytes of activations, of all processes, that are kept until the next step
 
 

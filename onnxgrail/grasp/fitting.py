@@ -11,13 +11,13 @@ import onnx_ir as ir
 from onnxgrail import slots
 from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
+from onnxgrail.core import Array, Bools, Floats, Ints, Recipe, Tick
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Factored, Matrix
 from onnxgrail.grasp import kept
-from onnxgrail.grasp.measure import Cursor, Tick, masks_of, rows_of, walk_of
+from onnxgrail.grasp.measure import Cursor, masks_of, rows_of, walk_of
 from onnxgrail.journal import Journal
 from onnxgrail.preparation import Prepared
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Array, Bools, Feed, Floats, Recipe
+from onnxgrail.core import Array, Bools, Feed, Floats, Recipe, Tick
 from onnxgrail.errors import DataError
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.interface import Port, between, fit
@@ -19,8 +19,6 @@ from onnxgrail.graph.residual import Layer
 from onnxgrail.preparation import Prepared
 
 UNKNOWN = 0.5  # cosine of what cannot be compared
-
-Tick = Callable[[], None]
 
 
 def feeds_of(prepared: Prepared, model: ir.Model) -> list[Callable[[], Feed]]:

@@ -6,7 +6,7 @@ is worth to the loss, and all pairs are written at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrail.algebra.lowrank import Pair, saving
 from onnxgrail.algebra.refit import Fitted
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Applied, Progress, Recipe, Refusal
+from onnxgrail.core import Applied, Progress, Recipe, Refusal, ticking
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.cost import parameters
 from onnxgrail.graph.facts import constants, key
@@ -122,7 +122,7 @@ class _Run:
     def redundancies(self, walk: Walk, every: Sequence[Layer]) -> dict[str, float]:
         """How alike every layer's input and output are."""
         masks = masks_of(self.prepared)
-        tick = self._ticks("redundancy", len(masks))
+        tick = ticking(self.progress, "redundancy", len(masks))
         return kept.redundancies(self.journal, lambda: redundancies(walk, every, masks, tick))
 
     def pairs(self, slim: ir.Model, walk: Walk, groups: Groups) -> tuple[dict[str, Pair], Slope | None]:
@@ -133,7 +133,7 @@ class _Run:
         slope = None
         if needs_torch(self.recipe):
             slope = kept.slope(self.journal, missing, lambda: self._slope(slim, walk, weights))
-        tick = self._ticks("pairs", len(weights))
+        tick = ticking(self.progress, "pairs", len(weights))
         for _ in found:
             tick()
         known = dict(found)
@@ -146,7 +146,7 @@ class _Run:
     def _slope(self, slim: ir.Model, walk: Walk, weights: Sequence[str]) -> Slope:
         inputs = {v.name for v in slim.graph.inputs} | constants(slim)
         outputs = walk.source([v.name for v in slim.graph.outputs if v.name and v.name not in inputs])(0)
-        tick = self._ticks("gradients", len(self.prepared.batches))
+        tick = ticking(self.progress, "gradients", len(self.prepared.batches))
         return slope_of(self.prepared, self.recipe, slim, weights, outputs, tick)
 
     def settled(
@@ -161,7 +161,7 @@ class _Run:
         before = self._apart("before", reference, slim, every)
         if not self.recipe.grasp_refit:
             return {}, Errors(before)
-        tick = self._ticks("refit", len(tasks))
+        tick = ticking(self.progress, "refit", len(tasks))
         fits = refitted(self.prepared, self.recipe, (reference, slim), tasks, self.journal, tick)
         after = self._apart("after", reference, slim, every)
         taken = after.model < before.model
@@ -172,10 +172,6 @@ class _Run:
 
     def _apart(self, when: str, reference: ir.Model, slim: ir.Model, every: Sequence[Layer]) -> Apart:
         return kept.apart(self.journal, when, lambda: apart(self.prepared, self.recipe, reference, slim, every))
-
-    def _ticks(self, stage: str, total: int) -> Callable[[], None]:
-        done = iter(range(1, total + 1))
-        return lambda: self.progress(stage, next(done, total), total)
 
 
 def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[str, Matrix], list[Refusal]]:

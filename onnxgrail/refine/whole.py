@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgrail.core import Array, Outcome, Progress
+from onnxgrail.core import Array, Outcome, Progress, ticking
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.refine.job import Job, Refined, logits
 from onnxgrail.refine.kept import kept
@@ -104,7 +104,7 @@ def _whole(job: Job, kind: str, names: Sequence[str], progress: Progress, way: _
     total = -(-way.steps // each)
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (spread, job.held))
     expected = {n: first[n] for n in outputs}
-    tick = _ticks(kind, total, progress)
+    tick = ticking(progress, kind, total)
     try:
         found = fit(slim.piece(outputs), names, learnt, held, settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
@@ -115,14 +115,3 @@ def _whole(job: Job, kind: str, names: Sequence[str], progress: Progress, way: _
     outcome = Outcome() if found.arrays else Outcome(status="plain", reason="no better weights on held-out samples")
     errors = found.before, found.after if found.arrays else found.before
     return entry_of(kind, started, outcome, errors=errors, epochs=found.epochs), found.arrays
-
-
-def _ticks(kind: str, total: int, progress: Progress) -> Callable[[], None]:
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done = min(done + 1, total)
-        progress(kind, done, total)
-
-    return tick
