@@ -17,7 +17,7 @@ from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
 from onnxgrail.allocation.choose import allocate, by_ratio, curves, simple
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
-from onnxgrail.calibration.dense import TOGETHER, Dense
+from onnxgrail.calibration.dense import TOGETHER, Dense, size_of
 from onnxgrail.core import Block, Change, Progress, Recipe, Refusal, View, silent
 from onnxgrail.graph import weights
 from onnxgrail.graph.mapped import in_files
@@ -159,7 +159,7 @@ def _reads_original(recipe: Recipe) -> bool:
 
 def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
     """Whether statistics of the original model also serve to decide its blocks, and not only their widths."""
-    small = sum(8 * p.width**2 for b in blocks for p in b.probes) <= TOGETHER
+    small = sum(map(size_of, blocks)) <= TOGETHER
     original = not recipe.closed_loop or (recipe.compensate == BEST and small)
     return (_reads_original(recipe) and original and needs_data(recipe)) or files != NO_FILES
 

@@ -17,9 +17,9 @@ from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
-from onnxgrail.calibration.dense import Dense
+from onnxgrail.calibration.dense import Dense, size_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Recipe, Selector, Stats, View
+from onnxgrail.core import Block, Change, Floats, Recipe, Selector, Stats, Tick, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Refit
@@ -30,6 +30,29 @@ from onnxgrail.record import Record, change_of, of_change
 
 Fold = Callable[[Change], tuple[Stats, ...]]
 """What a fold makes of a block's activations."""
+
+
+class Backlog:
+    """Walks through the data whose results are known: left out until something behind them is measured."""
+
+    def __init__(self, feeds: int, tick: Tick) -> None:
+        self._feeds, self._tick = feeds, tick
+        self._walks: list[Callable[[], None]] = []
+
+    def skip(self, walk: Callable[[], None]) -> None:
+        """Leave out a walk, whose feeds count as done."""
+        self._walks.append(walk)
+        for _ in range(self._feeds):
+            self._tick()
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Something to be done in its turn, which takes no feeds."""
+        self._walks.append(action)
+
+    def catch_up(self) -> None:
+        """Do all that was left out."""
+        while self._walks:
+            self._walks.pop(0)()
 
 
 class Run:
@@ -141,4 +164,4 @@ def key(block: Block) -> str:
 def room(block: Block, prepared: Prepared) -> int:
     """Bytes of a block's weights and second moments."""
     shapes = prepared.survey.facts.shapes
-    return 8 * (sum(math.prod(shapes[s.initializer]) for s in block.slots) + sum(p.width**2 for p in block.probes))
+    return 8 * sum(math.prod(shapes[s.initializer]) for s in block.slots) + size_of(block)

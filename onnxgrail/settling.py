@@ -15,7 +15,7 @@ from onnxgrail.memory import Pile
 from onnxgrail.order import Step, steps
 from onnxgrail.parallel import shard_of
 from onnxgrail.preparation import stream_of
-from onnxgrail.run import Run, needs_data, room
+from onnxgrail.run import Backlog, Run, needs_data, room
 from onnxgrail.sweep import sweep
 
 
@@ -55,20 +55,16 @@ class _Walk:
     """The stream, brought to a step when that has to be measured: in the very runs that measured the ones before."""
 
     def __init__(self, stream: Stream, feeds: int, tick: Tick, *, moving: bool) -> None:
-        self.stream, self.feeds, self.tick, self._moving = stream, feeds, tick, moving
-        self._behind: list[tuple[Step, Ledger]] = []
+        self.stream, self.tick, self._moving = stream, tick, moving
+        self._backlog = Backlog(feeds, tick)
 
     def skip(self, step: Step, ledger: Ledger) -> None:
         """Leave out a step whose decisions are known."""
-        self._behind.append((step, ledger))
-        for _ in range(self.feeds):
-            self.tick()
+        self._backlog.skip(lambda: self.stream.walk_past(_probes(step), ledger, step.limit))
 
     def measure(self, step: Step, ledger: Ledger) -> list[tuple[Stats, ...]]:
         """Statistics of the blocks of a step."""
-        while self._behind:
-            known, before = self._behind.pop(0)
-            self.stream.walk_past(_probes(known), before, known.limit)
+        self._backlog.catch_up()
         found = self.stream.measure(_probes(step), ledger, self.tick, step.limit if self._moving else None)
         return by_block(step.blocks, found)
 

@@ -9,7 +9,7 @@ what is no longer as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from onnxgrail.order import Turn, turns
 from onnxgrail.pair import FOLDS, Pair, moments, starts_of
 from onnxgrail.preparation import stream_of
 from onnxgrail.record import Record
-from onnxgrail.run import Run, room
+from onnxgrail.run import Backlog, Run, room
 
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
 MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
@@ -100,10 +100,10 @@ class _Walk:
         self._run, self._pair = run, pair
         self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
-        self._behind: list[Callable[[], None]] = []
-        self._feeds = len(pair.dense.shard.numbers)
-        measured = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
-        self._tick = ticking(progress, "calibrating", self._feeds * measured)
+        feeds = len(pair.dense.shard.numbers)
+        walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
+        self._tick = ticking(progress, "calibrating", feeds * walks)
+        self._backlog = Backlog(feeds, self._tick)
 
     def take(self, turn: Turn[Stage]) -> None:
         """Settle the blocks of a turn, then fit its layers."""
@@ -115,16 +115,10 @@ class _Walk:
                 self._fit(stage, end)
             else:
                 self._run.refits += _left(stage, self._guard.parts)
-        self._behind.append(self._pair.dense.let_go)
+        self._backlog.later(self._pair.dense.let_go)
 
     def _fits(self, stage: Stage) -> bool:
         return stage.memory(self._guard.parts) <= self._limit
-
-    def _skip(self, walk: Callable[[], None]) -> None:
-        """Leave out a walk through the data whose result is known, until something behind it is measured."""
-        self._behind.append(walk)
-        for _ in range(self._feeds):
-            self._tick()
 
     def _settle(self, turn: Turn[Stage]) -> None:
         """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
@@ -136,9 +130,9 @@ class _Walk:
         where = (None, None) if folding else (turn.limit, goals)
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
-            self._skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
+            self._backlog.skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
         else:
-            self._catch_up()
+            self._backlog.catch_up()
             if run.dense is None:
                 measured = by_block(turn.blocks, pair.dense.measure(probes, pair.untouched, self._tick, *where))
             else:
@@ -152,17 +146,13 @@ class _Walk:
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         found = run.once.known(stage.key)
         if found is not None:
-            self._skip(lambda: self._pair.walk_past(stage, ledger, end))
+            self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end))
         else:
-            self._catch_up()
+            self._backlog.catch_up()
             sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held
             found = run.once.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
-
-    def _catch_up(self) -> None:
-        while self._behind:
-            self._behind.pop(0)()
 
 
 def _left(stage: Stage, parts: int) -> tuple[Refit, ...]:

@@ -238,8 +238,8 @@ def _cut(
             _scan(feeds[number].parts, signature, feeds[number].chosen)
     if dropped:
         notes.append(f"{label}: the last {dropped} samples do not fill a batch of {fixed} and were dropped")
-    made = Batches(feeds=tuple(feeds), samples=len(chosen) - dropped, source=label, notes=_unique(notes))
-    return replace(made, hint=hint)
+    count = len(chosen) - dropped
+    return Batches(feeds=tuple(feeds), samples=count, source=label, notes=_unique(notes), hint=hint)
 
 
 def _rows(part: Part, signature: Signature) -> int:

@@ -60,11 +60,16 @@ def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stat
     return [tuple(islice(left, len(b.probes))) for b in blocks]
 
 
+def size_of(block: Block) -> int:
+    """Bytes of a block's second moments."""
+    return sum(8 * probe.width**2 for probe in block.probes)
+
+
 def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
     groups: list[list[Block]] = []
     room = 0
     for block in blocks:
-        size = sum(8 * p.width**2 for p in block.probes)
+        size = size_of(block)
         if not groups or size > room:
             groups.append([])
             room = together

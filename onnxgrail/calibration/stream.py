@@ -155,9 +155,11 @@ class Stream:
 
     def _forget(self, ledger: Ledger) -> None:
         """Drop measured tensors that are stale."""
-        fresh = self._fresh(ledger)
-        self._cache.keep({n for n in self._cache.names if n not in self._spare or n in fresh})
-        self._spare = fresh
+        self._keep_beside(self._fresh(ledger))
+
+    def _keep_beside(self, spare: dict[str, tuple[Cone, Ledger]]) -> None:
+        self._cache.keep({n for n in self._cache.names if n not in self._spare or n in spare})
+        self._spare = spare
 
     @property
     def masks(self) -> Sequence[Bools | None]:
@@ -220,8 +222,7 @@ class Stream:
 
     def let_go(self) -> None:
         """Drop what is kept beside the cut."""
-        self._cache.keep({n for n in self._cache.names if n not in self._spare})
-        self._spare = {}
+        self._keep_beside({})
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
