@@ -11,24 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
-from onnxgrail.calibration.data import Source, fixed_batch, read
-from onnxgrail.calibration.reading import Numbers, Reading, reading_of
+from onnxgrail.calibration.data import Source, fixed_batch
+from onnxgrail.calibration.reading import Numbers, reading_of
 from onnxgrail.calibration.session import CPU, open_session
 from onnxgrail.calibration.signature import Signature, signature_of
-from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.calibration.threads import count, pinned
 from onnxgrail.calibration.timing import Times, machine, summarise, take_turns
-from onnxgrail.comparison import same_inputs, weigh
+from onnxgrail.comparison import given, opened, runnable, weigh
 from onnxgrail.core import Array, Feed, Progress, silent
 from onnxgrail.errors import UsageError
-from onnxgrail.graph import model_io
 from onnxgrail.graph.interface import between, fit
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import check_input, file_of
 from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
 
 LEAST, MOST = 9, 10_000  # rounds, where seconds rule
@@ -121,10 +115,7 @@ def bench(
         DataError: the data do not fit.
     """
     _check(models, batch_sizes, seconds, rounds, threads)
-    paths = [file_of(model) for model in models]
-    for path in paths:
-        check_input(path)
-    loaded = [model_io.load(path) for path in paths]
+    paths, loaded = opened(models)
     signature = signature_of(loaded[0])
     reading = reading_of(
         tokenizer=tokenizer,
@@ -133,8 +124,6 @@ def bench(
         image_std=image_std,
         input_shapes=input_shapes,
     )
-    for path, model in zip(paths[1:], loaded[1:], strict=True):
-        same_inputs(signature, signature_of(model), repr(str(path)))
     fixed = fixed_batch(signature)
     sizes = (fixed,) if fixed else tuple(dict.fromkeys(batch_sizes))
     notes = [f"the model takes batches of {fixed} only"] if fixed and set(sizes) != set(batch_sizes) else []
@@ -142,11 +131,12 @@ def bench(
     rows: list[Timing] = []
     batches: Batches | None = None
     with ExitStack() as stack:
-        sources = [to_bytes(m) if has_bfloat16(m) else p for m, p in zip(loaded, paths, strict=True)]
+        sources = [runnable(model, path) for model, path in zip(loaded, paths, strict=True)]
         sessions = [stack.enter_context(open_session(s, providers=providers, threads=threads)) for s in sources]
         for number, size in enumerate(sizes):
             progress("bench", number, len(sizes))
-            batches = _batches(loaded[0], signature, data, size, seed, reading)
+            drawn = size if data is None else None
+            batches = given(data, loaded[0], reading, samples=drawn, batch_size=size, seed=seed)
             feed, samples = _filled(batches.first(), signature, size)
             feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
             limits = (LEAST, MOST) if rounds is None else (rounds, rounds)
@@ -193,21 +183,6 @@ def _check(
     for name, value in (("rounds", rounds), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
-
-
-def _batches(
-    model: ir.Model,
-    signature: Signature,
-    data: Source | None,
-    size: int,
-    seed: int,
-    reading: Reading,
-) -> Batches:
-    """Data enough for one feed."""
-    if data is None:
-        reading.unused(frozenset(), "drawn inputs")
-        return synthetic(model, signature, samples=size, batch_size=size, seed=seed, input_shapes=reading.shapes)
-    return read(data, signature, batch_size=size, seed=seed, reading=reading)
 
 
 def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Array], int]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import Source, read
 from onnxgrail.calibration.observe import observe, probe_feed
-from onnxgrail.calibration.reading import Numbers, reading_of
+from onnxgrail.calibration.reading import Numbers, Reading, reading_of
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
@@ -133,12 +133,8 @@ def compare(
         DataError: the data do not fit.
         UsageError: a gate is set and there is no floating-point output, or a model is no file.
     """
-    paths = file_of(a), file_of(b)
-    for path in paths:
-        check_input(path)
-    first, second = (model_io.load(path) for path in paths)
+    paths, (first, second) = opened([a, b])
     signature = signature_of(first)
-    same_inputs(signature, signature_of(second), repr(str(paths[1])))
     reading = reading_of(
         tokenizer=tokenizer,
         sequence_length=sequence_length,
@@ -146,18 +142,13 @@ def compare(
         image_std=image_std,
         input_shapes=input_shapes,
     )
-    if data is None:
-        reading.unused(frozenset(), "drawn inputs")
-        shapes = input_shapes or {}
-        batches = synthetic(first, signature, samples=samples, batch_size=batch_size, seed=seed, input_shapes=shapes)
-    else:
-        batches = read(data, signature, samples=samples, batch_size=batch_size, seed=seed, reading=reading)
+    batches = given(data, first, reading, samples=samples, batch_size=batch_size, seed=seed)
     feed = probe_feed(batches.first(), signature)
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
     with batches.advising():
-        outputs = finish(run_both(_runnable(first, paths[0]), _runnable(second, paths[1]), batches, **common))
+        outputs = finish(run_both(runnable(first, paths[0]), runnable(second, paths[1]), batches, **common))
     source = calibration_entry(
         source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
     )
@@ -170,7 +161,39 @@ def compare(
     )
 
 
-def _runnable(model: ir.Model, path: Path) -> Path | bytes:
+def opened(models: Sequence[object]) -> tuple[list[Path], list[ir.Model]]:
+    """Files of models that take the same inputs, and what is in them.
+
+    Raises:
+        UsageError: one is no file.
+        ModelError: one cannot be read, or takes other inputs than the first.
+    """
+    paths = [file_of(model) for model in models]
+    for path in paths:
+        check_input(path)
+    found = [model_io.load(path) for path in paths]
+    for path, model in zip(paths[1:], found[1:], strict=True):
+        same_inputs(signature_of(found[0]), signature_of(model), repr(str(path)))
+    return paths, found
+
+
+def given(
+    data: Source | None, model: ir.Model, reading: Reading, *, samples: int | None, batch_size: int, seed: int
+) -> Batches:
+    """Feeds for a model from the user's data; drawn ones where there are none.
+
+    Raises:
+        DataError: the data do not fit.
+        UsageError: how data are to be read is said, and there are none.
+    """
+    settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
+    if data is not None:
+        return read(data, signature_of(model), reading=reading, **settings)
+    reading.unused(frozenset(), "drawn inputs")
+    return synthetic(model, signature_of(model), input_shapes=reading.shapes, **settings)
+
+
+def runnable(model: ir.Model, path: Path) -> Path | bytes:
     """The file, or what can be run in its place."""
     return to_bytes(model) if has_bfloat16(model) else path
 
