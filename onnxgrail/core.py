@@ -7,6 +7,7 @@ of a gated pair, a head, a key-value group.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -314,13 +315,18 @@ Tick = Callable[[], None]
 
 
 def ticking(progress: Progress, stage: str, total: int) -> Tick:
-    """A tick that tells how many of so many things are done; more ticks than that say nothing new."""
+    """A tick that tells how many of so many things are done; more ticks than that say nothing new.
+
+    It may come from any thread.
+    """
     done = 0
+    lock = threading.Lock()
 
     def tick() -> None:
         nonlocal done
-        done = min(done + 1, total)
-        progress(stage, done, total)
+        with lock:
+            done = min(done + 1, total)
+            progress(stage, done, total)
 
     return tick
 

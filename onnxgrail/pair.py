@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,17 +14,21 @@ from onnxgrail.algebra.refit import Moments, zero_moments
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.rows import Where
 from onnxgrail.calibration.stream import Stream
+from onnxgrail.calibration.threads import Step, share
 from onnxgrail.calibration.totals import packed, whole
 from onnxgrail.core import Array, Bools, Floats, Ints, Tick
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Stage
 from onnxgrail.once import Once
-from onnxgrail.parallel import Tally
+from onnxgrail.parallel import Shard, Tally
 from onnxgrail.record import Record
 
 FOLDS = 4  # of the samples; the last one is held out
 ROWS = 65536  # rows looked at where that is more than sixteen per regressor
 SUMS = 6  # arrays of one part of the rows
+
+Side = tuple[dict[str, Array], dict[str, Array]]
+"""Tensors of one batch in the dense and in the narrowed network."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,50 +47,70 @@ class Pair:
     starts: Ints
     seed: int
 
-    def follow(self, stage: Stage, ledger: Ledger, end: int) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """What a stage is fitted to and what it reads, batch by batch.
+    @contextmanager
+    def following(self, stage: Stage, ledger: Ledger, end: int, parts: int) -> Iterator[Step[Side]]:
+        """What makes of a batch what a stage is fitted to, and what it reads, of some parts side by side.
 
         The narrowed stream moves on to this stage, the dense one to `end`, unless what it is asked for is at hand.
         """
         names = stage.goals
-        goals = self.dense.follow(names, self.untouched, 0 if self.dense.holds(names) else end)
+        there = 0 if self.dense.holds(names) else end
         read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
-        found = self.narrow.follow(list(dict.fromkeys(read)), ledger, stage.first.position)
-        return zip(goals, found, strict=True)
+        with (
+            self.dense.following(names, self.untouched, there, parts) as goals,
+            self.narrow.following(list(dict.fromkeys(read)), ledger, stage.first.position, parts) as found,
+        ):
+            yield lambda place: (goals(place), found(place))
 
-    def walk_past(self, stage: Stage, ledger: Ledger, end: int) -> None:
+    def walk_past(self, stage: Stage, ledger: Ledger, end: int, parts: int) -> None:
         """Bring both streams behind a stage that is known: in the very steps that would have measured it."""
-        for _ in self.follow(stage, ledger, end):
-            pass
+        ways = self._ways(stage, parts)
+        with self.following(stage, ledger, end, ways) as step:
+            share(self.dense.shard, ways, step, lambda _, walked: deque(walked, maxlen=0))
 
     def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
         """Sums over the rows of every part, outputs of all layers side by side; nothing but in the first process.
 
-        The last parts are single folds, the first one is all the others.  Streams move as in `follow`.
+        The last parts are single folds, the first one is all the others.  Streams move as in `following`.
         """
-        shard = self.dense.shard
-        tally = Tally(shard)
-        wanted = max(ROWS, 16 * stage.features) // shard.total + 1
-        groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
-        found = zip(shard.numbers, self.dense.masks, self.follow(stage, ledger, end), strict=True)
-        for number, mask, (goal, slim) in found:
-            rng = np.random.default_rng((self.seed, stage.first.position, number))
-            like = goal[stage.goals[0]]
-            where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
-            z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
-            t = _targets(stage, goal, slim, where, len(z))
-            if shard.total >= 2 * FOLDS:
-                groups[max(number % FOLDS - FOLDS + parts, 0)].add(z, t)
-            else:
-                fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
-                for part, group in enumerate(groups):
-                    mine = np.maximum(fold - FOLDS + parts, 0) == part
-                    group.add(z[mine], t[mine])
-                    group.take()  # so that one part only is there twice, in float32 as well
-            if shard.closes(number):
-                tally.add(number, (array for group in groups for array in _travelling(group)))
-            tick()
+
+        def added(shard: Shard, walked: Iterator[Side]) -> Tally:
+            tally = Tally(shard)
+            groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
+            for number, side in zip(shard.numbers, walked, strict=True):
+                self._add(groups, stage, number, side)
+                if shard.closes(number):
+                    tally.add(number, (array for group in groups for array in _travelling(group)))
+                tick()
+            return tally
+
+        ways = self._ways(stage, parts)
+        with self.following(stage, ledger, end, ways) as step:
+            tally, *others = share(self.dense.shard, ways, step, added)
+        tally.join(others)
         return tally.total()
+
+    def _ways(self, stage: Stage, parts: int) -> int:
+        return self.dense.ways(12 * parts * stage.features * (stage.features + stage.outputs))
+
+    def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
+        """Add the rows of one batch to the part that each is in."""
+        shard, (goal, slim) = self.dense.shard, side
+        mask = self.dense.masks[number - shard.numbers.start]
+        wanted = max(ROWS, 16 * stage.features) // shard.total + 1
+        rng = np.random.default_rng((self.seed, stage.first.position, number))
+        like, parts = goal[stage.goals[0]], len(groups)
+        where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
+        z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
+        t = _targets(stage, goal, slim, where, len(z))
+        if shard.total >= 2 * FOLDS:
+            groups[max(number % FOLDS - FOLDS + parts, 0)].add(z, t)
+            return
+        fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
+        for part, group in enumerate(groups):
+            mine = np.maximum(fold - FOLDS + parts, 0) == part
+            group.add(z[mine], t[mine])
+            group.take()  # so that one part only is there twice, in float32 as well
 
 
 def moments(sums: Sequence[Floats], stage: Stage) -> list[Moments]:

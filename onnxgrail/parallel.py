@@ -9,9 +9,10 @@ At any time only a logarithmic number of partial sums exists.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -91,6 +92,19 @@ class Shard:
         """Whether a batch is the last one of its leaf."""
         return (number + 1) % self.each == 0 or number + 1 == self.total
 
+    @property
+    def leaves(self) -> int:
+        """How many leaves all batches make."""
+        return -(-self.total // self.each)
+
+    def split(self, ways: int) -> list[Shard]:
+        """At most so many parts of neighbouring leaves, as equal as whole leaves allow, in the order of the batches."""
+        leaves = -(-len(self.numbers) // self.each)
+        ways = min(ways, leaves)
+        starts = (self.numbers.start + -(-leaves * way // ways) * self.each for way in range(ways + 1))
+        ends = [min(start, self.numbers.stop) for start in starts]
+        return [replace(self, numbers=range(a, b)) for a, b in itertools.pairwise(ends)]
+
 
 def shard_of(group: Group, total: int) -> Shard:
     """The part of `total` batches that this process works on: neighbouring leaves, as equal as whole leaves allow."""
@@ -122,6 +136,15 @@ class Tally:
             return
         self._close()
         self._leaf = Node(level=0, index=leaf, arrays=tuple(arrays))
+
+    def join(self, others: Iterable[Tally]) -> None:
+        """Take over the sums of the batches that follow, from others of this process."""
+        self._close()
+        for other in others:
+            other._close()
+            for node in other._nodes:
+                push(self._nodes, node)
+            other._nodes = []
 
     def total(self) -> tuple[Floats, ...]:
         """The sums, in the first process; nothing in the others.  All processes must come here.

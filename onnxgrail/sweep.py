@@ -146,7 +146,7 @@ class _Walk:
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         found = run.once.known(stage.key)
         if found is not None:
-            self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end))
+            self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end, self._guard.parts))
         else:
             self._backlog.catch_up()
             sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held

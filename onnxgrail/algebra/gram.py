@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import blas
 
+from onnxgrail.algebra import blas
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.errors import DataError
 
@@ -161,17 +161,17 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
 def syrk(stack: Array, gram: Array | None) -> Array:
     """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype."""
     locations, width, samples = stack.shape
-    update = blas.ssyrk if stack.dtype == np.float32 else blas.dsyrk
     if gram is None:
         gram = np.zeros((width, width), stack.dtype, order="F")  # Fortran order lets BLAS add in place
     if samples < width:
         # Many small products waste BLAS (measured: C = 2048 at 7 x 7 is 2.4 times slower); one copy and one product.
         flat = np.ascontiguousarray(stack.transpose(0, 2, 1)).reshape(locations * samples, width)
-        return np.asarray(update(1.0, flat.T, beta=1.0, c=gram, overwrite_c=1))
+        blas.syrk(flat.T, gram, transposed=False)
+        return gram
     for matrix in stack:
         # (h, p) in C order is a (p, h) matrix to Fortran: no copy for the wide early stages of a convolutional net.
-        gram = update(1.0, matrix.T, beta=1.0, c=gram, trans=1, overwrite_c=1)
-    return np.asarray(gram)
+        blas.syrk(matrix.T, gram, transposed=True)
+    return gram
 
 
 def not_finite(bad: int, size: int, probe: Probe) -> DataError:

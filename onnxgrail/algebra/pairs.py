@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import blas
 
+from onnxgrail.algebra import blas
 from onnxgrail.algebra.gram import syrk
 from onnxgrail.algebra.refit import Moments
 from onnxgrail.core import Array, Floats
@@ -36,7 +36,7 @@ class Pairs:
             self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
         gram, cross = self._single
         self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
-        blas.sgemm(1.0, t.T, z.T, trans_b=1, beta=1.0, c=cross.T, overwrite_c=1)
+        blas.gemm(z, t, cross)
         ones = np.ones(len(z), np.float32)
         for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)

@@ -58,8 +58,11 @@ class Cache:
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         """Batch by batch, all arrays."""
-        for batch in self._batches:
-            yield {name: a.load() if isinstance(a, _Stored) else a for name, a in batch.items()}
+        return map(self.batch, range(len(self)))
+
+    def batch(self, number: int) -> dict[str, Array]:
+        """All arrays of one batch."""
+        return {name: a.load() if isinstance(a, _Stored) else a for name, a in self._batches[number].items()}
 
     @property
     def names(self) -> list[str]:

@@ -189,7 +189,12 @@ def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device)
 
 
 def open_piece(
-    source: Packed | bytes, *, providers: Sequence[str], outputs: Sequence[str], extended: bool = True
+    source: Packed | bytes,
+    *,
+    providers: Sequence[str],
+    outputs: Sequence[str],
+    extended: bool = True,
+    threads: int | None = None,
 ) -> Session:
     """An optimised session; the runtime's optimiser stumbles over some graphs that it runs well as they are.
 
@@ -197,9 +202,9 @@ def open_piece(
         ModelError: as `open_session`, for the graph as it is.
     """
     try:
-        return open_session(source, providers=providers, outputs=outputs, extended=extended)
+        return open_session(source, providers=providers, outputs=outputs, extended=extended, threads=threads)
     except ModelError:
-        return open_session(source, providers=providers, outputs=outputs, optimise=False)
+        return open_session(source, providers=providers, outputs=outputs, optimise=False, threads=threads)
 
 
 def runtime() -> ModuleType:

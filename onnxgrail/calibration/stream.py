@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration import probing
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.lanes import Lane, lane_of
 from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask
-from onnxgrail.calibration.threads import ahead
+from onnxgrail.calibration.threads import Step, ahead, count, share, ways
 from onnxgrail.calibration.totals import Part, Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats, Tick
 from onnxgrail.graph.cost import effort
@@ -34,7 +38,7 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.segment import cut, index_of
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
-from onnxgrail.parallel import SOLO, Group, shard_of
+from onnxgrail.parallel import SOLO, Group, Shard, shard_of
 
 KEPT = 2**28  # bytes of activations, of all processes, that are kept until the next step
 
@@ -98,22 +102,45 @@ class Stream:
     def _walk(
         self, names: Sequence[str], ledger: Ledger, limit: int = 0, kept: Sequence[str] = (), spare: Sequence[str] = ()
     ) -> Iterator[dict[str, Array]]:
-        """Tensors of the network as the ledger has it, batch by batch, while the cut moves as `advance` says.
+        """As `_walking`, one batch after the other."""
+        with self._walking(names, ledger, limit, kept, spare) as step:
+            yield from ahead(step, range(len(self._cache)))
 
-        Those of `kept` beyond the cut stay in the cache, those of `spare` as far as there is room in memory.
+    @contextmanager
+    def _walking(
+        self,
+        names: Sequence[str],
+        ledger: Ledger,
+        limit: int = 0,
+        kept: Sequence[str] = (),
+        spare: Sequence[str] = (),
+        parts: int = 1,
+    ) -> Iterator[Step[dict[str, Array]]]:
+        """What makes tensors of the network as the ledger has it, for each batch once, in any order, from any thread.
+
+        Behind the last one the cut has moved as `advance` says.  Those of `kept` beyond the cut stay in the cache,
+        those of `spare` as far as there is room in memory.
         """
         self._forget(ledger)
         path = self._path(names, ledger, limit, kept, spare)
         here, moving = self._cache.names, path.target > self.position
         made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond}
-        session = self._open(path.missing, ledger, here) if path.missing else None
-        caches = map(self._fitting(ledger, here), self._cache)
-        found_in = ahead(lambda c: (c, self._run(session, c)), caches) if session else ((c, {}) for c in caches)
-        for number, (cache, found) in enumerate(found_in):
-            if moving:
-                self._cache.trim(number, path.keep)
-            self._cache.add(number, {n: a for n, a in found.items() if n in path.keep or n in path.beyond})
-            yield cache | found
+        session = self._open(path.missing, ledger, here, parts) if path.missing else None
+        fit, lock = self._fitting(ledger, here), threading.Lock()
+
+        def step(place: int) -> dict[str, Array]:
+            cache = fit(self._cache.batch(place))
+            started = time.perf_counter()
+            found = self._lane.run(session, cache) if session else {}
+            seconds = time.perf_counter() - started
+            with lock:
+                self.forward += seconds / parts
+                if moving:
+                    self._cache.trim(place, path.keep)
+                self._cache.add(place, {n: a for n, a in found.items() if n in path.keep or n in path.beyond})
+            return cache | found
+
+        yield step
         self._dead.update((n, ledger.dead) for n in path.missing if n in path.keep or n in path.beyond)
         self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in path.keep}
         self._cache.keep({*path.keep, *self._spare})
@@ -171,10 +198,18 @@ class Stream:
         for found in self._walk(names, ledger):
             yield {n: self._lane.host(found[n]) for n in names}
 
-    def follow(self, names: Sequence[str], ledger: Ledger, limit: int) -> Iterator[dict[str, Array]]:
-        """Both in one run: `record` these names, and `advance` to the limit on the way."""
-        for found in self._walk(names, ledger, limit):
-            yield {n: self._lane.host(found[n]) for n in names}
+    def following(
+        self, names: Sequence[str], ledger: Ledger, limit: int, parts: int
+    ) -> AbstractContextManager[Step[dict[str, Array]]]:
+        """Both in one run: what makes these tensors of a batch, and `advance` to the limit on the way.
+
+        Args:
+            names: of the tensors.
+            ledger: the network.
+            limit: as of `advance`.
+            parts: of the batches that are gone through side by side, each once.
+        """
+        return self._walking(names, ledger, limit, parts=parts)
 
     def measure(
         self,
@@ -189,32 +224,46 @@ class Stream:
         With a `limit` the cut moves as `advance` says in the same run, and what was measured is kept for the next.
         With `goals` these tensors are kept instead, until they are let go; where they are large, the cut stays instead.
         """
-        distinct = {_same(p): p for p in probes}
+        distinct = {probing.same(p): p for p in probes}
         placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
-        totals = Totals(self.shard, tuple(distinct.values()), self._lane)
-        walked = self._past(probes, ledger, limit, goals)
-        for batch, found, mask in zip(self.shard.numbers, walked, self._masks, strict=True):
-            totals.add(batch, (_parts(found, some, mask) for some in placed.values()))
-            tick()
+
+        def added(part: Shard, walked: Iterator[dict[str, Array]]) -> Totals:
+            totals = Totals(part, tuple(distinct.values()), self._lane)
+            for number, found in zip(part.numbers, walked, strict=True):
+                mask = self._masks[number - self.shard.numbers.start]
+                totals.add(number, (probing.parts(found, some, mask) for some in placed.values()))
+                tick()
+            return totals
+
+        with self._past(probes, ledger, limit, goals) as step:
+            totals, *others = share(self.shard, self._ways(probes), step, added)
+        totals.join(others)
         known = dict(zip(distinct, totals.stats(), strict=False))
-        return tuple(known[_same(p)] for p in probes) if known else ()
+        return tuple(known[probing.same(p)] for p in probes) if known else ()
 
     def walk_past(
         self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None = None
     ) -> None:
         """What `measure` does with the same arguments, but for the sums."""
-        for _ in self._past(probes, ledger, limit, goals):
-            pass
+        with self._past(probes, ledger, limit, goals) as step:
+            share(self.shard, self._ways(probes), step, lambda _, walked: deque(walked, maxlen=0))
 
     def _past(
         self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None
-    ) -> Iterator[dict[str, Array]]:
-        names = _names(probes)
+    ) -> AbstractContextManager[Step[dict[str, Array]]]:
+        names, parts = probing.names(probes), self._ways(probes)
         if goals is None:
-            return self._walk(names, ledger, limit or 0, spare=names if limit is not None else ())
+            return self._walking(names, ledger, limit or 0, spare=names if limit is not None else (), parts=parts)
         if sum(self._bytes(name, ledger) for name in goals) > KEPT:
-            return self._walk(names, ledger)
-        return self._walk([*names, *goals], ledger, limit or 0, kept=goals)
+            return self._walking(names, ledger, parts=parts)
+        return self._walking([*names, *goals], ledger, limit or 0, kept=goals, parts=parts)
+
+    def ways(self, room: int) -> int:
+        """In how many parts the batches are gone through, where the sums of each take `room` bytes on the host."""
+        return 1 if self._lane.whole else ways(self.shard, room)
+
+    def _ways(self, probes: Sequence[Probe]) -> int:
+        return self.ways(12 * sum(p.width**2 for p in {probing.same(p): p for p in probes}.values()))
 
     def holds(self, names: Sequence[str]) -> bool:
         """Whether all these tensors are at hand."""
@@ -226,8 +275,8 @@ class Stream:
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
-        names = _names(probes)
-        pairs = [_paired(p, kept) for p in probes]
+        names = probing.names(probes)
+        pairs = [probing.paired(p, kept) for p in probes]
         totals = Totals(self.shard, pairs, self._lane)
         fresh = self._fresh(after)
         inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
@@ -243,7 +292,7 @@ class Stream:
                         folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
                         both = self._lane.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
-                        found[-1].append((both, placed, _rows(both, probe, mask)))
+                        found[-1].append((both, placed, probing.rows_of(both, probe, mask)))
                 totals.add(batch, found)
         return totals.stats()
 
@@ -279,14 +328,15 @@ class Stream:
         self.forward += time.perf_counter() - started
         return found
 
-    def _open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str]) -> Session:
-        """A session from cached tensors to `outputs`, with all decisions written in."""
+    def _open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str], parts: int = 1) -> Session:
+        """A session from cached tensors to `outputs`, with all decisions written in, that so many threads will run."""
         piece = cut(self._model, inputs, list(outputs), self._survey.facts, self._index)
         apply(piece.graph, self._survey, ledger)
         spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
         data = pack(piece)
         try:
-            return open_piece(data, providers=self._providers, outputs=outputs, extended=not spatial)
+            threads = None if parts == 1 else count() // parts
+            return open_piece(data, providers=self._providers, outputs=outputs, extended=not spatial, threads=threads)
         finally:
             discard(piece)
 
@@ -301,30 +351,3 @@ def _bytes(survey: Survey, name: str) -> int:
     """What a tensor took in the traced run."""
     facts = survey.facts
     return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0
-
-
-def _parts(found: Feed, placed: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
-    for name, probe in placed:
-        yield found[name], probe, _rows(found[name], probe, mask)
-
-
-def _names(probes: Sequence[Probe]) -> list[str]:
-    return sorted({n for p in probes for n in (p.value, *p.also)})
-
-
-def _same(probe: Probe) -> tuple[object, ...]:
-    """What two probes with equal sums have in common."""
-    return (probe.value, probe.also, probe.axis, probe.pooled, probe.index.shape, probe.index.tobytes())
-
-
-def _paired(probe: Probe, kept: Ints) -> Probe:
-    """A probe of u + k units."""
-    return replace(probe, index=np.concatenate([probe.index, probe.index[kept]]))
-
-
-def _rows(x: Array, probe: Probe, mask: Bools | None) -> Bools | None:
-    """The padding mask where it fits the tensor's leading axes: (batch, sequence, channels) or flattened."""
-    if mask is None or probe.axis != x.ndim - 1:
-        return None
-    leading = x.shape[:-1]
-    return np.asarray(mask).ravel() if leading in (mask.shape, (mask.size,)) else None

@@ -49,6 +49,10 @@ class Totals:
         if last:
             self._tally.add(batch, (array for leaf in self._leaf for array in _arrays(leaf)))
 
+    def join(self, others: Iterable[Totals]) -> None:
+        """Take over what others added up from the batches that follow."""
+        self._tally.join(other._tally for other in others)
+
     def stats(self) -> tuple[Stats, ...]:
         """One per probe in the first process; nothing in the others.  All processes must come here.
 

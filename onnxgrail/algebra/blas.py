@@ -1,0 +1,90 @@
+"""Matrix products that are added to what is there, by the BLAS that SciPy brings along.
+
+`scipy.linalg.blas` holds Python's lock during a product, so that threads wait for each other.  The same functions,
+taken from where SciPy offers them to compiled code, let the others go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cython_blas
+
+from onnxgrail.core import Array
+
+NO, YES = b"N", b"T"
+
+
+def syrk(a: Array, c: Array, *, transposed: bool) -> None:
+    """C += A Aᵀ, or C += Aᵀ A where `transposed`: the upper triangle only, in place.
+
+    Args:
+        a: A (n, k), or (k, n) where `transposed`, in float32 or float64; copied unless its columns lie one after the
+            other (Fortran order).
+        c: C (n, n), of the same type and in Fortran order.
+        transposed: which of the two.
+    """
+    a = np.asfortranarray(a)
+    n, k = a.shape[::-1] if transposed else a.shape
+    _check(c, (n, n), a.dtype)
+    if not a.size:
+        return
+    name = "ssyrk" if a.dtype == np.float32 else "dsyrk"
+    one = _number(a.dtype)
+    _call(name, b"U", YES if transposed else NO, n, k, one, a, a.shape[0], one, c, n)
+
+
+def gemm(a: Array, b: Array, c: Array) -> None:
+    """C += Aᵀ B, in place.
+
+    Args:
+        a: A (k, m), in float32 or float64; copied unless its rows lie one after the other (C order).
+        b: B (k, n), likewise.
+        c: C (m, n), of the same type and in C order.
+    """
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    (k, m), n = a.shape, b.shape[1]
+    _check(c.T, (n, m), a.dtype)
+    if not k * m * n:
+        return
+    name = "sgemm" if a.dtype == np.float32 else "dgemm"
+    one = _number(a.dtype)
+    # To Fortran all three are transposed: Cᵀ += Bᵀ A.
+    _call(name, NO, YES, n, m, k, one, b, n, a, m, one, c, n)
+
+
+def _check(c: Array, shape: tuple[int, int], dtype: Any) -> None:
+    if c.shape != shape or c.dtype != dtype or not c.flags.f_contiguous or not c.flags.writeable:
+        raise ValueError(f"cannot add {dtype} {shape} to {c.dtype} {c.shape}")
+
+
+def _number(dtype: Any) -> Any:
+    return ctypes.c_float(1.0) if dtype == np.float32 else ctypes.c_double(1.0)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a BLAS function; Fortran wants the address of everything."""
+    _function(name, len(arguments))(*(_address(value) for value in arguments))
+
+
+def _address(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(value.ctypes.data)
+    if isinstance(value, bytes):
+        return ctypes.c_char_p(value)
+    return ctypes.byref(ctypes.c_int(value) if isinstance(value, int) else value)
+
+
+@functools.cache
+def _function(name: str, count: int) -> Callable[..., None]:
+    """The function behind the capsule that compiled code would read."""
+    capsule = ctypes.py_object(cython_blas.__pyx_capi__[name])
+    get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    found: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)
+    return found(get_pointer(capsule, get_name(capsule)))  # type: ignore[no-any-return]
