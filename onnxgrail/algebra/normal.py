@@ -8,7 +8,9 @@ import numpy as np
 
 from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.narrow import mean_rows, sum_rows
-from onnxgrail.core import BlockError, Floats, Probe, Reducer, Slot, Stats, View
+from onnxgrail.algebra.solve import ridge_solve
+from onnxgrail.algebra.thin import rows_of
+from onnxgrail.core import BlockError, Bools, Floats, Probe, Reducer, Slot, Stats, View
 from onnxgrail.errors import UsageError
 
 
@@ -22,6 +24,7 @@ class Normal:
         energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
         plain: (h', c) weights without compensation: kept rows, or cluster sums.
         parts: slot number and columns of each consumer.
+        rows: X Rᵀ (r, h') and X C (r, c), where G is XᵀX for few rows X.
     """
 
     gram: Floats
@@ -29,6 +32,28 @@ class Normal:
     energy: Floats
     plain: Floats
     parts: tuple[tuple[int, slice], ...]
+    rows: tuple[Floats, Floats] | None = None
+
+    def product(self, weights: Floats) -> Floats:
+        """A C' for weights C' (h', c)."""
+        if self.rows is None:
+            return linear().product(self.gram, weights)
+        some, _ = self.rows
+        return linear().product(some.T, linear().product(some, weights))
+
+    def solution(self, alive: Bools, lam: float) -> tuple[Floats, float]:
+        """The ridge solution of the features that are `alive`, and the ridge that was really used, see `ridge_solve`.
+
+        With few rows it is X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, the same by the push-through identity.
+        """
+        if self.rows is not None:
+            some, made = self.rows
+            some = some[:, alive]
+            found, used = ridge_solve(linear().product(some, some.T), made, lam)
+            return linear().product(some.T, found), used
+        if alive.all():
+            return ridge_solve(self.gram, self.target, lam)
+        return ridge_solve(self.gram[np.ix_(alive, alive)], self.target[alive], lam)
 
 
 def probe_number(view: View, slot: Slot) -> int:
@@ -78,13 +103,19 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
     """Normal equations of the given consumers, which share the second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = np.concatenate([part for _, part in parts], axis=1)
-    output = linear().product(stats.gram, columns)
+    few, rows = rows_of(stats.gram, stats.count), None
+    if few is None:
+        output = linear().product(stats.gram, columns)
+    else:
+        made = linear().product(few, columns)
+        output, rows = linear().product(few.T, made), (_lifted(few.T, units, reducer).T, made)
     return Normal(
         gram=_both_sides(stats.gram, units, reducer),
         target=_lifted(output, units, reducer),
         energy=np.einsum("hc,hc->c", columns, output),
         plain=sum_rows(columns.reshape(units, -1), reducer).reshape(-1, columns.shape[1]),
         parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)),
+        rows=rows,
     )
 
 
@@ -112,7 +143,7 @@ def squared_errors(normal: Normal, weights: Floats) -> Floats:
     Returns:
         Sums over calibration rows; rounding may leave tiny negative values.
     """
-    product = linear().product(normal.gram, weights)
+    product = normal.product(weights)
     return np.asarray(normal.energy + np.einsum("hc,hc->c", weights, product - 2.0 * normal.target))
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.solve import ridge_solver
+from onnxgrail.algebra.thin import are_few, directions, rows_of
 from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -43,6 +45,14 @@ class Moments:
         gram, cross, energy = self.gram + other.gram, self.cross + other.cross, self.energy + other.energy
         return Moments(gram, cross, energy, self.count + other.count)
 
+    def within(self, basis: Floats) -> Moments:
+        """The same in the coordinates of an orthonormal basis (f, r) of z: Bᵀ z and the constant."""
+        side = linear().product(self.gram[:, :-1], basis)
+        gram = np.concatenate([basis.T @ side[:-1], side[-1:]])
+        gram = np.concatenate([gram, np.append(side[-1], self.gram[-1, -1])[:, None]], axis=1)
+        cross = np.concatenate([linear().product(basis.T, self.cross[:-1]), self.cross[-1:]])
+        return Moments(gram, cross, self.energy, self.count)
+
     def outputs(self, some: slice) -> Moments:
         """The same for some of the outputs."""
         return Moments(self.gram, self.cross[:, some], self.energy[some], self.count)
@@ -55,6 +65,7 @@ class Fitted:
     Attributes:
         weights: (f, o).
         shift: (o,) to be added to the bias.
+        start: number of the weights it began from.
         alpha: the ridge that held-out rows chose, infinite for a start as it is; None where the first start stays.
         blend: share of the way from the start to the ridge solution.
         before: squared error on held-out rows as a share of the targets' energy, at the first start.
@@ -63,6 +74,7 @@ class Fitted:
 
     weights: Floats
     shift: Floats
+    start: int
     alpha: float | None
     blend: float
     before: float
@@ -125,6 +137,40 @@ def refit(
         Li et al. 2025, GPTAQ, arXiv:2504.02692 (asymmetric targets); Frantar and Alistarh 2022, OBC, arXiv:2208.11580
         (the same solution as removing one by one, for one network).
     """
+    features = len(folds[0].gram) - 1
+    rules = _Rules(margin, prior, blend, affine, features)
+    basis = _basis(folds, features)
+    if basis is None:
+        return _refit(folds, layers, judges, alphas, rules)
+    narrow = [[basis.T @ start for start in starts] for starts in layers]
+    found = _refit([fold.within(basis) for fold in folds], narrow, judges, alphas, rules)
+    return [_lifted(one, starts, basis, rules) for one, starts in zip(found, layers, strict=True)]
+
+
+def _basis(folds: Sequence[Moments], features: int) -> Floats | None:
+    """Orthonormal directions (f, r) that hold all rows, where these are few."""
+    count = sum(fold.count for fold in folds)
+    if not are_few(count, features):
+        return None
+    rows = rows_of(functools.reduce(np.add, (fold.gram[:-1, :-1] for fold in folds)), count)
+    return None if rows is None else directions(rows)
+
+
+def _lifted(found: Fitted, starts: Sequence[Floats], basis: Floats, rules: _Rules) -> Fitted:
+    """A fit among the directions that rows span; across them weights stay, or shrink where the ridge pulls to zero."""
+    start = starts[found.start]
+    across = start - basis @ (basis.T @ start)
+    stays = 1.0 if rules.prior else 1.0 - found.blend
+    return replace(found, weights=basis @ found.weights + stays * across)
+
+
+def _refit(
+    folds: Sequence[Moments],
+    layers: Sequence[Sequence[Floats]],
+    judges: int,
+    alphas: Sequence[float],
+    rules: _Rules,
+) -> list[Fitted]:
     total = functools.reduce(Moments.__add__, folds)
     judging = folds[-judges:]
     choices = []
@@ -132,28 +178,28 @@ def refit(
     for starts in layers:
         part = slice(first, first := first + starts[0].shape[1])
         mine = [held.outputs(part) for held in judging]
-        choices.append(_Choice.among(starts, total.outputs(part), mine, _Rules(margin, prior, blend)))
+        choices.append(_Choice.among(starts, total.outputs(part), mine, rules))
     for alpha in alphas if total.count else ():
         searching = [choice for choice in choices if choice.worse < ENOUGH]
-        _measure(searching, total, judging, alpha, affine=affine, few=True)
+        _measure(searching, total, judging, alpha, rules, few=True)
         for choice in searching:
             choice.note(alpha)
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
         promised = [choice for choice in choices if choice.promising == alpha]
-        _measure(promised, total, judging, alpha, affine=affine, few=False)
+        _measure(promised, total, judging, alpha, rules, few=False)
         for choice in promised:
             choice.take(alpha)
     wanted = {c.alpha for c in choices if c.blend and c.alpha}
-    final = {a: _solver(total.gram, a, affine=affine) for a in wanted}
+    final = {a: _solver(total.gram, a, rules) for a in wanted}
     return [choice.settled(final) for choice in choices]
 
 
 def _measure(
-    choices: Sequence[_Choice], total: Moments, judging: Sequence[Moments], alpha: float, *, affine: bool, few: bool
+    choices: Sequence[_Choice], total: Moments, judging: Sequence[Moments], alpha: float, rules: _Rules, *, few: bool
 ) -> None:
     """Let choices see what a ridge gives, for a few outputs or all: each fold is held out, one after the other."""
     for number, held in enumerate(judging if choices else ()):
-        solver = _solver(total.gram - held.gram, alpha, affine=affine)
+        solver = _solver(total.gram - held.gram, alpha, rules)
         for choice in choices:
             choice.see(number, solver, few=few)
 
@@ -163,11 +209,13 @@ Solver = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """As the arguments of `refit`."""
+    """As the arguments of `refit`; features are those of the rows."""
 
     margin: float
     prior: bool
     blend: bool
+    affine: bool
+    features: int
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -183,6 +231,7 @@ class _Choice:
     total: Moments
     judging: Sequence[Moments]
     rules: _Rules
+    place: int
     start: Floats
     all: Floats
     open: Sequence[Floats]
@@ -215,6 +264,7 @@ class _Choice:
             total=total,
             judging=judging,
             rules=rules,
+            place=place,
             start=start,
             all=total.cross - total.gram @ start,
             open=rest,
@@ -272,6 +322,7 @@ class _Choice:
         return Fitted(
             weights=weights[:-1],
             shift=weights[-1],
+            start=self.place,
             alpha=self.alpha,
             blend=self.blend,
             before=self.before / energy,
@@ -279,11 +330,11 @@ class _Choice:
         )
 
 
-def _solver(gram: Floats, alpha: float, *, affine: bool) -> Solver:
+def _solver(gram: Floats, alpha: float, rules: _Rules) -> Solver:
     """From what the centre of the ridge leaves of the targets to the way from there, (f + 1, o); factorised once."""
-    size = len(gram) if affine else len(gram) - 1
-    diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(len(gram) - 1, 1))
-    if affine:
+    size = len(gram) if rules.affine else len(gram) - 1
+    diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(rules.features, 1))
+    if rules.affine:
         diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is free, up to rounding
     inverse = ridge_solver(gram[:size, :size], diagonal)
 

@@ -9,11 +9,22 @@ import numpy as np
 
 from onnxgrail.calibration.totals import Part
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe
+from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.survey import Ledger
 
 
-def parts(found: Feed, placed: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
+def placed(probe: Probe, marks: Sequence[Mark], ledger: Ledger) -> Probe:
+    """The probe with positions counted in a tensor as it is now: other blocks may have left its axis already."""
+    for mark in marks:
+        if mark.axes == (probe.axis,) and ledger.dead[mark.labels].any():
+            place = np.cumsum(~ledger.dead[mark.labels]) - 1
+            return replace(probe, index=place[probe.index])
+    return probe
+
+
+def parts(found: Feed, probes: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
     """A probe's tensors with the rows that count."""
-    for name, probe in placed:
+    for name, probe in probes:
         yield found[name], probe, rows_of(found[name], probe, mask)
 
 

@@ -198,18 +198,18 @@ class Stream:
         for found in self._walk(names, ledger):
             yield {n: self._lane.host(found[n]) for n in names}
 
+    @contextmanager
     def following(
         self, names: Sequence[str], ledger: Ledger, limit: int, parts: int
-    ) -> AbstractContextManager[Step[dict[str, Array]]]:
-        """Both in one run: what makes these tensors of a batch, and `advance` to the limit on the way.
+    ) -> Iterator[Step[dict[str, Array]]]:
+        """Both in one run: what makes these tensors of a batch, each once, and `advance` to the limit on the way."""
+        with self._walking(names, ledger, limit, parts=parts) as step:
 
-        Args:
-            names: of the tensors.
-            ledger: the network.
-            limit: as of `advance`.
-            parts: of the batches that are gone through side by side, each once.
-        """
-        return self._walking(names, ledger, limit, parts=parts)
+            def on_host(place: int) -> dict[str, Array]:
+                found = step(place)
+                return {n: self._lane.host(found[n]) for n in names}
+
+            yield on_host
 
     def measure(
         self,
@@ -225,7 +225,10 @@ class Stream:
         With `goals` these tensors are kept instead, until they are let go; where they are large, the cut stays instead.
         """
         distinct = {probing.same(p): p for p in probes}
-        placed = {k: [(n, self._placed(p, n, ledger)) for n in (p.value, *p.also)] for k, p in distinct.items()}
+        placed = {
+            k: [(n, probing.placed(p, self._survey.marks.get(n, ()), ledger)) for n in (p.value, *p.also)]
+            for k, p in distinct.items()
+        }
 
         def added(part: Shard, walked: Iterator[dict[str, Array]]) -> Totals:
             totals = Totals(part, tuple(distinct.values()), self._lane)
@@ -288,21 +291,14 @@ class Stream:
                 for probe, pair in zip(probes, pairs, strict=True):
                     found.append([])
                     for name in (probe.value, *probe.also):
-                        index = self._placed(probe, name, before).index
-                        folded = self._placed(probe, name, after).index[kept] + old[name].shape[probe.axis]
+                        marks = self._survey.marks.get(name, ())
+                        index = probing.placed(probe, marks, before).index
+                        folded = probing.placed(probe, marks, after).index[kept] + old[name].shape[probe.axis]
                         both = self._lane.concatenate([old[name], new[name]], axis=probe.axis)
                         placed = replace(pair, index=np.concatenate([index, folded]))
                         found[-1].append((both, placed, probing.rows_of(both, probe, mask)))
                 totals.add(batch, found)
         return totals.stats()
-
-    def _placed(self, probe: Probe, name: str, ledger: Ledger) -> Probe:
-        """The probe with positions counted in the tensor as it is now: other blocks may have left its axis already."""
-        for mark in self._survey.marks.get(name, ()):
-            if mark.axes == (probe.axis,) and ledger.dead[mark.labels].any():
-                place = np.cumsum(~ledger.dead[mark.labels]) - 1
-                return replace(probe, index=place[probe.index])
-        return probe
 
     def _fitting(self, ledger: Ledger, names: Sequence[str]) -> Callable[[Feed], dict[str, Array]]:
         """What makes cached tensors as the ledger has them: they may be older than some decisions."""

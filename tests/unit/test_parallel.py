@@ -62,6 +62,26 @@ def test_every_number_of_processes_gives_the_same_bits(total: int) -> None:
         assert summed(size, total).tobytes() == alone.tobytes(), size
 
 
+@pytest.mark.parametrize("total", [1, 3, 16, 33, 65])
+@pytest.mark.parametrize("ways", [2, 3, 8])
+def test_every_number_of_parts_gives_the_same_bits(total: int, ways: int) -> None:
+    """In one process and in the last of two."""
+    numbers = values(total)
+    for whole in (shard_of(SOLO, total), next(shards(2, total))):
+        parts = whole.split(ways)
+        assert [n for part in parts for n in part.numbers] == list(whole.numbers)
+        assert len(parts) <= ways
+        assert max(len(p.numbers) for p in parts) - min(len(p.numbers) for p in parts) <= 2 * whole.each
+        tallies = []
+        for part in parts:
+            tallies.append(Tally(part))
+            for number in part.numbers:
+                tallies[-1].add(number, [numbers[number].copy()])
+        tallies[0].join(tallies[1:])
+        if whole.group is SOLO:
+            assert tallies[0].total()[0].tobytes() == summed(1, total).tobytes()
+
+
 def test_the_numbers_are_such_that_order_matters() -> None:
     numbers = values(16)
     assert np.sum(numbers[::-1], axis=0).tobytes() != summed(1, 16).tobytes()

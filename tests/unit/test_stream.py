@@ -13,6 +13,7 @@ import pytest
 
 from onnxgrail.algebra.gram import Sums
 from onnxgrail.calibration import stream as module
+from onnxgrail.calibration import threads
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.session import CPU
@@ -231,7 +232,9 @@ def test_goals_wait_in_the_cache(name: str, kept: int, ran: Counter[str], monkey
             (got,) = stream.measure(block.probes, ledger, lambda: None, block.span[1], goals)
             assert stream.holds(goals) == bool(kept)
             assert (stream.position > 0) == bool(kept)
-            found = list(stream.follow(goals, ledger, 0 if stream.holds(goals) else block.span[1]))
+            limit = 0 if stream.holds(goals) else block.span[1]
+            with stream.following(goals, ledger, limit, 2) as step:
+                found = [step(place) for place in reversed(range(len(feeds)))][::-1]
             assert ran[goals[0]] == (1 if kept else 2)
             stream.let_go()
             assert not stream.holds(goals)
@@ -239,3 +242,27 @@ def test_goals_wait_in_the_cache(name: str, kept: int, ran: Counter[str], monkey
                 np.testing.assert_allclose(one[goals[0]], run(to_bytes(model, goals), fed)[goals[0]], atol=1e-5)
             want = naive(model, survey, ledger, feeds, survey.blocks.index(block))
             np.testing.assert_allclose(got.gram, want.gram, rtol=0, atol=1e-4 * np.abs(want.gram).max())
+
+
+@pytest.mark.parametrize("room", [0, 2**28], ids=["one after the other", "side by side"])
+def test_parts_of_the_batches_give_the_same_bits(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for each, the stream behind them too."""
+    monkeypatch.setattr(threads, "ROOM", room)
+    model, survey, _ = surveyed("mlp")
+    feeds = [feed(model, seed=seed) for seed in range(9)]
+    ticks: list[None] = []
+
+    def measured(count: int) -> tuple[object, ...]:
+        for place in (threads, module):
+            monkeypatch.setattr(place, "count", lambda: count)
+        ticks.clear()
+        with opened(model, survey, feeds) as stream:
+            assert stream.ways(1) == (3 if count == 3 and room else 1)
+            first, last = survey.blocks[0], survey.blocks[-1]
+            ledger = weights.empty(survey)
+            (stats,) = stream.measure(first.probes, ledger, lambda: ticks.append(None), first.span[1])
+            (behind,) = stream.measure(last.probes, half(survey, 0, ledger), lambda: ticks.append(None))
+            assert len(ticks) == 2 * len(feeds)
+            return stats.gram.tobytes(), stats.count, behind.gram.tobytes(), stream.position
+
+    assert measured(1) == measured(3)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnxgrail.calibration import threads
 from onnxgrail.calibration.session import open_session
 from onnxgrail.cli import _machine
 from onnxgrail.graph.serial import LARGE, pack, to_bytes
+from onnxgrail.parallel import SOLO, Shard, shard_of
 from tests.tiny import feed, mlp
 
 ZEN5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
@@ -118,3 +120,49 @@ def test_a_failure_arrives_with_its_own_result(monkeypatch: pytest.MonkeyPatch) 
     assert next(results) == 1
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+def shard(total: int) -> Shard:
+    return shard_of(SOLO, total)
+
+
+@pytest.mark.parametrize(
+    ("total", "room", "wanted"), [("1", 0, 1), ("4", 0, 4), ("64", 0, 8), ("4", threads.ROOM, 2), ("4", 2**40, 1)]
+)
+def test_in_how_many_parts(total: str, room: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as threads and stretches of batches, if there is room for their sums."""
+    monkeypatch.setenv("OMP_NUM_THREADS", total)
+    assert threads.ways(shard(32), room) == wanted
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_come_in_order(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with threads.pinned():
+        found = threads.share(shard(9), parts, lambda n: n * n, lambda part, made: (part.numbers, list(made)))
+        assert all(lib["num_threads"] == 1 for lib in threadpool_info() if lib["user_api"] == "blas")
+    assert len(found) == parts
+    assert [n for numbers, _ in found for n in numbers] == list(range(9))
+    assert [n for _, made in found for n in made] == [n * n for n in range(9)]
+
+
+def test_parts_go_side_by_side_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other; where one fails, the other one stops, and the failure arrives."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    meeting = threading.Barrier(2, timeout=10)
+    made: list[int] = []
+
+    def step(place: int) -> None:
+        made.append(place)
+        meeting.wait()
+
+    def work(part: Shard, walked: Iterator[None]) -> None:
+        next(walked)
+        if part.numbers[0] == 0:
+            raise ZeroDivisionError
+        time.sleep(0.2)
+        list(walked)
+
+    with pytest.raises(ZeroDivisionError):
+        threads.share(shard(16), 2, step, work)
+    assert sorted(made) == [0, 8]

@@ -9,7 +9,6 @@ import numpy as np
 
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.algebra.normal import Normal, normals, squared_errors
-from onnxgrail.algebra.solve import ridge_solve
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
 from onnxgrail.errors import UsageError
 
@@ -102,10 +101,7 @@ def fit(normal: Normal, alpha: float) -> Fit:
     if not alive.any():
         return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
     lam = alpha * float(diagonal.mean())
-    gram, target = normal.gram, normal.target
-    if not alive.all():
-        gram, target = gram[np.ix_(alive, alive)], target[alive]
-    weights[alive], used = ridge_solve(gram, target, lam)
+    weights[alive], used = normal.solution(alive, lam)
     after = squared_errors(normal, weights)
     better = set()
     for number, part in normal.parts:
