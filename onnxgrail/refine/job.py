@@ -15,7 +15,7 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
-from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
+from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits, probable
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.chunks import chunks
 from onnxgrail.graph.facts import Facts
@@ -202,7 +202,4 @@ def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:
 def logits(names: Iterable[str], first: Mapping[str, Array]) -> tuple[frozenset[str], frozenset[str]]:
     """Outputs whose rows are distributions, and those of them that hold probabilities."""
     rows = {n for n in names if looks_like_logits(n, first[n])}
-    probable = {
-        n for n in rows if (first[n] >= 0).all() and np.allclose(first[n].sum(-1, dtype=np.float64), 1.0, atol=1e-3)
-    }
-    return frozenset(rows), frozenset(probable)
+    return frozenset(rows), frozenset(n for n in rows if probable(first[n]))
