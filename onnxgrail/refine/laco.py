@@ -87,7 +87,8 @@ def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
         Algorithm 1 of LaCo: targets from the dense stream, inputs from the compressed one.
     """
     preset = Preset(kind=KIND, rate=RATE, epochs=EPOCHS, steps=STEPS)
-    return by_block(mixed(job, _times(job)), preset, progress)
+    blocks = _blocks(job)
+    return _by_block(mixed(job, _times(job, blocks)), blocks, preset, progress)
 
 
 def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
@@ -97,13 +98,12 @@ def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
         Regional optimisation of Wanda++: five rounds over 32 random samples.  There is no mask to be chosen again.
     """
     preset = Preset(kind="regional", rate=SMALL, epochs=ROUNDS, steps=ROUNDS * SAMPLES, samples=SAMPLES, same=True)
-    return by_block(job, preset, progress)
+    return _by_block(job, _blocks(job), preset, progress)
 
 
-def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...]:
+def _by_block(job: Job, todo: Sequence[_Block], preset: Preset, progress: Progress) -> tuple[Refined, ...]:
     """Fit every block in order; what brings the model's outputs no closer as a whole is taken back."""
     found = trainable(job.slim)
-    todo = _blocks(job)
     report: list[Refined] = []
     old: dict[str, ir.TensorProtocol] = {}
     started = time.perf_counter()
@@ -135,10 +135,10 @@ def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...
     return (*report, whole)
 
 
-def _times(job: Job) -> int:
+def _times(job: Job, blocks: Sequence[_Block]) -> int:
     """How many mixed batches there may be for every given one."""
     facts = job.prepared.survey.facts
-    sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in _blocks(job) for n in block.goals]
+    sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in blocks for n in block.goals]
     return min(MIXED, ROOM // max(max(sizes, default=0) * job.given, 1) - 1)
 
 
