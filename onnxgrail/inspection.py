@@ -12,6 +12,7 @@ from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.graph import cost
 from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.places import located
+from onnxgrail.paths import path_of
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.report import Inspection
 
@@ -36,7 +37,7 @@ def inspect(
     prepared = prepare(model, data, recipe, Clock())
     survey = prepared.survey
     params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)
-    path = Path(model) if isinstance(model, str | Path) else Path("model")
+    path = path_of(model) or Path("model")
     size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):
