@@ -111,7 +111,7 @@ def add_batch(
 
 
 def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None) -> Sums:
-    """Sums of one batch of one output; shapes must agree."""
+    """Sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
     if wanted.dtype.kind in "biu":
         equal = wanted == got
         return Sums(samples=len(np.atleast_1d(wanted)), rows=int(wanted.size), agree=int(np.count_nonzero(equal)))

@@ -153,7 +153,7 @@ class TensorSums:
         part._total, part._count = part._zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle, sums and their number; then all begins anew."""
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew."""
         width = self._probe.width
         half = np.zeros((width, width)) if self._double is None else self._double.tril_().cpu().numpy()
         found = half, self._total.cpu().numpy(), self._count

@@ -180,7 +180,7 @@ class ValueSums:
         part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle, sums and their number; then all begins anew."""
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew."""
         half, total, count = self._rest.drain()
         if self._double is not None:
             gram = self._lane.host(self._double)

@@ -32,7 +32,7 @@ def _fitting(make: Callable[[], Feed], ports: Sequence[Port]) -> Feed:
 
 
 def masks_of(prepared: Prepared) -> list[Bools | None]:
-    """Per batch, which positions are real."""
+    """Per batch, which positions (samples, tokens) are real; None where all are."""
     return [padding_mask(feed) for feed in prepared.batches]
 
 
@@ -88,7 +88,7 @@ def unpadded(rows: Array, array: Array, mask: Bools | None) -> Array:
 
 
 def grams(walk: Walk, matrices: Sequence[Matrix], masks: Sequence[Bools | None]) -> dict[str, Floats]:
-    """Per weight the mean of x xT over all rows that its products read.
+    """Per weight (m, n) the mean of x xT (m, m) over all rows that its products read.
 
     Raises:
         DataError: activations are not finite.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.channelwise import pool_of, pooled
+from onnxgrail.algebra.channelwise import narrowed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
@@ -136,9 +136,8 @@ class Job:
         """A tensor of the dense network with the channels that the narrowed one has: kept, or averaged by a fold."""
         for mark in self.prepared.survey.marks.get(name, ()):
             if self.ledger.dead[mark.labels].any():
-                pool = pool_of(mark.labels, self.ledger.dead, self.stand)
-                front = pooled(np.moveaxis(array, mark.axes[0], -1), pool, int(pool.max()) + 1)
-                array = np.ascontiguousarray(np.moveaxis(front, -1, mark.axes[0]))
+                array = narrowed(array, mark.axes[0], mark.labels, self.ledger.dead, self.stand)
+                array = np.ascontiguousarray(array)
         return array
 
     def outputs(self) -> list[str]:
@@ -195,7 +194,7 @@ class Job:
 
 
 def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:
-    """Per batch, which positions are real."""
+    """Per batch, which positions (samples, tokens) are real; None where all are."""
     return tuple(padding_mask(feed) for feed in prepared.batches)
 
 
