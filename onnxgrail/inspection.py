@@ -45,19 +45,12 @@ def inspect(
         if some:
             gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
+    usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
     predicted = []
     for ratio in RATIOS:
-        usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
-        kept = plan.widths(usual, ratio, recipe.round_to)
-        gone, saved = _gone(prepared, dead_of(survey, kept), macs)
-        predicted.append(
-            {
-                "ratio": ratio,
-                "params": params - gone[0],
-                "macs": (macs - saved) // prepared.samples,
-                "bytes": size - gone[1],
-            }
-        )
+        gone, saved = _gone(prepared, dead_of(survey, plan.widths(usual, ratio, recipe.round_to)), macs)
+        left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": size - gone[1]}
+        predicted.append({"ratio": ratio, **left})
     return Inspection(
         path=str(path),
         params=params,
