@@ -296,12 +296,6 @@ def one_output(target: Path | None, output: Path | None) -> Path | None:
     return target or output
 
 
-def check_gate(min_cosine: float | None, *, check: bool) -> None:
-    """A gate needs the comparison."""
-    if min_cosine is not None and not check:
-        raise click.UsageError("--min-cosine needs the check that --no-check turns off")
-
-
 def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:
     """Execution providers from the two ways to name them."""
     if device is not None and providers:

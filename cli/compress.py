@@ -148,7 +148,6 @@ def compress(
     options.only_one(click.get_current_context(), recipe)
     if sparsity is not None:
         recipe["ratio"] = sparsity
-    options.check_gate(recipe["min_cosine"], check=recipe["check"])
     clash = next((path for path in reports if path.resolve() in _resolved(model, target, output)), None)
     if clash is not None:
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")

@@ -79,7 +79,6 @@ def refine(
     import onnxgrail
 
     written = options.one_output(target, output)
-    options.check_gate(settings["min_cosine"], check=settings["check"])
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     click.get_current_context().meta["onnxgrail.resume"] = settings["resume"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import Source, fixed_batch
@@ -139,36 +140,37 @@ def bench(
             batches = given(data, loaded[0], reading, samples=drawn, batch_size=size, seed=seed)
             feed, samples = _filled(batches.first(), signature, size)
             feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
-            limits = (LEAST, MOST) if rounds is None else (rounds, rounds)
+            least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
             with batches.advising():
-                times = take_turns(sessions, feeds, least=limits[0], most=limits[1], seconds=seconds)
-            for path, model, found in zip(paths, loaded, summarise(times), strict=True):
-                rows.append(
-                    Timing(
-                        path=str(path),
-                        bytes=weigh(model, path).bytes,
-                        batch_size=samples,
-                        rounds=times.shape[1],
-                        times=found,
-                        throughput=samples / found.median * 1e3,
-                    )
-                )
+                times = take_turns(sessions, feeds, least=least, most=most, seconds=seconds)
+            rows += _rows(paths, loaded, times, samples)
         progress("bench", len(sizes), len(sizes))
     assert batches is not None
     return Benchmark(
         rows=tuple(rows),
         threads=threads,
         notes=(*notes, *_doubts(rows)),
-        calibration=calibration_entry(
-            source=batches.source,
-            samples=batches.samples,
-            synthetic=batches.synthetic,
-            notes=() if batches.synthetic else batches.notes,  # what drawing costs in fidelity is not asked here
-        ),
+        # Notes on drawn inputs say what they cost in fidelity, which is not asked here.
+        calibration=calibration_entry(batches) | ({"notes": []} if batches.synthetic else {}),
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
         environment={"onnxgrail": metadata.version("onnxgrail"), **environment(providers=providers, threads=threads)},
     )
+
+
+def _rows(paths: Sequence[Path], models: Sequence[ir.Model], times: Array, samples: int) -> list[Timing]:
+    """One row per model, from milliseconds (models, rounds) of runs on so many samples."""
+    return [
+        Timing(
+            path=str(path),
+            bytes=weigh(model, path).bytes,
+            batch_size=samples,
+            rounds=times.shape[1],
+            times=found,
+            throughput=samples / found.median * 1e3,
+        )
+        for path, model, found in zip(paths, models, summarise(times), strict=True)
+    ]
 
 
 def _check(

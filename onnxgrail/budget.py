@@ -55,10 +55,7 @@ def parse(metric: Metric, text: str) -> Target:
     """
     wanted = f"Write {EXAMPLES[metric]}"
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-zµμ%]*)\s*", str(text), re.IGNORECASE)
-    try:
-        number = float(match[1]) if match is not None else math.nan
-    except ValueError:
-        number = math.nan
+    number = _number(match)
     if match is None or not 0 < number < math.inf:
         raise UsageError(f"--target-{metric} {text!r} is not a positive amount", hint=wanted)
     if match[2] == "%":
@@ -83,13 +80,18 @@ def cache_bytes(recipe: Recipe) -> int:
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", recipe.cache_budget, re.IGNORECASE)
     unit = match[2].upper() if match is not None else ""
     scale = _BYTES.get(f"{unit}IB" if unit in ("K", "M", "G", "T") else unit)
-    try:
-        number = float(match[1]) if match is not None else math.nan
-    except ValueError:
-        number = math.nan
+    number = _number(match)
     if scale is None or math.isnan(number):
         raise UsageError(f"--cache-budget {recipe.cache_budget!r} is no amount of bytes", hint="Write 512M or 2G")
     return int(number * scale)
+
+
+def _number(match: re.Match[str] | None) -> float:
+    """What an amount begins with; NaN where it is no number, as 1.2.3 is not."""
+    try:
+        return float(match[1]) if match is not None else math.nan
+    except ValueError:
+        return math.nan
 
 
 def target_of(recipe: Recipe) -> Target | None:

@@ -149,14 +149,11 @@ def compare(
     common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
     with batches.advising():
         outputs = finish(run_both(runnable(first, paths[0]), runnable(second, paths[1]), batches, **common))
-    source = calibration_entry(
-        source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
-    )
     return Comparison(
         a=weigh(first, paths[0], macs=counted_macs(first, feed, providers)),
         b=weigh(second, paths[1], macs=counted_macs(second, fit(feed, ports), providers)),
         outputs=outputs,
-        calibration=source,
+        calibration=calibration_entry(batches),
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
     )
 

@@ -91,8 +91,7 @@ def decide(
     """
     chosen = plan.selected(prepared.survey.blocks, recipe)
     allocation = by_ratio(prepared, chosen, recipe)
-    early = not simple(recipe)
-    kept = plan.widths(chosen, PROVED, 1) if early else allocation.widths
+    kept = allocation.widths if simple(recipe) else plan.widths(chosen, PROVED, 1)
     blocks = tuple(b for b in chosen if kept[b.name] < b.units)
     refusals: tuple[Refusal, ...] = ()
     with clock.stage("prove"):
@@ -104,25 +103,14 @@ def decide(
     if recipe.selector in GRADIENTS and blocks:
         with clock.stage("gradients"):
             prepared = _with_gradients(prepared, blocks, recipe, once, progress)
-    done = once.known("allocation") if early else None
-    with clock.stage("measure"):
-        widths = allocation if done is None else allocation_of(done)
-        over = (done is not None or not early) and once.finished(key(b) for b in blocks if widths.narrows(b))
-        twice = _serves_twice(recipe, files, blocks)
-        dense = None if over and files.write is None else _dense(prepared, recipe, blocks, files, twice, once, progress)
-    if early:
-        with clock.stage("allocate"):
-            trial = functools.partial(_trial, prepared, recipe, blocks)
-            spread = functools.partial(allocate, prepared, blocks, recipe, dense=dense, narrow=_narrow(recipe))
-            made = done or once.make("allocation", lambda: of_allocation(spread(trial=trial, progress=progress)))
-            allocation = allocation_of(made)
-        blocks = tuple(b for b in blocks if allocation.narrows(b))
+    allocation, dense = _allocated(prepared, recipe, blocks, allocation, once, clock, progress, files=files)
+    blocks = tuple(b for b in blocks if allocation.narrows(b))
     if sensitivity and blocks and not allocation.curves and group.rank == 0:
         with clock.stage("curves"):
             found = curves(prepared, blocks, recipe, narrow=_narrow(recipe), progress=progress)
             allocation = dataclasses.replace(allocation, curves=found)
     with clock.stage("calibrate"):
-        run = Run(prepared, recipe, allocation.widths, once, dense if twice else None)
+        run = Run(prepared, recipe, allocation.widths, once, dense)
         clock.seconds["forward"] = settle(run, blocks, progress)
     if recipe.compensate == "none" and recipe.reducer == "prune" and rounds(prepared):
         with clock.stage("prove"):
@@ -139,6 +127,34 @@ def decide(
         refits=run.refits,
         norms=run.norms,
     )
+
+
+def _allocated(
+    prepared: Prepared,
+    recipe: Recipe,
+    blocks: Sequence[Block],
+    allocation: Allocation,
+    once: Once,
+    clock: Clock,
+    progress: Progress,
+    *,
+    files: StatsFiles,
+) -> tuple[Allocation, Dense | None]:
+    """Widths under a budget, or the given ones where a ratio says all; and statistics that also decide the blocks."""
+    given = simple(recipe)
+    done = None if given else once.known("allocation")
+    with clock.stage("measure"):
+        widths = allocation if done is None else allocation_of(done)
+        over = (given or done is not None) and once.finished(key(b) for b in blocks if widths.narrows(b))
+        twice = _serves_twice(recipe, files, blocks)
+        dense = None if over and files.write is None else _dense(prepared, recipe, blocks, files, twice, once, progress)
+    if not given:
+        with clock.stage("allocate"):
+            trial = functools.partial(_trial, prepared, recipe, blocks)
+            spread = functools.partial(allocate, prepared, blocks, recipe, dense=dense, narrow=_narrow(recipe))
+            made = done or once.make("allocation", lambda: of_allocation(spread(trial=trial, progress=progress)))
+            allocation = allocation_of(made)
+    return allocation, dense if twice else None
 
 
 def _with_gradients(

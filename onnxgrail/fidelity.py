@@ -111,7 +111,7 @@ def add_batch(
 
 
 def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None) -> Sums:
-    """Sums of one batch of one output; shapes must agree."""
+    """Sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
     if wanted.dtype.kind in "biu":
         equal = wanted == got
         return Sums(samples=len(np.atleast_1d(wanted)), rows=int(wanted.size), agree=int(np.count_nonzero(equal)))
@@ -153,6 +153,11 @@ def looks_like_logits(name: str, array: Array) -> bool:
     return "logit" in lower or (array.ndim == 2 and not any(word in lower for word in NOT_LOGITS))
 
 
+def probable(array: Array) -> bool:
+    """Whether the last axis of an output that looks like logits holds probabilities already."""
+    return bool((array >= 0).all() and np.allclose(array.sum(-1, dtype=np.float64), 1.0, atol=1e-3))
+
+
 def _cosines(a: Floats, b: Floats) -> Floats:
     """Cosine per row; 1 where both rows are zero, 0 where one is."""
     norm_a, norm_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
@@ -170,9 +175,9 @@ def _logits(a: Floats, b: Floats, mask: Bools | None) -> Sums:
     if len(rows_a) == 0:
         return Sums(logits=True)
     agree = int(np.count_nonzero(rows_a.argmax(axis=1) == rows_b.argmax(axis=1)))
-    probable = bool(np.all(rows_a >= 0) and np.allclose(rows_a.sum(axis=1), 1.0, atol=1e-3))
+    shares = probable(rows_a)
     with np.errstate(all="ignore"):
-        log_a, log_b = (np.log(np.maximum(r, 1e-30)) if probable else _log_softmax(r) for r in (rows_a, rows_b))
+        log_a, log_b = (np.log(np.maximum(r, 1e-30)) if shares else _log_softmax(r) for r in (rows_a, rows_b))
         terms = np.exp(log_a) * (log_a - log_b)
     terms = np.where(np.exp(log_a) == 0, 0.0, terms)
     return Sums(rows=len(rows_a), agree=agree, kl=float(terms.sum()), logits=True)

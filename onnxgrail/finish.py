@@ -25,7 +25,7 @@ from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import sha256
+from onnxgrail.paths import sha256, weights_file
 from onnxgrail.preparation import HeldOut, Prepared
 from onnxgrail.refine.job import Refined
 from onnxgrail.report import (
@@ -194,9 +194,7 @@ def _missed(budget: Mapping[str, Any] | None) -> str:
 def _calibration(batches: Batches, decision: Decision, *, used: bool) -> dict[str, Any] | None:
     if not used and not decision.norms and not any(c.error.plain is not None for c in decision.changes):
         return None  # nothing was measured: the data were not used
-    return calibration_entry(
-        source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
-    )
+    return calibration_entry(batches)
 
 
 def _model(
@@ -215,13 +213,12 @@ def _model(
     beside = [] if output is None or final is None else _beside(final, output)
     path = prepared.path
     before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
-    size = (
-        before - gone_bytes - sum(a.bytes for a in applied)
-        if output is None or final is None
-        else _written(final, output)
-    )
-    if output is None and final is not None and final is not slim:
+    if output is not None and final is not None:
+        size = sum(file.stat().st_size for file in (output, *beside))
+    elif final is not None and final is not slim:
         size = len(to_bytes(final, run=False))
+    else:
+        size = before - gone_bytes - sum(a.bytes for a in applied)
     macs = (cost.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
@@ -242,14 +239,9 @@ def _model(
     )
 
 
-def _written(slim: ir.Model, output: Path) -> int:
-    """Bytes of the written file, and of its weights where they lie beside it."""
-    return sum(file.stat().st_size for file in (output, *_beside(slim, output)))
-
-
 def _beside(slim: ir.Model, output: Path) -> list[Path]:
     """The file with the weights of a written model that does not hold them itself."""
-    file = output.with_name(f"{output.name}.data")
+    file = weights_file(output)
     return [file] if output.stat().st_size < weight_bytes(slim) and file.exists() else []
 
 

@@ -12,6 +12,7 @@ from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.graph import cost
 from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.places import located
+from onnxgrail.paths import path_of
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.report import Inspection
 
@@ -36,7 +37,7 @@ def inspect(
     prepared = prepare(model, data, recipe, Clock())
     survey = prepared.survey
     params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)
-    path = Path(model) if isinstance(model, str | Path) else Path("model")
+    path = path_of(model) or Path("model")
     size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):
@@ -44,19 +45,12 @@ def inspect(
         if some:
             gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
+    usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
     predicted = []
     for ratio in RATIOS:
-        usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
-        kept = plan.widths(usual, ratio, recipe.round_to)
-        gone, saved = _gone(prepared, dead_of(survey, kept), macs)
-        predicted.append(
-            {
-                "ratio": ratio,
-                "params": params - gone[0],
-                "macs": (macs - saved) // prepared.samples,
-                "bytes": size - gone[1],
-            }
-        )
+        gone, saved = _gone(prepared, dead_of(survey, plan.widths(usual, ratio, recipe.round_to)), macs)
+        left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": size - gone[1]}
+        predicted.append({"ratio": ratio, **left})
     return Inspection(
         path=str(path),
         params=params,

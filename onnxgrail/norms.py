@@ -19,6 +19,7 @@ from onnxgrail.algebra.channelwise import (
     Affine,
     distance,
     moved,
+    narrowed,
     pool_of,
     pooled,
     refit,
@@ -151,8 +152,7 @@ class _Pair:
         """The dense tensor, narrowed like the other one on all axes but one; clusters are averaged."""
         for mark in self.prepared.survey.marks.get(name, ()):
             if mark.axes != (axis,) and ledger.dead[mark.labels].any():
-                pool = pool_of(mark.labels, ledger.dead, self.twins)
-                goal = np.moveaxis(pooled(np.moveaxis(goal, mark.axes[0], -1), pool, pool.max() + 1), -1, mark.axes[0])
+                goal = narrowed(goal, mark.axes[0], mark.labels, ledger.dead, self.twins)
         return goal
 
     def _held(self, shape: tuple[int, ...], axis: int, first: int) -> Bools:

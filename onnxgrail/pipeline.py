@@ -25,7 +25,7 @@ from onnxgrail.graph.mapped import loose
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.paths import check_input, check_output, default_output
+from onnxgrail.paths import check_input, check_output, default_output, path_of, weights_file
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
@@ -213,14 +213,14 @@ def write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None
     if folder is None:
         save(slim, target, external=external)
         return
-    folder.about_to_write(target, *([_weights_file(target)] if external else []))
+    folder.about_to_write(target, *([weights_file(target)] if external else []))
     save(slim, target, external=external, scratch=folder.scratch(target))
     folder.finish()
 
 
 def _target(model: Any, output: str | Path | None, *, force: bool, owned: Owned) -> Path | None:
     """Where to write, checked before the work starts."""
-    source = Path(model) if isinstance(model, str | Path) else None
+    source = path_of(model)
     if source is not None:
         check_input(source)
     if output is None and source is None:
@@ -243,8 +243,7 @@ def _files(
     if stats is not None and save_stats is not None:
         raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
     if save_stats is not None:
-        source = Path(model) if isinstance(model, str | Path) else Path()
-        check_output(source, Path(save_stats), force=force or owned(Path(save_stats)))
+        check_output(path_of(model) or Path(), Path(save_stats), force=force or owned(Path(save_stats)))
         if target is not None and target.resolve() == Path(save_stats).resolve():
             raise UsageError(f"--save-stats {str(save_stats)!r} is the output", hint="Choose another name")
     return StatsFiles(
@@ -255,7 +254,7 @@ def _files(
 def _check_recipe_file(model: Any, target: Path | None, path: Path, *, force: bool) -> None:
     """A recipe must not be written over a model."""
     saved.check_suffix(path)
-    check_output(Path(model) if isinstance(model, str | Path) else Path(), path, force=force)
+    check_output(path_of(model) or Path(), path, force=force)
     if target is not None and target.resolve() == path.resolve():
         raise UsageError(f"--save-recipe {str(path)!r} is the output", hint="Choose another name")
 
@@ -270,11 +269,7 @@ def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Ow
     stored = (value.const_value for value in model.graph.initializers.values())
     sources = {Path(tensor.path) for tensor in stored if isinstance(tensor, ir.ExternalTensor)}
     for source in sources or {Path()}:
-        check_output(source, _weights_file(target), force=force or owned(_weights_file(target)))
-
-
-def _weights_file(target: Path) -> Path:
-    return target.with_name(f"{target.name}.data")
+        check_output(source, weights_file(target), force=force or owned(weights_file(target)))
 
 
 def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock) -> NothingToCompressError:

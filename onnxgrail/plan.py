@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError
@@ -20,22 +20,30 @@ def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
     """
     if "grail" not in recipe.method:
         return ()
-    include, exclude = pattern("include", recipe.include), pattern("exclude", recipe.exclude)
-    return tuple(
-        b
-        for b in blocks
-        if b.kind in recipe.blocks
-        and (include is None or any(include.search(n) for n in (b.name, *b.nodes)))
-        and (exclude is None or not any(exclude.search(n) for n in (b.name, *b.nodes)))
-    )
+    wanted = named(recipe)
+    return tuple(b for b in blocks if b.kind in recipe.blocks and wanted((b.name, *b.nodes)))
 
 
-def pattern(option: str, text: str | None) -> re.Pattern[str] | None:
-    """An option's regular expression, None where it is not given.
+def named(recipe: Recipe) -> Callable[[Sequence[str]], bool]:
+    """Tells of a thing's names whether one of them matches `include` and none matches `exclude`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: a pattern is not a regular expression.
     """
+    include, exclude = _pattern("include", recipe.include), _pattern("exclude", recipe.exclude)
+
+    def wanted(names: Sequence[str]) -> bool:
+        return (include is None or _found(include, names)) and (exclude is None or not _found(exclude, names))
+
+    return wanted
+
+
+def _found(pattern: re.Pattern[str], names: Sequence[str]) -> bool:
+    return any(pattern.search(name) for name in names if name)
+
+
+def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+    """An option's regular expression, None where it is not given."""
     if text is None:
         return None
     try:

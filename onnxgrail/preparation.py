@@ -33,6 +33,7 @@ from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
+from onnxgrail.paths import path_of
 from onnxgrail.record import Record
 
 
@@ -107,7 +108,7 @@ def prepare(
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(model, survey)
-    path = Path(source) if isinstance(source, str | Path) else None
+    path = path_of(source)
     return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed, held_out=held)
 
 

@@ -141,7 +141,9 @@ def _check_gate(limit: float, *, check: bool) -> None:
     if not -1 <= limit <= 1:
         raise UsageError(f"min_cosine must be between -1 and 1, got {limit:g}")
     if not check:
-        raise UsageError("min_cosine needs the check that check=False turns off", hint="Leave one of them out")
+        raise UsageError(
+            "min_cosine needs the check that check=False (--no-check) turns off", hint="Leave one of them out"
+        )
 
 
 def _check_shipping(recipe: Recipe) -> None:

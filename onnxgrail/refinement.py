@@ -30,7 +30,7 @@ from onnxgrail.graph.model_io import LIMIT, load, weight_bytes
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
 from onnxgrail.journal import NO_JOURNAL, Folder
-from onnxgrail.paths import check_input, check_output, sha256
+from onnxgrail.paths import check_input, check_output, path_of, sha256, weights_file
 from onnxgrail.pipeline import Owned, Result, write
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.recipe import recipe_of
@@ -130,10 +130,10 @@ def _recipe(choices: Mapping[str, Any]) -> Recipe:
 
 
 def _target(model: Any, output: str | Path | None, reference: Any, *, force: bool, owned: Owned) -> Path | None:
-    paths = [Path(source) for source in (model, reference) if isinstance(source, str | Path)]
+    source = path_of(model)
+    paths = [path for path in (source, path_of(reference)) if path is not None]
     for path in paths:
         check_input(path)
-    source = Path(model) if isinstance(model, str | Path) else None
     if output is None and source is None:
         return None
     target = Path(output) if output is not None else default_name(source or Path())
@@ -181,8 +181,8 @@ def _macs(prepared: Prepared, small: ir.Model, recipe: Recipe) -> int | None:
 
 def _file(model: Any, small: ir.Model) -> dict[str, Any]:
     """Size and digests of what was given."""
-    if isinstance(model, str | Path):
-        path = Path(model)
+    path = path_of(model)
+    if path is not None:
         beside = {name: sha256(file) for name, file in weight_files(small).items()}
         return {"bytes": bytes_on_disk(small, path), "sha256": sha256(path), "data": beside}
     content = to_bytes(small, run=False)
@@ -203,8 +203,7 @@ def _change(
 ) -> ModelChange:
     added = [entry.added for entry in refined if entry.added]
     macs, params = first["macs"], cost.parameters(small)
-    beside = [] if target is None else [target.with_name(f"{target.name}.data")]
-    beside = [file for file in beside if file.exists()]
+    beside = [file for file in [weights_file(target)] if file.exists()] if target is not None else []
     written = [] if target is None else [target, *beside]
     return ModelChange(
         input=str(model) if isinstance(model, str | Path) else "model",
@@ -238,7 +237,6 @@ def _report(
 ) -> Report:
     """Schema 1 without blocks, and what the reference is and how far from it the small model was."""
     before, after = sides
-    batches = prepared.batches
     report = make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
@@ -246,9 +244,7 @@ def _report(
         blocks=[],
         refusals=[],
         verification=after,
-        calibration=calibration_entry(
-            source=batches.source, samples=batches.samples, synthetic=batches.synthetic, notes=batches.notes
-        ),
+        calibration=calibration_entry(prepared.batches),
         timing=clock.seconds,
         refines=[dataclasses.asdict(entry) for entry in refined],
     )

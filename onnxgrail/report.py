@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail import page, plots
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Recipe, Refusal, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
@@ -237,9 +238,9 @@ def make_report(
     )
 
 
-def calibration_entry(*, source: str, samples: int, synthetic: bool, notes: Sequence[str]) -> dict[str, Any]:
+def calibration_entry(batches: Batches) -> dict[str, Any]:
     """What was fed, for the report."""
-    return {"source": source, "samples": samples, "synthetic": synthetic, "notes": list(notes)}
+    return {name: plain(getattr(batches, name)) for name in ("source", "samples", "synthetic", "notes")}
 
 
 def block_entry(

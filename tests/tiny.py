@@ -124,6 +124,23 @@ def mlp(depth: int = 3, width: int = 8, *, features: int = 6) -> ir.Model:
     return tiny("float[N,5] x => float[N,4] y", f"{body}\ny = MatMul(x{depth}, head)", weights)
 
 
+def two_ends() -> ir.Model:
+    """Two layers, of which the first makes an output `z` that nothing behind it reads."""
+    text = """
+        h = MatMul(x, e)
+        a = MatMul(h, w)
+        b = Relu(a)
+        z = MatMul(b, v)
+        c = MatMul(h, p)
+        d = Relu(c)
+        g = MatMul(d, q)
+        k = Add(g, h)
+        y = MatMul(k, o)
+    """
+    sizes = {"e": (5, 6), "w": (6, 16), "v": (16, 3), "p": (6, 16), "q": (16, 6), "o": (6, 4)}
+    return tiny("float[N,5] x => float[N,4] y, float[N,3] z", text, sizes)
+
+
 def cnn(widths: Sequence[int] = (8, 6), *, classes: int = 5) -> ir.Model:
     """Convolutions with batch norm and a pooled, flattened head: every width is a block."""
     body, weights, channels = [], {}, 3

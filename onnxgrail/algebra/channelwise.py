@@ -105,8 +105,22 @@ def pooled(t: Array, pool: Ints, k: int) -> Array:
     return np.asarray(t @ (average / average.sum(axis=0, dtype=np.float64)).astype(t.dtype))
 
 
+def narrowed(array: Array, axis: int, labels: Ints, dead: Bools, stand: Ints) -> Array:
+    """A dense tensor with the channels that the narrowed network has on an axis: kept, or averaged by a fold.
+
+    Args:
+        array: c channels on `axis`; k of them stay.
+        axis: the channel axis.
+        labels: (c,) the unit of every channel.
+        dead: (ids,) the units that went.
+        stand: (ids,) the unit that stands for each.
+    """
+    pool = pool_of(labels, dead, stand)
+    return np.moveaxis(pooled(np.moveaxis(array, axis, -1), pool, int(pool.max()) + 1), -1, axis)
+
+
 def repair(found: Sums, pool: Ints) -> Affine:
-    """Mean and standard deviation of every channel as in the dense network.
+    """Mean and standard deviation of each of the k channels as in the dense network.
 
     A channel that stands for several aims at the average of their means and the average of their deviations, which is
     more than the deviation of their average: averaging is what makes activations collapse.  Channels that are constant

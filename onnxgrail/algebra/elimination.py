@@ -40,11 +40,6 @@ class Elimination:
     loss: Floats
     energy: float
 
-    @property
-    def relative(self) -> Floats:
-        """(u + 1,) share of the squared output that is lost, from 0 to 1: comparable between blocks."""
-        return self.loss / self.energy if self.energy > 0.0 else self.loss
-
     def best(self, count: int) -> Ints:
         """The `count` units that stay longest, ascending; `count` is at least `len(kept)`."""
         late = self.order[len(self.order) - (count - len(self.kept)) :]

@@ -91,7 +91,7 @@ class Sums:
         part._total, part._count = np.zeros_like(part._total), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken: the lower triangle, row by row, beside `total` and `count`; then all begins anew."""
+        """What was taken: the lower triangle (h, h), `total` (h,) and `count`; then all begins anew."""
         width = self._probe.width
         half = np.zeros((width, width)) if self._double is None else self._double.T
         found = half, self._total, self._count
@@ -112,14 +112,14 @@ class Sums:
 
 
 def mirrored(half: Floats) -> Floats:
-    """The symmetric matrix of a triangle; the other one is zero."""
+    """The symmetric matrix (h, h) of a triangle; the other one is zero."""
     full: Floats = half + half.T
     np.fill_diagonal(full, half.diagonal())
     return full
 
 
 def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
-    """Finished sums.
+    """Finished sums: all of G (h, h), s (h,) and the number of rows.
 
     Raises:
         DataError: one is not finite.
@@ -159,7 +159,12 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
 
 
 def syrk(stack: Array, gram: Array | None) -> Array:
-    """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype."""
+    """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype.
+
+    Args:
+        stack: (l, h, p) rows of l locations.
+        gram: (h, h), None for zero.
+    """
     locations, width, samples = stack.shape
     if gram is None:
         gram = np.zeros((width, width), stack.dtype, order="F")  # Fortran order lets BLAS add in place

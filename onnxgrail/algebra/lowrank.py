@@ -58,12 +58,14 @@ def removed(shapes: Iterable[tuple[int, int]], retain: float) -> int:
 
 
 def spectrum(weight: Array) -> Spectrum:
-    """The singular values of a matrix, in float64."""
+    """The singular values of a matrix (m, n), in float64."""
     return Spectrum(*_svd(np.asarray(weight, dtype=np.float64)))
 
 
 def whitened(weight: Array, gram: Floats) -> Spectrum:
     """The singular values of what a matrix makes of its inputs: those of LT W, where L LT is the inputs' Gram matrix.
+
+    `weight` is (m, n), `gram` (m, m).
 
     What is left out of them is the squared error of the outputs, and not only of the weight.
 
@@ -120,12 +122,12 @@ def attribution(found: Spectrum, gradient: Array) -> Floats:
 
 
 def best(scores: Floats, rank: int) -> Ints:
-    """The `rank` directions with the highest scores, ascending; of equal ones the first, which are larger."""
+    """(k,) the `rank` directions with the highest scores (q,), ascending; of equal ones the first, which are larger."""
     return np.sort(np.argsort(-scores, kind="stable")[:rank])
 
 
 def pair(found: Spectrum, kept: Ints) -> Pair:
-    """The kept directions, scaled so that both matrices have columns and rows of one size."""
+    """The kept directions (k,), scaled so that both matrices have columns and rows of one size."""
     left, values = found.left[:, kept], found.values[kept]
     norms = np.linalg.norm(left, axis=0)
     sizes = np.sqrt(values * norms)

@@ -9,7 +9,7 @@ from onnxgrail.core import Floats, Ints, Reducer
 
 
 def by_first_member(labels: Ints) -> Ints:
-    """The same clusters, numbered in the order in which they first appear."""
+    """The same clusters (n,), numbered in the order in which they first appear."""
     _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -17,19 +17,19 @@ def by_first_member(labels: Ints) -> Ints:
 
 
 def reducer_of(labels: Ints) -> Reducer:
-    """The reducer that averages these clusters."""
+    """The reducer that averages these clusters, given per unit (u,)."""
     cluster = by_first_member(labels)
     return Reducer(kept=np.unique(cluster, return_index=True)[1].astype(np.int64), cluster=cluster)
 
 
 def inertia(rows: Floats, labels: Ints) -> float:
-    """Σ ‖row − mean of its cluster‖², what folding does to the rows."""
+    """Σ ‖row − mean of its cluster‖², what folding does to the rows (n, f); labels are (n,)."""
     reducer = reducer_of(labels)
     return float(np.square(rows - mean_rows(rows, reducer)[reducer.cluster]).sum())
 
 
 def singletons(rows: Floats, clusters: int) -> Ints:
-    """Labels in which the `clusters` - 1 rows of largest norm stand alone and all others form one cluster.
+    """(n,) labels in which the `clusters` - 1 rows (n, f) of largest norm stand alone and all others form one cluster.
 
     Its inertia is at most that of pruning to `clusters` - 1 rows, since a mean is nearer to its rows than zero is.
 

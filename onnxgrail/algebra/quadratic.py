@@ -59,5 +59,5 @@ def quadratics(view: View, alpha: float) -> list[Quadratic]:
 
 
 def features(units: Ints, members: int) -> Ints:
-    """Positions of the features of some units, unit by unit."""
+    """(k·m,) positions of the m features of each of some units (k,), unit by unit."""
     return np.asarray((units[:, None] * members + np.arange(members)).ravel())

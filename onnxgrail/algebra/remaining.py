@@ -35,7 +35,7 @@ class Remaining:
         self._blocks = [blocks(self.inverse, self.members), blocks(self.product, self.members)]
 
     def costs(self) -> Floats:
-        """Loss of each unit; those already removed get 0."""
+        """(u,) loss of each unit; those already removed get 0."""
         inverses, products = self._blocks
         if self.members == 1:
             return np.asarray(np.maximum(products, 0.0).ravel() / inverses.ravel())
@@ -73,7 +73,7 @@ class Remaining:
 
 
 def inverse(matrix: Floats) -> Floats:
-    """A⁻¹ of a positive definite matrix, all of it.
+    """A⁻¹ of a positive definite matrix (h, h), all of it.
 
     Raises:
         LinAlgError: if it is not positive definite, or not finite.
@@ -82,7 +82,7 @@ def inverse(matrix: Floats) -> Floats:
 
 
 def subtract(matrix: Floats, left: Floats, right: Floats) -> Floats:
-    """The matrix − leftᵀ right, in place."""
+    """The matrix (h, h) − leftᵀ right for left and right (c, h), in place."""
     if not len(matrix):
         return matrix
     return np.asarray(blas.dgemm(-1.0, right.T, left.T, beta=1.0, c=matrix.T, trans_b=1, overwrite_c=1).T)

@@ -85,7 +85,7 @@ class _Swept:
         self.values[R] -= cross.T @ target[P]
 
     def worth(self) -> Floats:
-        """tr(V_gᵀ |T_gg|⁻¹ V_g) for each unit g."""
+        """(u,) tr(V_gᵀ |T_gg|⁻¹ V_g) for each unit g."""
         groups = self.values.reshape(-1, self.members, self.values.shape[1])
         if self.members == 1:
             return np.asarray(np.einsum("gmc,gmc->g", groups, groups) / np.abs(np.diagonal(self.table)))

@@ -157,7 +157,7 @@ class Filled(Column):
 
 
 def positions(length: int, count: int, dtype: np.dtype[Any], past: int = 0, mask: Array | None = None) -> Array:
-    """Positions of tokens; padding before a text does not count, as exported models expect it."""
+    """(count, length) positions of tokens; padding before a text does not count, as exported models expect it."""
     if mask is None:
         return np.broadcast_to(np.arange(past, past + length), (count, length)).astype(dtype)
     counted = np.maximum(np.cumsum(mask != 0, axis=1) - 1, 0)[:, -length:]

@@ -26,6 +26,7 @@ from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3
+TOGETHER = "narrowing it together with the others does not give the masked result"
 
 
 class Runner(Protocol):
@@ -81,17 +82,11 @@ def prove(
 
     good = _passing(list(blocks), holds)
     names = {b.name for b in good}
-    refusals = tuple(
-        Refusal(
-            value=b.slots[0].initializer,
-            node=b.nodes[0],
-            op=b.kind,
-            reason=doubts.get(b.name, "narrowing it together with the others does not give the masked result"),
-        )
-        for b in blocks
-        if b.name not in names
-    )
-    return tuple(good), refusals
+    return tuple(good), tuple(_refusal(b, doubts.get(b.name, TOGETHER)) for b in blocks if b.name not in names)
+
+
+def _refusal(block: Block, reason: str) -> Refusal:
+    return Refusal(value=block.slots[0].initializer, node=block.nodes[0], op=block.kind, reason=reason)
 
 
 def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> list[Block]:

@@ -21,7 +21,7 @@ def positions(shape: tuple[int, ...], made: int, wanted: int, rng: np.random.Gen
 
 
 def numbers(where: Where, shape: tuple[int, ...], made: int) -> Ints:
-    """The positions one by one."""
+    """(rows,) the positions one by one."""
     return np.arange(_count(shape, made))[where]
 
 

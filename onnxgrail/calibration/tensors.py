@@ -16,7 +16,7 @@ import torch
 
 from onnxgrail.algebra.gram import LARGEST, SMALLEST, not_finite, wrong_mask
 from onnxgrail.calibration.session import Session
-from onnxgrail.calibration.values import OTHERS, is_numbers
+from onnxgrail.calibration.values import ends, fits, handed_on
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
 from onnxgrail.device import Device
 from onnxgrail.graph.widen import wide
@@ -52,16 +52,13 @@ class TensorLane:
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
         """Outputs by name; floating ones are on loan from the runtime, which cannot use their arena until they go."""
-        made = {n: session.types[n] for n in session.output_names if n not in session.inputs}
-        there: dict[str, Any] = {name: feed[name] for name in session.inputs if name in feed}
-        numbers = all(torch.is_tensor(a) or is_numbers(wide(a)) for a in there.values())
-        if not numbers or not all(kind in FLOATS or kind in OTHERS for kind in made.values()):
+        there, made = ends(session, feed)
+        if not fits(there, made, torch.is_tensor):
             return session.run({name: self.host(array) for name, array in there.items()})
         feed = {name: array.contiguous() if torch.is_tensor(array) else array for name, array in there.items()}
         settled(self._device)
         values = session.run_bound(feed, self._binder(session, feed, made)) if made else []
-        # The runtime would hand an input that is an output on as it is, in memory that it does not own.
-        found = {name: feed[name] for name in session.output_names if name in session.inputs}
+        found = handed_on(session, feed)
         for (name, kind), value in zip(made.items(), values, strict=True):
             found[name] = torch.from_dlpack(value) if kind in FLOATS else np.array(value.numpy())
         return found
@@ -156,7 +153,7 @@ class TensorSums:
         part._total, part._count = part._zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle, sums and their number; then all begins anew."""
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew."""
         width = self._probe.width
         half = np.zeros((width, width)) if self._double is None else self._double.tril_().cpu().numpy()
         found = half, self._total.cpu().numpy(), self._count

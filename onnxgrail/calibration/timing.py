@@ -76,7 +76,7 @@ def _timed(session: Session, feed: Feed) -> float:
 
 
 def summarise(times: Floats, *, seed: int = 0) -> tuple[Times, ...]:
-    """What rounds of several models say; the ratios are to the first of them.
+    """What times (models, rounds) say; the ratios are to the first model.
 
     The interval comes from drawing whole rounds again (bootstrap): what slowed a round slowed all models in it.
     """

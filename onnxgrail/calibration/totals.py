@@ -72,12 +72,12 @@ def _arrays(leaf: Any) -> tuple[Floats, Floats, Floats]:
 
 
 def whole(part: Floats, width: int) -> Floats:
-    """The symmetric matrix of a triangle, `packed` or not."""
+    """The symmetric matrix (width, width) of a triangle, `packed` or not."""
     return mirrored(part) if part.ndim == 2 else unpacked(part, width)
 
 
 def packed(gram: Floats) -> Floats:
-    """The lower triangle of a wide matrix, row by row; a narrow matrix as it is."""
+    """The lower triangle of a wide matrix (h, h), row by row in (h (h + 1) / 2,); a narrow matrix as it is."""
     width = len(gram)
     if width < WIDE:
         return gram
@@ -89,7 +89,7 @@ def packed(gram: Floats) -> Floats:
 
 
 def unpacked(part: Floats, width: int) -> Floats:
-    """The symmetric matrix whose triangle was `packed`."""
+    """The symmetric matrix (width, width) whose triangle was `packed`."""
     if part.ndim == 2:
         return part
     gram = np.empty((width, width))

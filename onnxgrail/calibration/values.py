@@ -6,7 +6,7 @@ where its tests are; only names differ on a GPU.  Every run waits for its output
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,15 +62,11 @@ class ValueLane:
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
         """Outputs by name; floating ones are on loan from the session, which cannot use their memory until they go."""
-        made = {n: session.types[n] for n in session.output_names if n not in session.inputs}
-        there: dict[str, Any] = {name: feed[name] for name in session.inputs if name in feed}
-        if not all(isinstance(a, Held) or is_numbers(wide(a)) for a in there.values()) or not all(
-            kind in FLOATS or kind in OTHERS for kind in made.values()
-        ):
+        there, made = ends(session, feed)
+        if not fits(there, made, lambda array: isinstance(array, Held)):
             return session.run({name: self.host(array) for name, array in there.items()})
-        found: dict[str, Any] = self.bound(session, there, [n for n, kind in made.items() if kind in FLOATS])
-        # The runtime would hand an input that is an output on as it is, in memory that it does not own.
-        return found | {name: feed[name] for name in session.output_names if name in session.inputs}
+        found = self.bound(session, there, [n for n, kind in made.items() if kind in FLOATS])
+        return found | handed_on(session, there)
 
     def bound(self, session: Session, feed: Feed, stay: Collection[str]) -> dict[str, Any]:
         """Outputs by name: those that `stay` on the device, the others on the host; inputs may lie on either."""
@@ -184,7 +180,7 @@ class ValueSums:
         part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle, sums and their number; then all begins anew."""
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew."""
         half, total, count = self._rest.drain()
         if self._double is not None:
             gram = self._lane.host(self._double)
@@ -225,8 +221,24 @@ def _layout(x: Any, probe: Probe, rows: Bools | None) -> tuple[Rows, dict[str, A
     return layout, {name: np.asarray(numbers, np.int64) for name, numbers in feed.items()}, count
 
 
-def is_numbers(array: Any) -> bool:
-    """Whether this is a plain array, and not text or a sequence."""
+def ends(session: Session, feed: Feed) -> tuple[dict[str, Any], dict[str, str]]:
+    """Inputs of a session that are there, and the types of the outputs that it makes and does not just hand on."""
+    there = {name: feed[name] for name in session.inputs if name in feed}
+    return there, {name: session.types[name] for name in session.output_names if name not in session.inputs}
+
+
+def handed_on(session: Session, feed: Feed) -> dict[str, Any]:
+    """Outputs that are inputs: the runtime would hand them on as they are, in memory that it does not own."""
+    return {name: feed[name] for name in session.output_names if name in session.inputs}
+
+
+def fits(there: Feed, made: Mapping[str, str], held: Callable[[Any], bool]) -> bool:
+    """Whether a lane can tie all of this to places: what it has `held` and plain arrays, but no text or sequences."""
+    numbers = all(held(array) or _is_numbers(wide(array)) for array in there.values())
+    return numbers and all(kind in FLOATS or kind in OTHERS for kind in made.values())
+
+
+def _is_numbers(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
 
 

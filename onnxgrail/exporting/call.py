@@ -19,7 +19,7 @@ from onnxgrail.exporting.sources import Wish, find
 from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
 from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
 from onnxgrail.graph import cost, model_io
-from onnxgrail.paths import check_output
+from onnxgrail.paths import check_output, weights_file
 from onnxgrail.report import SCHEMA, to_json
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
@@ -232,7 +232,7 @@ def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
     """Move a draft into place, its weights first."""
     subject = draft.way.subject
     try:
-        for file in (draft.path.with_name(f"{path.name}.data"), draft.path):
+        for file in (weights_file(draft.path), draft.path):
             if file.exists():
                 file.replace(path.parent / file.name)
     except OSError as error:

@@ -14,8 +14,6 @@ from onnxgrail.graph.attributes import integers, number
 from onnxgrail.graph.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.survey import Operand, Survey
 
-MATRIX = ("MatMul", "Gemm")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Window:

@@ -146,6 +146,10 @@ class Site:
         for mark in marks:
             self.flow.labels.freeze(mark.labels.ravel(), self.why(reason))
 
+    def refuse(self, reason: str) -> None:
+        """No channel of any input can be narrowed."""
+        self.freeze([mark for k in self.operands for mark in self.marks(k)], reason)
+
     def collapse(self, mark: Mark, axis: int) -> Ints:
         """One label per position of `axis`: everything that shares a position is tied."""
         others = [a for a in mark.axes if a != axis]

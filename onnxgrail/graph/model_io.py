@@ -18,7 +18,7 @@ from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check
 from onnxgrail.graph.writing import unload, write_inline
-from onnxgrail.paths import SCRATCH, TEMPORARY
+from onnxgrail.paths import SCRATCH, TEMPORARY, weights_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 PROTOBUF = 2**31 - 1  # bytes of the largest message
@@ -152,7 +152,7 @@ def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path |
         OutputError: the folder cannot be written.
     """
     external = external or weight_bytes(model) > LIMIT
-    data = f"{path.name}.data"
+    data = weights_file(path).name
     try:
         with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
             draft = Path(drafts) / path.name

@@ -13,7 +13,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Matrix, matrices, refusal
 from onnxgrail.graph.residual import Layer
-from onnxgrail.plan import pattern
+from onnxgrail.plan import named
 
 ALL = "all"
 OUTSIDE = ""  # the layer of a matrix that is in none
@@ -57,7 +57,7 @@ def candidates(
 
     Where nothing is narrowed, the recipe's kinds of blocks say it, too.
     """
-    known = matrices(model)
+    known, wanted = matrices(model), named(recipe)
     inner = [b for b in blocks if b.kind != "stream"]
     held = {m.weight: tuple(b.name for b in inner if _holds(b, m)) for m in known.values()}
     asked = [b for b in blocks if b.kind in recipe.blocks]
@@ -72,9 +72,9 @@ def candidates(
         matrix = known.get(node)
         if matrix is not None and limited and not any(_holds(b, matrix) for b in asked):
             continue
-        if matrix is not None and _wanted((name, *matrix.names, *held[matrix.weight]), recipe):
+        if matrix is not None and wanted((name, *matrix.names, *held[matrix.weight])):
             inside[name].setdefault(matrix.weight, matrix)
-        if why is not None and _wanted((name, why.value, why.node, key(node)), recipe):
+        if why is not None and wanted((name, why.value, why.node, key(node))):
             refusals[name].append(why)
     return Candidates(
         layers=tuple(layers),
@@ -175,11 +175,3 @@ def sharing(found: Candidates, chosen: Chosen) -> list[tuple[Matrix, str]]:
 
 def _weights(chosen: Chosen, layer: str) -> set[str]:
     return {m.weight for m in chosen.matrices.get(layer, ())}
-
-
-def _wanted(names: Sequence[str], recipe: Recipe) -> bool:
-    """Whether one of the names matches `include` and none matches `exclude`."""
-    include, exclude = pattern("include", recipe.include), pattern("exclude", recipe.exclude)
-    if exclude is not None and any(exclude.search(n) for n in names if n):
-        return False
-    return include is None or any(include.search(n) for n in names if n)

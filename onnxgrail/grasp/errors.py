@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish
-from onnxgrail.graph.facts import constants
 from onnxgrail.graph.residual import Layer
-from onnxgrail.grasp.measure import masks_of, rows_of, walk_of
+from onnxgrail.grasp.measure import masks_of, outputs_of, rows_of, walk_of
 from onnxgrail.preparation import Prepared
 
 
@@ -39,8 +38,7 @@ def apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Mode
         slim: the model as it is now.
         layers: whose ends have the same names in both.
     """
-    inputs, fixed = {v.name for v in slim.graph.inputs}, constants(slim)
-    outputs = [v.name for v in slim.graph.outputs if v.name and v.name not in inputs and v.name not in fixed]
+    outputs = outputs_of(slim)
     names = list(dict.fromkeys([*outputs, *(layer.end for layer in layers)]))
     wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))
     sums: dict[str, Sums] = {}

@@ -17,7 +17,7 @@ from onnxgrail.graph.attributes import number
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Factored, Matrix
 from onnxgrail.grasp import kept
-from onnxgrail.grasp.measure import Cursor, masks_of, rows_of, walk_of
+from onnxgrail.grasp.measure import Cursor, masks_of, rows_of, unpadded, walk_of
 from onnxgrail.journal import Journal
 from onnxgrail.preparation import Prepared
 
@@ -139,13 +139,7 @@ def _pairs(
         whole = np.arange(goal[name].shape[0]) if goal[name].ndim > 2 else None
         rows = int(np.prod(goal[name].shape[:-1]))
         sample = np.repeat(whole, rows // len(whole)) if whole is not None else np.arange(rows)
-        yield z, z @ start.astype(np.float32) + (wanted - y) / scale, _sample(sample, goal[name], mask)
-
-
-def _sample(sample: Ints, like: Array, mask: Bools | None) -> Ints:
-    """The sample of every row that is not padding."""
-    fits = mask is not None and like.shape[:-1] in (mask.shape, (mask.size,))
-    return sample[mask.ravel()] if fits and mask is not None else sample
+        yield z, z @ start.astype(np.float32) + (wanted - y) / scale, unpadded(sample, goal[name], mask)
 
 
 def _some(count: int, wanted: int, rng: np.random.Generator) -> Ints:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.ids import table_rows
 from onnxgrail.core import Array, Feed
-from onnxgrail.fidelity import looks_like_logits
+from onnxgrail.fidelity import looks_like_logits, probable
 
 if TYPE_CHECKING:
     from onnxgrail.torchgraph.slope import Loss
@@ -33,11 +32,11 @@ def loss_of(model: ir.Model, feed: Feed, outputs: Mapping[str, Array], *, share:
     for name, array in outputs.items():
         ids = _ids(model, feed, array)
         if ids is not None:
-            return Loss(share=share, ids=ids, rows=(name,), probable=frozenset(_probable({name: array})))
+            return Loss(share=share, ids=ids, rows=(name,), probable=_probable({name: array}))
     floats = {n: a for n, a in outputs.items() if a.dtype.kind in "fV" and a.size}
     rows = {n: a for n, a in floats.items() if looks_like_logits(n, a)}
     others = tuple(n for n in floats if n not in rows)
-    return Loss(share=share, rows=tuple(rows), probable=frozenset(_probable(rows)), others=others) if floats else None
+    return Loss(share=share, rows=tuple(rows), probable=_probable(rows), others=others) if floats else None
 
 
 def said(loss: Loss) -> str:
@@ -64,6 +63,5 @@ def _ids(model: ir.Model, feed: Feed, logits: Array) -> str | None:
     return None
 
 
-def _probable(rows: Mapping[str, Array]) -> set[str]:
-    """Outputs whose rows are probabilities already."""
-    return {n for n, a in rows.items() if (a >= 0).all() and np.allclose(a.sum(-1, dtype=np.float64), 1.0, atol=1e-3)}
+def _probable(rows: Mapping[str, Array]) -> frozenset[str]:
+    return frozenset(name for name, array in rows.items() if probable(array))

@@ -12,7 +12,7 @@ from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Feed, Floats, Recipe, Tick
 from onnxgrail.errors import DataError
-from onnxgrail.graph.facts import key
+from onnxgrail.graph.facts import constants, key
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.lowrank import Matrix
 from onnxgrail.graph.residual import Layer
@@ -32,7 +32,7 @@ def _fitting(make: Callable[[], Feed], ports: Sequence[Port]) -> Feed:
 
 
 def masks_of(prepared: Prepared) -> list[Bools | None]:
-    """Per batch, which positions are real."""
+    """Per batch, which positions (samples, tokens) are real; None where all are."""
     return [padding_mask(feed) for feed in prepared.batches]
 
 
@@ -40,6 +40,12 @@ def walk_of(prepared: Prepared, model: ir.Model, recipe: Recipe) -> Walk:
     """All batches at the entrance of a model."""
     feeds = (make() for make in feeds_of(prepared, model))
     return Walk(model, prepared.survey.facts, feeds, providers=recipe.providers)
+
+
+def outputs_of(model: ir.Model) -> list[str]:
+    """Names of the outputs that nodes make from what is fed: neither inputs that are handed on nor constants."""
+    known = {v.name for v in model.graph.inputs} | constants(model)
+    return [v.name for v in model.graph.outputs if v.name and v.name not in known]
 
 
 def redundancies(walk: Walk, layers: Sequence[Layer], masks: Sequence[Bools | None], tick: Tick) -> dict[str, float]:
@@ -73,13 +79,16 @@ def _cosines(first: Array, last: Array, mask: Bools | None) -> Array:
 
 def rows_of(array: Array, mask: Bools | None) -> Array:
     """(tokens, channels) of (batch, length, channels) or of what is flat already, without padding."""
-    flat = array.reshape(-1, array.shape[-1])
-    fits = mask is not None and array.shape[:-1] in (mask.shape, (mask.size,))
-    return flat[mask.ravel()] if fits and mask is not None else flat
+    return unpadded(array.reshape(-1, array.shape[-1]), array, mask)
+
+
+def unpadded(rows: Array, array: Array, mask: Bools | None) -> Array:
+    """Those of an array's rows (tokens, ...) that are not padding, or all where the mask does not fit the array."""
+    return rows[mask.ravel()] if mask is not None and array.shape[:-1] in (mask.shape, (mask.size,)) else rows
 
 
 def grams(walk: Walk, matrices: Sequence[Matrix], masks: Sequence[Bools | None]) -> dict[str, Floats]:
-    """Per weight the mean of x xT over all rows that its products read.
+    """Per weight (m, n) the mean of x xT (m, m) over all rows that its products read.
 
     Raises:
         DataError: activations are not finite.

@@ -28,7 +28,7 @@ from onnxgrail.grasp import kept, rows
 from onnxgrail.grasp.choice import Candidates, Chosen, candidates, choose, sharing
 from onnxgrail.grasp.errors import Apart, apart
 from onnxgrail.grasp.fitting import Task, refitted, ups
-from onnxgrail.grasp.measure import Cursor, masks_of, redundancies, walk_of
+from onnxgrail.grasp.measure import Cursor, masks_of, outputs_of, redundancies, walk_of
 from onnxgrail.grasp.pairs import RANKS, Slope, pairs_of, rank, slope_of
 from onnxgrail.grasp.rows import Errors
 from onnxgrail.journal import NO_JOURNAL, Journal
@@ -94,15 +94,13 @@ def replace_layers(
     fits, errors = run.settled(reference, slim, tasks, every)
     gone = {m.weight: saving(m.inputs, m.outputs, pairs[m.weight].down.shape[1]) for m in ordered}
     return Applied(
-        entry={
-            "retain": recipe.grasp_retain,
-            "rank_by": recipe.grasp_rank,
-            "whiten": recipe.grasp_whiten,
-            "loss": None if slope is None else {"what": slope.what, "value": slope.value},
-            "refit": rows.of_refit(errors),
-            "layers": rows.of_layers(found, chosen, redundancy, pairs, errors),
-            "matrices": [rows.of_matrix(m, chosen, redundancy, pairs[m.weight], fits.get(m.weight)) for m in ordered],
-        },
+        entry=_entry(
+            recipe,
+            rows.of_layers(found, chosen, redundancy, pairs, errors),
+            loss=None if slope is None else {"what": slope.what, "value": slope.value},
+            refit=rows.of_refit(errors),
+            matrices=[rows.of_matrix(m, chosen, redundancy, pairs[m.weight], fits.get(m.weight)) for m in ordered],
+        ),
         refusals=tuple(refusals),
         macs=sum(work(m, facts.shapes) * gone[m.weight] for m in ordered),
         bytes=sum(gone[m.weight] * itemsize[m.weight] for m in ordered),
@@ -144,8 +142,7 @@ class _Run:
         return found, slope
 
     def _slope(self, slim: ir.Model, walk: Walk, weights: Sequence[str]) -> Slope:
-        inputs = {v.name for v in slim.graph.inputs} | constants(slim)
-        outputs = walk.source([v.name for v in slim.graph.outputs if v.name and v.name not in inputs])(0)
+        outputs = walk.source(outputs_of(slim))(0)
         tick = ticking(self.progress, "gradients", len(self.prepared.batches))
         return slope_of(self.prepared, self.recipe, slim, weights, outputs, tick)
 
@@ -219,13 +216,24 @@ def _nothing(
         reasons = "; ".join(dict.fromkeys(r.reason for r in refusals))
         what = "no residual layer with a weight matrix" if not layers else "no matrix that can be replaced"
         raise NothingToCompressError(f"nothing could be compressed: the model has {what}{reasons and f' ({reasons})'}")
-    entry = {
+    return Applied(entry=_entry(recipe, layers), refusals=tuple(refusals), notes=notes)
+
+
+def _entry(
+    recipe: Recipe,
+    layers: Sequence[Mapping[str, Any]],
+    *,
+    loss: Mapping[str, Any] | None = None,
+    refit: Mapping[str, Any] | None = None,
+    matrices: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """What the report says; without more than layers, that nothing was replaced."""
+    return {
         "retain": recipe.grasp_retain,
         "rank_by": recipe.grasp_rank,
         "whiten": recipe.grasp_whiten,
-        "loss": None,
-        "refit": None,
+        "loss": loss,
+        "refit": refit,
         "layers": list(layers),
-        "matrices": [],
+        "matrices": list(matrices),
     }
-    return Applied(entry=entry, refusals=tuple(refusals), notes=notes)

@@ -21,7 +21,7 @@ def low_rank(data: Mapping[str, Any]) -> Markup | None:
         (name(str(layer["name"])), figures.number(layer["redundancy"], ".4f")) for layer in layers
     ]
     text = (
-        f"{figures.plural(len(entry['matrices']), 'matrix').replace('matrixs', 'matrices')} of these layers keep "
+        f"{figures.plural(len(entry['matrices']), 'matrix')} of these layers keep "
         f"{figures.share(after / before if before else None)} of their parameters."
     )
     caption = "Cosine of what goes into a layer and what comes out: near 1, the layer does little"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MINUS, SPACE = "\u2212", "\u00a0"
 NONE = "\u2013"  # where there is no number
+PLURALS = {"matrix": "matrices"}  # of nouns that take more than an s
 
 
 def count(value: float | None) -> str:
@@ -65,5 +66,5 @@ def seconds(value: float | None) -> str:
 
 
 def plural(number_: int, noun: str) -> str:
-    """1 block, 12 blocks."""
-    return f"{number_:,} {noun}{'' if number_ == 1 else 's'}"
+    """1 block, 12 blocks, 2 matrices."""
+    return f"{number_:,} {noun if number_ == 1 else PLURALS.get(noun, f'{noun}s')}"

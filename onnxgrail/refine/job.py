@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.channelwise import pool_of, pooled
+from onnxgrail.algebra.channelwise import narrowed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
-from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits
+from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits, probable
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.chunks import chunks
 from onnxgrail.graph.facts import Facts
@@ -136,9 +136,8 @@ class Job:
         """A tensor of the dense network with the channels that the narrowed one has: kept, or averaged by a fold."""
         for mark in self.prepared.survey.marks.get(name, ()):
             if self.ledger.dead[mark.labels].any():
-                pool = pool_of(mark.labels, self.ledger.dead, self.stand)
-                front = pooled(np.moveaxis(array, mark.axes[0], -1), pool, int(pool.max()) + 1)
-                array = np.ascontiguousarray(np.moveaxis(front, -1, mark.axes[0]))
+                array = narrowed(array, mark.axes[0], mark.labels, self.ledger.dead, self.stand)
+                array = np.ascontiguousarray(array)
         return array
 
     def outputs(self) -> list[str]:
@@ -195,14 +194,11 @@ class Job:
 
 
 def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:
-    """Per batch, which positions are real."""
+    """Per batch, which positions (samples, tokens) are real; None where all are."""
     return tuple(padding_mask(feed) for feed in prepared.batches)
 
 
 def logits(names: Iterable[str], first: Mapping[str, Array]) -> tuple[frozenset[str], frozenset[str]]:
     """Outputs whose rows are distributions, and those of them that hold probabilities."""
     rows = {n for n in names if looks_like_logits(n, first[n])}
-    probable = {
-        n for n in rows if (first[n] >= 0).all() and np.allclose(first[n].sum(-1, dtype=np.float64), 1.0, atol=1e-3)
-    }
-    return frozenset(rows), frozenset(probable)
+    return frozenset(rows), frozenset(n for n in rows if probable(first[n]))

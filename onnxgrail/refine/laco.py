@@ -87,7 +87,8 @@ def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
         Algorithm 1 of LaCo: targets from the dense stream, inputs from the compressed one.
     """
     preset = Preset(kind=KIND, rate=RATE, epochs=EPOCHS, steps=STEPS)
-    return by_block(mixed(job, _times(job)), preset, progress)
+    blocks = _blocks(job)
+    return _by_block(mixed(job, _times(job, blocks)), blocks, preset, progress)
 
 
 def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
@@ -97,13 +98,12 @@ def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
         Regional optimisation of Wanda++: five rounds over 32 random samples.  There is no mask to be chosen again.
     """
     preset = Preset(kind="regional", rate=SMALL, epochs=ROUNDS, steps=ROUNDS * SAMPLES, samples=SAMPLES, same=True)
-    return by_block(job, preset, progress)
+    return _by_block(job, _blocks(job), preset, progress)
 
 
-def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...]:
+def _by_block(job: Job, todo: Sequence[_Block], preset: Preset, progress: Progress) -> tuple[Refined, ...]:
     """Fit every block in order; what brings the model's outputs no closer as a whole is taken back."""
     found = trainable(job.slim)
-    todo = _blocks(job)
     report: list[Refined] = []
     old: dict[str, ir.TensorProtocol] = {}
     started = time.perf_counter()
@@ -135,10 +135,10 @@ def by_block(job: Job, preset: Preset, progress: Progress) -> tuple[Refined, ...
     return (*report, whole)
 
 
-def _times(job: Job) -> int:
+def _times(job: Job, blocks: Sequence[_Block]) -> int:
     """How many mixed batches there may be for every given one."""
     facts = job.prepared.survey.facts
-    sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in _blocks(job) for n in block.goals]
+    sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in blocks for n in block.goals]
     return min(MIXED, ROOM // max(max(sizes, default=0) * job.given, 1) - 1)
 
 
@@ -227,19 +227,16 @@ def _fitted(
         )
 
     names = found.within(block.begin, block.end)
-    made = slim.source([job.here(n) for n in block.goals])(job.learnt[0]) if block.goals and names else {}
-    first = {n: made[job.here(n)] for n in block.goals if made}
-    wanted = {n: job.goal(n, targets[job.learnt[0]][n]) for n in first}
-    goals = [n for n in first if first[n].shape == wanted[n].shape]
-    if not goals:
+    first = _first(job, block, slim, targets) if names else {}
+    if not first:
         return entry(Outcome(status="skipped", reason=NOTHING)), {}
-    if all(_near(first[n], wanted[n]) for n in goals):
+    if all(_near(now, wanted) for now, wanted in first.values()):
         return entry(Outcome(status="skipped", reason="as in the original network")), {}
 
     def batch(number: int) -> Batch:
         return Batch(
             inputs=slim.cache[number],
-            goals={job.here(n): job.goal(n, targets[number][n]) for n in goals},
+            goals={job.here(n): job.goal(n, targets[number][n]) for n in first},
             mask=job.masks[number],
         )
 
@@ -252,7 +249,7 @@ def _fitted(
         seed=job.recipe.seed,
     )
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
-    expected = {job.here(n): first[n] for n in goals}
+    expected = {job.here(n): now for n, (now, _) in first.items()}
     try:
         done = fit(slim.piece(list(expected)), names, learnt, held, settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
@@ -263,6 +260,17 @@ def _fitted(
         outcome = Outcome(status="plain", reason="no better weights on held-out samples")
         return entry(outcome, done.before, done.before, done.epochs), {}
     return entry(Outcome(), done.before, done.after, done.epochs), dict(done.arrays)
+
+
+def _first(
+    job: Job, block: _Block, slim: Walk, targets: Sequence[Mapping[str, Array]]
+) -> dict[str, tuple[Array, Array]]:
+    """Goals in the first batch, as they are and as they shall be, where these agree in shape."""
+    if not block.goals:
+        return {}
+    made = slim.source([job.here(n) for n in block.goals])(job.learnt[0])
+    pairs = {n: (made[job.here(n)], job.goal(n, targets[job.learnt[0]][n])) for n in block.goals}
+    return {n: (now, wanted) for n, (now, wanted) in pairs.items() if now.shape == wanted.shape}
 
 
 def _near(a: Array, b: Array) -> bool:

@@ -1,14 +1,12 @@
-"""Commands run inside the test, and what stands in for the library where only its arguments or its words count."""
+"""What stands in for the library where only its arguments or its words count."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from click.testing import CliRunner
-
 import onnxgrail
-from onnxgrail.cli import main
 from onnxgrail.report import Report
+from tests.command import run
 
 REFUSAL = {"value": "v", "node": "n[0]", "op": "Foo", "reason": "no rule for Foo-1"}
 
@@ -49,10 +47,6 @@ def recorded(monkeypatch):
 def replace_compress(monkeypatch, function):
     """What `onnxgrail.compress` does instead, for errors that cannot be brought about."""
     monkeypatch.setattr(onnxgrail, "compress", lambda *args, **kwargs: function(), raising=False)
-
-
-def run(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def usage_error(*words):

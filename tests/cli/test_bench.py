@@ -11,7 +11,8 @@ from PIL import Image
 
 import onnxgrail
 from onnxgrail.errors import UsageError
-from tests.cli.standin import run, usage_error
+from tests.cli.standin import usage_error
+from tests.command import run
 from tests.e2e import nets
 
 

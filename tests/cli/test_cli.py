@@ -15,7 +15,8 @@ from onnxgrail.cli import _ship, _values, main
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.plan import ALLOCATIONS
 from onnxgrail.targets import TARGETS
-from tests.cli.standin import recorded, run, usage_error
+from tests.cli.standin import recorded, usage_error
+from tests.command import run
 
 
 @pytest.fixture
@@ -165,7 +166,6 @@ def test_ways_to_name_providers_output_and_ratio(calls):
         (["--device", "cuda", "--providers", "A"], "not both"),
         (["--device", "gpu"], "choose cpu, cuda"),
         (["--device", "cuda:"], "choose cpu, cuda"),
-        (["--no-check", "--min-cosine", "0.9"], "needs the check"),
         (["o.onnx", "-o", "p.onnx"], "once"),
         (["--nonsense"], "--nonsense"),
     ],

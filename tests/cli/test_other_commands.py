@@ -11,7 +11,8 @@ import pytest
 import onnxgrail
 from onnxgrail.core import Refusal
 from onnxgrail.report import Inspection
-from tests.cli.standin import REFUSAL, run
+from tests.cli.standin import REFUSAL
+from tests.command import run
 from tests.e2e import nets
 
 WAYS = ("none", "grail", "best")

@@ -12,7 +12,8 @@ import pytest
 
 from onnxgrail.errors import DataError, UsageError
 from onnxgrail.report import Report
-from tests.cli.standin import data, recorded, replace_compress, run, usage_error
+from tests.cli.standin import data, recorded, replace_compress, usage_error
+from tests.command import run
 from tests.e2e import nets
 
 

@@ -11,7 +11,8 @@ import pytest
 from onnxgrail.core import Recipe
 from onnxgrail.page.command import command_of
 from onnxgrail.recipe import recipe_of
-from tests.cli.standin import recorded, run
+from tests.cli.standin import recorded
+from tests.command import run
 from tests.page_data import encoder
 
 RECIPES = {

@@ -192,6 +192,7 @@ OPTIONS: dict[str, Mistake] = {
     "shape of no input": (["--input-shapes", "z:1,12"], USAGE, "no such input"),
     "shape that does not fit": (["--input-shapes", "x:1,13"], USAGE, "does not fit"),
     "option": (["--nonsense"], USAGE, "--nonsense"),
+    "gate without the check": (["--no-check", "--min-cosine", "0.9"], USAGE, "check=False (--no-check) turns off"),
     "output equals input": (["-o", "m.onnx", "--force"], RUNTIME, "is the input"),
     "output exists": (["-o", "single.onnx"], RUNTIME, "--force"),
     "output is a folder": (["-o", "."], RUNTIME, "folder"),

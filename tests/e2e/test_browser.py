@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 from onnxgrail import models
-from onnxgrail.cli import main
 from onnxgrail.page import inspection_page, report_page
+from tests.command import run
 from tests.page_data import encoder, inspection
 
 from . import minilm
@@ -79,8 +78,8 @@ def folder() -> Path:
 
 def compressed(page: Path, model: Path, data: Path, *words: str) -> None:
     """A page as the command line writes it."""
-    given = ["compress", model, model.with_name("small.onnx"), "--data", data, "--report", page, "--force", *words]
-    result = CliRunner().invoke(main, [str(word) for word in given])
+    common = ("compress", model, model.with_name("small.onnx"), "--data", data)
+    result = run(*common, "--report", page, "--force", *words)
     assert result.exit_code == 0, result.output
 
 

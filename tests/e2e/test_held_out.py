@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.cli import main
 from onnxgrail.errors import DataError, UsageError
+from tests.command import run
 
 from . import nets
 
@@ -26,16 +25,11 @@ def compressed(**options: Any) -> dict[str, Any]:
     return dict(onnxgrail.compress(nets.mlp(), **given).report.data)
 
 
-def run(*words: object) -> Any:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    onnx.save(nets.mlp(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", **nets.vectors())
-    np.savez(tmp_path / "h.npz", **nets.vectors(24, seed=9))
-    return tmp_path
+def folder(folder: Path) -> Path:
+    """With data `h.npz` to judge by."""
+    np.savez(folder / "h.npz", **nets.vectors(24, seed=9))
+    return folder
 
 
 def test_a_number_is_held_back() -> None:

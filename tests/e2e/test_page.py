@@ -7,26 +7,25 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.cli import main
 from onnxgrail.page import inspection_page, report_page
+from tests.command import run
 
 from . import nets
 
 DIGITS = models.load("digits_resnet")
 
 
-def run(*words: object) -> None:
-    result = CliRunner().invoke(main, [str(word) for word in words])
+def succeeds(*words: object) -> None:
+    result = run(*words)
     assert result.exit_code == 0, result.output
 
 
 def test_a_report_is_written_as_a_page_and_as_json_alike(tmp_path: Path) -> None:
     page, data = tmp_path / "x.html", tmp_path / "x.json"
-    run(
+    succeeds(
         *("compress", DIGITS.model, tmp_path / "o.onnx", "--data", DIGITS.calibration, "--compensate", "grail"),
         *("--report", page, "--report", data),
     )
@@ -41,7 +40,7 @@ def test_a_report_is_written_as_a_page_and_as_json_alike(tmp_path: Path) -> None
 
 def test_refusals_know_their_place(tmp_path: Path) -> None:
     data = tmp_path / "x.json"
-    run("compress", DIGITS.model, tmp_path / "o.onnx", "--compensate", "none", "--report", data)
+    succeeds("compress", DIGITS.model, tmp_path / "o.onnx", "--compensate", "none", "--report", data)
     report = json.loads(data.read_text())
     nodes = len(onnx.load(DIGITS.model).graph.node)
     assert {r["node"]: r["position"] for r in report["refusals"]} == {"logits": nodes}
@@ -50,7 +49,7 @@ def test_refusals_know_their_place(tmp_path: Path) -> None:
 
 def test_global_allocation_leaves_its_curves(tmp_path: Path) -> None:
     page, data = tmp_path / "x.HTML", tmp_path / "x.json"
-    run(
+    succeeds(
         *("compress", DIGITS.model, tmp_path / "o.onnx", "--data", DIGITS.calibration, "--compensate", "none"),
         *("--allocate", "global", "--samples", 32, "--report", page, "--report", data),
     )
@@ -67,7 +66,7 @@ def test_global_allocation_leaves_its_curves(tmp_path: Path) -> None:
 
 def test_an_inspection_is_written_as_a_page(tmp_path: Path) -> None:
     page = tmp_path / "i.html"
-    run("inspect", DIGITS.model, "--html", page)
+    succeeds("inspect", DIGITS.model, "--html", page)
     found = onnxgrail.inspect(DIGITS.model)
     assert page.read_text(encoding="utf-8") == inspection_page(json.loads(found.to_json()))
 
@@ -84,14 +83,14 @@ def test_nothing_to_compress_is_a_page_as_well(tmp_path: Path) -> None:
         "--report",
         str(page),
     ]
-    result = CliRunner().invoke(main, words)
+    result = run(*words)
     assert result.exit_code == 4, result.output
     assert "0 of " in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("words", "said"), [(["--html", "p.json"], "written as .html"), (["--html", "p.md"], ".html")])
 def test_a_page_has_the_suffix_of_a_page(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, ["inspect", str(DIGITS.model), *words])
+    result = run("inspect", DIGITS.model, *words)
     assert result.exit_code == 2
     assert said in result.stderr
 
@@ -99,7 +98,7 @@ def test_a_page_has_the_suffix_of_a_page(words: list[str], said: str) -> None:
 def test_a_page_does_not_replace_the_model(tmp_path: Path) -> None:
     model = tmp_path / "m.html"
     model.write_bytes(Path(DIGITS.model).read_bytes())
-    result = CliRunner().invoke(main, ["inspect", str(model), "--html", str(model)])
+    result = run("inspect", model, "--html", model)
     assert result.exit_code == 2
     assert "would replace" in result.stderr
     assert model.read_bytes() == Path(DIGITS.model).read_bytes()

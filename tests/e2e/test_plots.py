@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import numpy as np
-import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.cli import main
 from onnxgrail.errors import OutputError
+from tests.command import run
 from tests.page_data import encoder
 
 from . import nets
@@ -28,17 +25,6 @@ def texts(path: Path) -> str:
     parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
     tree = ET.parse(path, parser)
     return " ".join(str(e.text) for e in tree.iter() if e.tag is ET.Comment)
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    onnx.save(nets.mlp(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", **nets.vectors())
-    return tmp_path
 
 
 def test_a_run_draws_all_of_them(folder: Path) -> None:

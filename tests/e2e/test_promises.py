@@ -15,10 +15,9 @@ import onnx
 import onnx_ir
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.cli import main
+from tests.command import run as cli
 
 from . import nets
 from .decorated import decorated, differences, leaves, values
@@ -56,7 +55,7 @@ def saved(folder: Path, name: str) -> tuple[Path, Path, nets.Arrays]:
 
 
 def command(*words: object) -> Any:
-    return CliRunner().invoke(main, ["compress", *(str(w) for w in words)])
+    return cli("compress", *words)
 
 
 def digest(path: Path) -> tuple[str, int]:

@@ -6,31 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail import saved
-from onnxgrail.cli import main
 from onnxgrail.recipe import recipe_of
+from tests.command import run
 
 from . import nets
 
 CHOICES = ("--ratio", "0.5", "--selector", "l2", "--blocks", "mlp,conv", "--round-to", "1", "--compensate", "grail")
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    onnx.save(nets.mlp(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", **nets.vectors())
-    return tmp_path
 
 
 def notes(path: Path) -> list[Any]:
@@ -106,7 +93,7 @@ def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
         ("ridge: -0.5", "ridge must not be negative, got -0.5"),
         ("min_cosine: 5", "min_cosine must be between -1 and 1, got 5"),
         ("min_cosine: .nan", "min_cosine must be between -1 and 1, got nan"),
-        ("check: false\nmin_cosine: 0.5", "min_cosine needs the check that check=False turns off"),
+        ("check: false\nmin_cosine: 0.5", "min_cosine needs the check that check=False (--no-check) turns off"),
         ("providers: Foo", "no Foo"),
         ("force: true", "no key 'force'. Known keys: "),
         ("a: [", "cannot be read as a recipe"),

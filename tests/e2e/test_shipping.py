@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.session import open_session
-from onnxgrail.cli import main
 from onnxgrail.core import Feed
 from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, UsageError
 from onnxgrail.models import score
+from tests.command import run
 
 from . import nets
 
@@ -28,10 +27,6 @@ KINDS = ("int8", "int8-dynamic", "fp16")
 @pytest.fixture(scope="module")
 def resnet() -> Any:
     return models.load("digits_resnet")
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def accuracy(embedded: Any, path: Path) -> float:

@@ -11,10 +11,9 @@ import onnx_graphsurgeon as gs
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.cli import main
+from tests.command import run as cli
 
 from . import nets
 from .decorated import values
@@ -37,7 +36,7 @@ def inline(tmp_path: Path) -> Path:
 
 
 def command(*words: object) -> Any:
-    return CliRunner().invoke(main, ["compress", *(str(w) for w in words)])
+    return cli("compress", *words)
 
 
 def run(path: Path) -> Any:

@@ -25,7 +25,7 @@ from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.program import program_of, tensors
 from tests.e2e.test_kv_io import decoder
 from tests.e2e.test_kv_io import feeds as cache_feed
-from tests.tiny import mlp, numbers, tiny
+from tests.tiny import mlp, numbers, tiny, two_ends
 
 STATUS = {"ok", "plain", "skipped"}
 
@@ -82,20 +82,7 @@ def test_laco_has_an_entry_per_block() -> None:
 
 
 def test_outputs_that_are_made_on_the_way_are_goals_too() -> None:
-    """`z` is ready in the first layer, and nothing behind it reads it."""
-    text = """
-        h = MatMul(x, e)
-        a = MatMul(h, w)
-        b = Relu(a)
-        z = MatMul(b, v)
-        c = MatMul(h, p)
-        d = Relu(c)
-        g = MatMul(d, q)
-        k = Add(g, h)
-        y = MatMul(k, o)
-    """
-    sizes = {"e": (5, 6), "w": (6, 16), "v": (16, 3), "p": (6, 16), "q": (16, 6), "o": (6, 4)}
-    entries = refined(tiny("float[N,5] x => float[N,4] y, float[N,3] z", text, sizes), "laco").report.data["refines"]
+    entries = refined(two_ends(), "laco").report.data["refines"]
     assert entries[-1]["outcome"]["status"] == "ok"
     assert entries[-1]["after"] < entries[-1]["before"]
 

@@ -20,7 +20,7 @@ from onnxgrail.refine import gradients, laco
 from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.regional import gradient_sizes
-from tests.tiny import mlp, tiny
+from tests.tiny import mlp, tiny, two_ends
 
 WIDTH = 12
 
@@ -89,20 +89,7 @@ def test_every_unit_gets_the_gradients_of_its_own_region() -> None:
 
 
 def test_outputs_that_are_made_on_the_way_count() -> None:
-    """`z` is ready long before the model ends, and nothing behind it reads it."""
-    text = """
-        h = MatMul(x, e)
-        a = MatMul(h, w)
-        b = Relu(a)
-        z = MatMul(b, v)
-        c = MatMul(h, p)
-        d = Relu(c)
-        g = MatMul(d, q)
-        k = Add(g, h)
-        y = MatMul(k, o)
-    """
-    sizes = {"e": (5, 6), "w": (6, 16), "v": (16, 3), "p": (6, 16), "q": (16, 6), "o": (6, 4)}
-    ready = prepared(tiny("float[N,5] x => float[N,4] y, float[N,3] z", text, sizes))
+    ready = prepared(two_ends())
     blocks = [b for b in ready.survey.blocks if b.kind == "mlp"]
     assert {b.consumers[0].initializer for b in blocks} == {"v", "q"}
     found = gradients.regional_gradients(ready, blocks, Recipe(), lambda *_: None)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from onnxgrail.calibration.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.paths import check_input, check_output, default_output, write_text
@@ -115,7 +116,7 @@ def report(**options):
         verification=Verification(
             checker=True, outputs=({"name": "y", "cosine": 0.9, "nmse": float("inf"), "max_abs": np.float32(1)},)
         ),
-        calibration=calibration_entry(source="d.npz", samples=8, synthetic=False, notes=()),
+        calibration=calibration_entry(Batches(feeds=(), samples=8, source="d.npz")),
         timing={"trace": 0.123456},
         **options,
     )

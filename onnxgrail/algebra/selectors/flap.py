@@ -40,24 +40,10 @@ class Flap:
         Raises:
             UsageError: if the view carries no second moments.
         """
-        return np.asarray(features(view, self.metric).mean(axis=1))
+        return np.asarray(_features(view, self.metric).mean(axis=1))
 
 
-def standardised(view: View, metric: Metric = "wifv") -> Floats:
-    """Scores (u,) that can be compared between blocks: z-scores over the block's features, averaged over a unit.
-
-    Mean and unbiased deviation are over all features of the block; where these do not differ the scores are 0.
-
-    Raises:
-        UsageError: if the view carries no second moments.
-    """
-    values = features(view, metric)
-    centred = values - values.mean()
-    spread = float(np.sqrt(np.square(centred).sum() / max(values.size - 1, 1)))
-    return np.asarray((centred / spread if spread > 0.0 else np.zeros_like(centred)).mean(axis=1))
-
-
-def features(view: View, metric: Metric) -> Floats:
+def _features(view: View, metric: Metric) -> Floats:
     """The metric of each feature, summed over consumers, (u, m); a pooled probe has one value for all members."""
     parts = []
     seen: set[int] = set()

@@ -109,7 +109,7 @@ def group_query(site: Site) -> None:
     """A key-value head takes its query heads along, unless it must stay; packed or not, caches and sinks follow."""
     count, groups = (int(site.attribute(name)) for name in ("num_heads", "kv_num_heads"))
     if site.name(12) or site.name(13):
-        site.freeze([m for k in site.operands for m in site.marks(k)], QUANTISED)
+        site.refuse(QUANTISED)
         return
     if site.name(1):
         query = heads_of(site, site.marks(0), 2, count)

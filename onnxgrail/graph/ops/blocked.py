@@ -27,4 +27,4 @@ def blocked_conv(site: Site) -> None:
 )  # fmt: skip
 def blocked(site: Site) -> None:
     """Nothing passes: channels lie in blocks of a size that the processor sets."""
-    site.freeze([m for k in site.operands for m in site.marks(k)], BLOCKED)
+    site.refuse(BLOCKED)

@@ -24,7 +24,7 @@ def conv(site: Site) -> None:
 def conv_marks(site: Site) -> list[Mark]:
     """Marks of a convolution's output."""
     if not site.is_constant(1):
-        site.freeze([m for k in site.operands for m in site.marks(k)], "its weight is computed at run time")
+        site.refuse("its weight is computed at run time")
         return []
     groups = int(site.attribute("group", 1))
     channels = site.shape(0)[1]

@@ -19,7 +19,7 @@ def einsum(site: Site) -> None:
     constants = [k for k in site.operands if site.is_constant(k)]
     plain = all(len(set(term)) == len(term) for term in (*terms, result))
     if not plain or (constants and len(site.operands) != 2) or not _agree(site, terms, constants):
-        site.freeze([m for k in site.operands for m in site.marks(k)], FORM)
+        site.refuse(FORM)
     elif constants:
         _linear(site, constants[0], terms, result)
     else:

@@ -87,10 +87,7 @@ def gemm_fast_gelu(site: Site) -> None:
     if site.is_constant(1) and len(site.shape(1)) == 2:
         linear(site, 0, 1, inward=0, outward=1, bias=2)
     else:
-        site.freeze(
-            [m for k in site.operands for m in site.marks(k)],
-            COMPUTED,
-        )
+        site.refuse(COMPUTED)
 
 
 @rule("BiasSplitGelu", domain=MICROSOFT)
@@ -118,7 +115,7 @@ def group_norm(site: Site) -> None:
     groups = int(site.attribute("groups"))
     skipped = [k for k in (3, 4) if site.name(k)]
     if any(len(site.shape(k)) not in (1, len(shape)) for k in skipped):
-        site.freeze([m for k in site.operands for m in site.marks(k)], "its inputs have different shapes")
+        site.refuse("its inputs have different shapes")
         return
     marks = combine(site, [operand(site, k, len(shape)) for k in (0, *skipped)], shape)
     sums = list(marks)

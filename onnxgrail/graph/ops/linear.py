@@ -58,10 +58,7 @@ def gemm(site: Site) -> None:
     """A constant B consumes the last axis and produces one; the bias is cut with the outputs."""
     transposed = int(site.attribute("transB", 0))
     if not site.is_constant(1) or site.attribute("transA", 0):
-        site.freeze(
-            [m for k in site.operands for m in site.marks(k)],
-            COMPUTED,
-        )
+        site.refuse(COMPUTED)
         return
     linear(site, 0, 1, inward=1 if transposed else 0, outward=0 if transposed else 1, bias=2)
 

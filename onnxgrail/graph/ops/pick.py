@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
@@ -134,20 +132,16 @@ def narrow_compress(cut: Cut) -> None:
 @rule("ScatterElements", "Scatter", "ScatterND", "TensorScatter")
 def scatter(site: Site) -> None:
     """Nothing passes: the positions it writes to span the channels."""
-    _refuse(site, site.operands, SCATTER)
+    site.refuse(SCATTER)
 
 
 @rule("OneHot", "Unique", "Multinomial")
 def numbered(site: Site) -> None:
     """Nothing passes: values become positions, or the other way round."""
-    _refuse(site, site.operands, POSITION)
-
-
-def _refuse(site: Site, operands: Sequence[int], reason: str) -> None:
-    site.freeze([m for k in operands for m in site.marks(k)], reason)
+    site.refuse(POSITION)
 
 
 @rule("If", "Loop", "Scan")
 def body(site: Site) -> None:
     """Nothing passes: what a body does with a tensor is not traced."""
-    _refuse(site, site.operands, f"the body of {site.node.op_type} handles it")
+    site.refuse(f"the body of {site.node.op_type} handles it")

@@ -74,7 +74,7 @@ def fused_kernel(site: Site) -> None:
     """Nothing passes: a kernel of one runtime with its weights built in."""
     operand, axis = WEIGHTS[site.node.op_type]
     reason = ONE_RANGE if "Integer" in site.node.op_type or "Dynamic" in site.node.op_type else COMPRESS_FIRST
-    site.freeze([m for k in site.operands for m in site.marks(k)], reason)
+    site.refuse(reason)
     if site.is_constant(operand) and len(site.shape(operand)) > axis:
         labels = site.weight(operand, axis)
         site.carry(operand, Mark((axis,), labels), "producer")
@@ -88,4 +88,4 @@ def fused_kernel(site: Site) -> None:
 )  # fmt: skip
 def integer_pointwise(site: Site) -> None:
     """Nothing passes: integers with ranges of their own."""
-    site.freeze([m for k in site.operands for m in site.marks(k)], COMPRESS_FIRST)
+    site.refuse(COMPRESS_FIRST)

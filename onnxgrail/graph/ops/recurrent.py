@@ -21,7 +21,7 @@ UNSEEN = "none of its outputs holds the hidden state, which its own recurrent we
 def recurrent(site: Site) -> None:
     """The last axis is consumed; a hidden unit goes with its gates, its state and its recurrent column."""
     if not all(site.is_constant(k) for k in (WEIGHT, RECURRENCE)):
-        site.freeze([m for k in site.operands for m in site.marks(k)], "its weights are computed at run time")
+        site.refuse("its weights are computed at run time")
         return
     _consume(site)
     hidden = _hidden(site)

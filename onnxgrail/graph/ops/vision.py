@@ -39,7 +39,7 @@ def affine_grid(site: Site) -> None:
 @rule("MaxUnpool", since=9)
 def max_unpool(site: Site) -> None:
     """Nothing passes: the indices count through all channels."""
-    site.freeze([m for k in site.operands for m in site.marks(k)], NUMBERED)
+    site.refuse(NUMBERED)
 
 
 @rule("Col2Im", since=18)

@@ -1,0 +1,12 @@
+"""The command line, run inside a test."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+
+from onnxgrail.cli import main
+
+
+def run(*words: object) -> Result:
+    """What a command prints, and its exit code; words that are no text, such as paths, become text."""
+    return CliRunner().invoke(main, [str(word) for word in words])
