@@ -14,6 +14,8 @@ from onnxgrail.core import Floats
 SIDE = 1024  # below that it is not worth while
 SHARE = 4  # how many times narrower than the matrix the rows must be
 ENOUGH = 1e-6  # share of its diagonal that is left of every entry when nothing but noise is
+BLOCK = 32  # pivots that are chosen together, so that most of the work is products of matrices
+WORTH = 0.01  # share of the largest pivot that one of them must have when its turn comes
 NOISE = 1e-4  # the same for all rows: sums in float32 leave up to some 1e-5
 
 
@@ -41,16 +43,21 @@ def rows_of(gram: Floats, count: int) -> Floats | None:
     scale = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros(size), where=scale > 0.0)
     left = (scale > 0.0).astype(np.float64)  # of the diagonal, every feature scaled to 1
-    rows = np.empty((count, size))
-    for rank in range(count):
-        pivot = int(left.argmax())
-        if left[pivot] <= ENOUGH:
-            return rows[:rank] * scale
-        row = gram[pivot] * (inverse * inverse[pivot]) - rows[:rank, pivot] @ rows[:rank]
-        rows[rank] = row / np.sqrt(left[pivot])
-        left = np.maximum(left - np.square(rows[rank]), 0.0)
-        left[pivot] = 0.0
-    return rows * scale if float(left.max()) <= NOISE else None
+    rows, rank = np.empty((count, size)), 0
+    while rank < count and left.max() > ENOUGH:
+        some = np.argsort(-left, kind="stable")[:BLOCK]
+        block = gram[some] * np.outer(inverse[some], inverse) - rows[:rank, some].T @ rows[:rank]
+        for _ in range(min(len(some), count - rank)):
+            best = int(left[some].argmax())
+            pivot = some[best]
+            if left[pivot] <= max(ENOUGH, WORTH * float(left.max())):
+                break
+            row = rows[rank] = block[best] / np.sqrt(left[pivot])
+            block -= np.outer(row[some], row)
+            left = np.maximum(left - np.square(row), 0.0)
+            left[pivot] = 0.0
+            rank += 1
+    return rows[:rank] * scale if float(left.max()) <= NOISE else None
 
 
 def directions(rows: Floats) -> Floats:
