@@ -14,6 +14,8 @@ from onnxgrail.graph.consumers import Consumer, behind, consumers
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared
 
+WIDER = 1.5  # times as many outputs as inputs
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Task:
@@ -25,10 +27,20 @@ class Task:
     affine: bool
 
     @property
+    def taps(self) -> int:
+        """How many regressors an input makes."""
+        window = self.consumer.window
+        return math.prod(window.kernel) if window is not None else 1
+
+    @property
     def features(self) -> int:
         """How many regressors the kept inputs make."""
-        window = self.consumer.window
-        return int(self.kept.sum()) * (math.prod(window.kernel) if window is not None else 1)
+        return int(self.kept.sum()) * self.taps
+
+    @property
+    def inputs(self) -> int:
+        """How many all inputs make."""
+        return len(self.kept) * self.taps
 
     @property
     def outputs(self) -> int:
@@ -72,6 +84,15 @@ class Stage:
         """How many outputs they have together."""
         return sum(task.outputs for task in self.tasks)
 
+    @property
+    def through(self) -> bool:
+        """Whether targets are products of the dense input, which is so much narrower that sums are taken with it.
+
+        With z the input, z x̄ᵀ W̄ is z t̄ᵀ but for rounding, for x̄ and W̄ of the dense network.
+        """
+        plain = not any(task.consumer.residual for task in self.tasks)
+        return plain and self.outputs >= WIDER * self.tasks[0].inputs
+
     def memory(self, parts: int) -> int:
         """Bytes that fitting takes at most where sums over rows are kept in so many parts."""
         squares = (parts + 3) * self.features**2  # each part, all together, what is factorised and its factor
@@ -79,8 +100,8 @@ class Stage:
 
     @property
     def goals(self) -> list[str]:
-        """The targets of all."""
-        return [task.goal for task in self.tasks]
+        """The targets of all, and what sums are taken with."""
+        return [*(task.goal for task in self.tasks), *([self.first.source] if self.through else ())]
 
     @property
     def key(self) -> str:

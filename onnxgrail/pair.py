@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.pairs import Pairs, moments_of
 from onnxgrail.algebra.refit import Moments, zero_moments
 from onnxgrail.calibration import rows
@@ -76,7 +77,7 @@ class Pair:
 
         def added(shard: Shard, walked: Iterator[Side]) -> Tally:
             tally = Tally(shard)
-            groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
+            groups = [Pairs(*_sizes(stage)) for _ in range(parts)]
             for number, side in zip(shard.numbers, walked, strict=True):
                 self._add(groups, stage, number, side)
                 if shard.closes(number):
@@ -91,7 +92,8 @@ class Pair:
         return tally.total()
 
     def _ways(self, stage: Stage, parts: int) -> int:
-        return self.dense.ways(12 * parts * stage.features * (stage.features + stage.outputs))
+        features, *others = _sizes(stage)
+        return self.dense.ways(12 * parts * features * (features + min(others)))
 
     def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
         """Add the rows of one batch to the part that each is in."""
@@ -103,29 +105,45 @@ class Pair:
         where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
         z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
         t = _targets(stage, goal, slim, where, len(z))
+        x = t
+        if stage.through:
+            x = rows.inputs(goal[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
         if shard.total >= 2 * FOLDS:
-            groups[max(number % FOLDS - FOLDS + parts, 0)].add(z, t)
+            groups[max(number % FOLDS - FOLDS + parts, 0)].add(z, t, x)
             return
         fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
         for part, group in enumerate(groups):
             mine = np.maximum(fold - FOLDS + parts, 0) == part
-            group.add(z[mine], t[mine])
+            group.add(z[mine], t[mine], x[mine])
             group.take()  # so that one part only is there twice, in float32 as well
 
 
-def moments(sums: Sequence[Floats], stage: Stage) -> list[Moments]:
-    """What `Pair.sums` gave, per part; packed sums are let go one by one."""
+def _sizes(stage: Stage) -> tuple[int, int, int]:
+    """Of a stage: regressors, targets, and what sums are taken with."""
+    return stage.features, stage.outputs, stage.tasks[0].inputs if stage.through else stage.outputs
+
+
+def moments(sums: Sequence[Floats], stage: Stage, dense: Callable[[], Floats]) -> list[Moments]:
+    """What `Pair.sums` gave, per part; packed sums are let go one by one.
+
+    Args:
+        sums: for every part.
+        stage: the layers.
+        dense: makes their original weights (inputs, outputs), side by side.
+    """
     left = list(sums)
     del sums
     found = []
     while left:
-        gram, *others = left[:SUMS]
+        gram, cross, *others = left[:SUMS]
         del left[:SUMS]
-        if gram.size:
-            found.append(moments_of(whole(gram, stage.features), *others))
-        else:
+        if not gram.size:
             found.append(zero_moments(stage.features, stage.outputs))
-        del gram, others
+            continue
+        if stage.through:
+            cross = linear().product(cross.reshape(stage.features, -1), dense())
+        found.append(moments_of(whole(gram, stage.features), cross, *others))
+        del gram, cross, others
     return found
 
 

@@ -9,9 +9,10 @@ what is no longer as it was.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guar
         [matrix_of(task, array) for array in ([new] if new is old else [new, old])]
         for task, new, old in zip(stage.tasks, now, originals, strict=True)
     ]
-    folds = moments(sums.pop(), stage)
+    folds = moments(sums.pop(), stage, functools.cache(lambda: _side_by_side(stage, originals)))
     parts: Any = {"affine": stage.tasks[0].affine, "prior": "prior" in recipe.fit, "blend": "blend" in recipe.fit}
     found = refit(folds, starts, judges=guard.judges, margin=guard.margin, **parts)
     after, report = ledger, []
@@ -179,6 +180,12 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guar
         after = _written(task, one, array, after)
         report.append(dataclasses.asdict(_entry(task.consumer, one)))
     return of_addition(ledger, after, {"refits": report})
+
+
+def _side_by_side(stage: Stage, originals: Sequence[Array]) -> Floats:
+    """Weights of a stage with all their inputs."""
+    whole = (replace(task, kept=np.ones_like(task.kept)) for task in stage.tasks)
+    return np.concatenate([matrix_of(*pair) for pair in zip(whole, originals, strict=True)], axis=1)
 
 
 def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:

@@ -13,30 +13,31 @@ TOGETHER = 8192  # rows whose products are summed in float32
 
 
 class Pairs:
-    """Sums of z zT and z tT, in the order of the calls; BLAS adds to them in place.
+    """Sums of z zT and z xT, in the order of the calls; BLAS adds to them in place.
 
-    Products of some thousand rows are added up in float32, and these sums in float64.
+    x are the targets t, or what these are products of.  Products of some thousand rows are added up in float32, and
+    these sums in float64.
     """
 
-    def __init__(self, features: int, outputs: int) -> None:
-        self._features, self._outputs = features, outputs
-        self._single: list[Array] = []  # the triangle and z tT, in float32
+    def __init__(self, features: int, outputs: int, inputs: int | None = None) -> None:
+        self._features, self._outputs, self._inputs = features, outputs, inputs or outputs
+        self._single: list[Array] = []  # the triangle and z xT, in float32
         self._double: list[Floats] = []
         self._small: tuple[Floats, ...] = ()
         self._rows = 0  # in float32
 
-    def add(self, z: Array, t: Array) -> None:
-        """Add rows of float32 z (n, features) and t (n, outputs)."""
+    def add(self, z: Array, t: Array, x: Array | None = None) -> None:
+        """Add rows of float32 z (n, features), t (n, outputs) and, if that is not t, x (n, inputs)."""
         if not len(z):
             return
         f, o = self._features, self._outputs
         if not self._single:
-            self._single = [np.zeros((f, f), np.float32, order="F"), np.zeros((f, o), np.float32)]
+            self._single = [np.zeros((f, f), np.float32, order="F"), np.zeros((f, self._inputs), np.float32)]
         if not self._small:
             self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
         gram, cross = self._single
         self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
-        blas.gemm(z, t, cross)
+        blas.gemm(z, t if x is None else x, cross)
         ones = np.ones(len(z), np.float32)
         for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)

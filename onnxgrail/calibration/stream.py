@@ -124,9 +124,9 @@ class Stream:
         self._forget(ledger)
         path = self._path(names, ledger, limit, kept, spare)
         here, moving = self._cache.names, path.target > self.position
-        made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond}
+        made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
         session = self._open(path.missing, ledger, here, parts) if path.missing else None
-        fit, lock = self._fitting(ledger, here), threading.Lock()
+        fit, stays, lock = self._fitting(ledger, here), {*path.keep, *path.beyond}, threading.Lock()
 
         def step(place: int) -> dict[str, Array]:
             cache = fit(self._cache.batch(place))
@@ -136,12 +136,12 @@ class Stream:
             with lock:
                 self.forward += seconds / parts
                 if moving:
-                    self._cache.trim(place, path.keep)
-                self._cache.add(place, {n: a for n, a in found.items() if n in path.keep or n in path.beyond})
+                    self._cache.trim(place, stays)
+                self._cache.add(place, {n: a for n, a in found.items() if n in stays})
             return cache | found
 
         yield step
-        self._dead.update((n, ledger.dead) for n in path.missing if n in path.keep or n in path.beyond)
+        self._dead.update((n, ledger.dead) for n in path.missing if n in stays)
         self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in path.keep}
         self._cache.keep({*path.keep, *self._spare})
         self.position = path.target
@@ -155,7 +155,7 @@ class Stream:
         keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         left = [n for n in spare if n in missing and n not in keep]
-        beyond = [n for n in dict.fromkeys(kept) if n in missing and n not in keep]
+        beyond = [n for n in dict.fromkeys(kept) if n not in keep]
         return _Path(target, keep, missing, [*beyond, *self._affordable(left, {*here, *missing}, ledger)])
 
     def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
