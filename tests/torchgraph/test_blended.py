@@ -128,7 +128,7 @@ def test_nothing_to_blend_takes_no_more_steps(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("refine", "seed"), [("laco,distill", 1), ("distill", 3)])
 def test_a_very_narrow_resnet_sees_nearly_as_well_as_the_original(refine: str, seed: int) -> None:
-    """With the steps that users get, on images that neither fit nor choice has seen; seeds 0 to 4 give 98.0 and more."""
+    """With the steps that users get, on images that neither fit nor choice has seen; seeds 0 to 4 give 98 %."""
     found = models.load("digits_resnet")
     choices: dict[str, Any] = {"ratio": 0.85, "blocks": ("conv", "stream"), "check": False, "data": found.calibration}
     model = onnxgrail.compress(found.model, dry_run=True, refine=refine, seed=seed, **choices).model
