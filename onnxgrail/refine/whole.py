@@ -57,7 +57,8 @@ def whole(
         rate: how far in one step, as a share of a weight's size.
         steps: how many.
         sizes: of weights whose own size says nothing.
-        near, late: as in `Settings`.
+        near: as in `Settings`.
+        late: as in `Settings`.
 
     Returns:
         The entry, and new numbers for the weights where they are better on held-out batches.
