@@ -17,14 +17,21 @@ from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.core import Array, Feed
 from onnxgrail.refine.job import Job
 
+Join = Callable[[Feed, Feed, np.random.Generator], Feed]
+
 
 def mixed(job: Job, times: int) -> Job:
-    """The same with so many mixed batches behind every one that is learnt from; none where samples cannot be joined.
+    """The same with so many mixed batches behind every one that is learnt from; none where samples cannot be joined."""
+    return widened(job, times, joined) if _tokens(job.prepared.batches.first()) else job
+
+
+def widened(job: Job, times: int, join: Join) -> Job:
+    """The same with so many batches behind every one that is learnt from, each made of that and another one.
 
     Held-out batches stay what they are, and no part of them gets into another.
     """
     feeds, learnt = job.prepared.batches.feeds, job.learnt
-    if times < 1 or len(learnt) < 2 or not _tokens(feeds[learnt[0]]()):
+    if times < 1 or len(learnt) < 2:
         return job
     rng = np.random.default_rng(job.recipe.seed)
     more: list[Callable[[], Feed]] = []
@@ -32,7 +39,7 @@ def mixed(job: Job, times: int) -> Job:
         shift = int(rng.integers(1, len(learnt)))
         for number, k in enumerate(learnt):
             other = learnt[(number + shift) % len(learnt)]
-            more.append(_maker(feeds, k, other, int(rng.integers(1 << 31))))
+            more.append(_maker(join, feeds, k, other, int(rng.integers(1 << 31))))
     batches = job.prepared.batches
     samples = batches.samples + len(more) * -(-batches.samples // len(batches))
     wide: Batches = dataclasses.replace(batches, feeds=(*feeds, *more), samples=samples)
@@ -56,14 +63,15 @@ def joined(one: Feed, other: Feed, rng: np.random.Generator) -> Feed:
     return {**one, **{name: np.where(here, one[name], other[name][mates]) for name in names}}
 
 
-def _maker(feeds: Sequence[Callable[[], Feed]], k: int, other: int, seed: int) -> Callable[[], Feed]:
-    return lambda: joined(feeds[k](), feeds[other](), np.random.default_rng(seed))
+def _maker(join: Join, feeds: Sequence[Callable[[], Feed]], k: int, other: int, seed: int) -> Callable[[], Feed]:
+    return lambda: join(feeds[k](), feeds[other](), np.random.default_rng(seed))
 
 
 def _tokens(feed: Mapping[str, Array]) -> list[str]:
     """Inputs of (sample, position): integers, and what has their shape.
 
-    Images have none: halves of two digits helped blocks of a ResNet, and the whole of it came out worse.
+    Images have none: halves of two digits helped blocks of a ResNet, and the whole of it came out worse.  For those
+    there is `blended`.
     """
     shapes = [a.shape for a in feed.values() if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1]
     return [name for name, a in feed.items() if a.shape == shapes[0]] if shapes else []

@@ -23,6 +23,7 @@ class _Way:
     steps: int
     sizes: Mapping[str, float]
     near: bool
+    late: float
 
 
 def entry_of(
@@ -44,6 +45,7 @@ def whole(
     steps: int,
     sizes: Mapping[str, float] | None = None,
     near: bool = False,
+    late: float = 0.0,
 ) -> tuple[Refined, Found]:
     """So many steps on squared error, and on the divergence of rows where an output holds logits.
 
@@ -56,11 +58,14 @@ def whole(
         steps: how many.
         sizes: of weights whose own size says nothing.
         near: as in `Settings`.
+        late: as in `Settings`.
 
     Returns:
         The entry, and new numbers for the weights where they are better on held-out batches.
     """
-    return kept(job.journal, kind, lambda: _whole(job, kind, names, progress, _Way(rate, steps, sizes or {}, near)))
+    return kept(
+        job.journal, kind, lambda: _whole(job, kind, names, progress, _Way(rate, steps, sizes or {}, near, late))
+    )
 
 
 def _whole(job: Job, kind: str, names: Sequence[str], progress: Progress, way: _Way) -> tuple[Refined, Found]:
@@ -92,6 +97,7 @@ def _whole(job: Job, kind: str, names: Sequence[str], progress: Progress, way: _
     settings = Settings(
         rate=way.rate,
         near=way.near,
+        late=way.late,
         epochs=1,
         steps=way.steps,
         each=each,

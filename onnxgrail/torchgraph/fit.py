@@ -40,6 +40,8 @@ class Settings:
         rate: of the first step, as a share of each weight's own size.
         near: where the error at the beginning is below one, the rate is by its root smaller: what is near already is
             lost by steps larger than the way that is left.
+        late: share of a descent before which nothing is chosen: what a few held-out batches find a little better there
+            is luck, and keeps smaller steps from being tried.
         epochs: passes over the batches; steps: at least so many in all.
         each: how many batches an epoch takes, each one as often as any other; None for all.
         clip: largest norm of a gradient.
@@ -53,6 +55,7 @@ class Settings:
 
     rate: float = 1e-2
     near: bool = False
+    late: float = 0.0
     epochs: int = 10
     steps: int = 200
     each: int | None = None
@@ -149,7 +152,7 @@ def _trained(
             fitted.step(batches[k](), _share(max((epoch + number / each) / total, share)))
         now = fitted.error(held)
         tick()
-        if now < best:
+        if now < best and max((epoch + 1) / total, share) >= settings.late:
             best, found = now, fitted.state()
         elif not now < FAR * before:
             return best, found, epoch + 1

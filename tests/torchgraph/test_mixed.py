@@ -129,6 +129,16 @@ def test_an_epoch_takes_so_many_batches_and_none_more_often_than_others() -> Non
     assert found.after < found.before
 
 
+@pytest.mark.parametrize(("late", "epochs"), [(0.0, 5), (0.8, 10)])
+def test_luck_at_the_beginning_is_not_chosen(monkeypatch: pytest.MonkeyPatch, late: float, epochs: int) -> None:
+    """What is better in the second of five epochs only counts, or leaves smaller steps to be tried."""
+    errors = iter([1.0, 1.0, 0.9, *[1.0] * 8])
+    monkeypatch.setattr(fitting._Fitted, "error", lambda self, batches: next(errors))
+    _, found, _ = run_fit(steps=1, epochs=5, late=late)
+    assert found.epochs == epochs
+    assert bool(found.arrays) == (late == 0)
+
+
 @pytest.mark.parametrize(("near", "share"), [(False, 1.0), (True, 0.5)])
 def test_what_is_near_is_moved_in_smaller_steps(monkeypatch: pytest.MonkeyPatch, near: bool, share: float) -> None:
     rates, begin = [], fitting._Fitted.begin

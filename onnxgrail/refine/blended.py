@@ -1,0 +1,44 @@
+"""More images than were given: each fades two of them into one another.
+
+A ResNet on digits with 85 % of its channels gone, and 128 images to learn from, agreed with the original network on
+97.1 % of unseen ones after 2400 steps on these alone, and on 97.7 % with blends; of 400 others it got 95.5 and 98.5 %
+right.  Moving the images by some pixels as well brought nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxgrail.core import Array, Feed
+from onnxgrail.refine.job import Job
+from onnxgrail.refine.mixed import widened
+
+RANK = 4  # sample, channel, height, width, in whatever order
+
+
+def blended(job: Job, times: int) -> Job:
+    """The same with so many batches of blends behind every one that is learnt from; none where inputs are no images."""
+    name = image(job.prepared.batches.first())
+    return job if name is None else widened(job, times, functools.partial(faded, name))
+
+
+def image(feed: Mapping[str, Array]) -> str | None:
+    """The one input, of floating point: what belongs to another input, such as a mask, could not be blended."""
+    found = [name for name, array in feed.items() if array.ndim == RANK and array.dtype.kind == "f"]
+    return found[0] if found and len(feed) == 1 else None
+
+
+def faded(name: str, one: Feed, other: Feed, rng: np.random.Generator) -> Feed:
+    """Samples of one feed, each with a share of its own, at most half, of some sample of the other.
+
+    Feeds that are not of one shape give the first.
+    """
+    ours, theirs = one[name], other[name]
+    if ours.shape != theirs.shape:
+        return one
+    rows = len(ours)
+    share = rng.uniform(0.0, 0.5, size=(rows, 1, 1, 1)).astype(ours.dtype)
+    return {name: ours + share * (theirs[rng.permutation(rows)] - ours)}
