@@ -113,12 +113,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.curves_option
 @options.plots_option
 @options.external_option
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Keep finished blocks in this folder; a killed run goes on from there when its command is repeated.",
-)
+@options.resume_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.talk_options
 def compress(
@@ -155,7 +150,7 @@ def compress(
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)
-    click.get_current_context().meta["onnxgrail.resume"] = recipe["resume"]
+    options.keeps(recipe["resume"])
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:

@@ -49,8 +49,8 @@ from onnxgrail.resume import begin, replaceable
 from onnxgrail.saved import mark
 
 USED = frozenset({
-    "samples", "batch_size", "seed", "input_shapes", "providers", "refine", "ic_rank", "budget_seconds", "check",
-    "min_cosine",
+    "samples", "batch_size", "seed", "input_shapes", "tokenizer", "sequence_length", "image_mean", "image_std",
+    "providers", "refine", "ic_rank", "budget_seconds", "check", "min_cosine",
 })  # fmt: skip
 DEFAULT = ("laco", "distill")
 
@@ -62,6 +62,7 @@ def refine_model(
     *,
     reference: Any,
     data: Any = None,
+    held_out: Any = None,
     force: bool = False,
     dry_run: bool = False,
     save_as_external_data: bool = False,
@@ -77,7 +78,7 @@ def refine_model(
         model: the small one: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
         output: file to write; beside a path it defaults to `SMALL.refined.onnx`, for other sources nothing is written.
         reference: the model it was made from, of the same inputs and outputs; never written.
-        data: as for `compress`.
+        data, held_out: as for `compress`.
         force: replace an existing output.
         dry_run: fit and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.
@@ -97,7 +98,7 @@ def refine_model(
     with kept as folder:
         owned = functools.partial(replaceable, folder)
         target = None if dry_run else _target(model, output, reference, force=force, owned=owned)
-        prepared = prepare(reference, data, recipe, clock)
+        prepared = prepare(reference, data, recipe, clock, held_out=held_out)
         with clock.stage("load"):
             small = load(from_any(model))
             facts = _facts(prepared, small, recipe)
@@ -251,6 +252,7 @@ def _report(
         ),
         timing=clock.seconds,
         refines=[dataclasses.asdict(entry) for entry in refined],
+        notes=() if prepared.held_out is None else prepared.held_out.batches.notes,
     )
     path = prepared.path
     reference = {
@@ -258,5 +260,6 @@ def _report(
         "sha256": None if path is None else sha256(path),
         "params": cost.parameters(prepared.model),
         "outputs_before": [] if before is None else plain(before.outputs),
+        "held_out_before": plain(((before and before.held_out) or {}).get("outputs", ())),
     }
     return Report(data={**report.data, "reference": reference})
