@@ -52,6 +52,7 @@ def apply(
     written = options.one_output(out, output)
     options.keeps(settings["resume"])
     settings |= measured(latency, reports, settings)
+    _machine.ready("apply")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, progress=show, **settings)
     finish(result, reports, as_json=as_json, quiet=quiet)

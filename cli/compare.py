@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
@@ -48,6 +49,7 @@ def compare(
 
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
+    _machine.ready("compare")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.compare(a, b, progress=show, **settings)
     render.notes(_notes(result.calibration), quiet=quiet)

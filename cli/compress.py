@@ -151,6 +151,7 @@ def compress(
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)
     options.keeps(recipe["resume"])
+    _machine.ready("compress", "join")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:

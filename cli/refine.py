@@ -82,6 +82,7 @@ def refine(
     options.keeps(settings["resume"])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError("refine runs in one process; start it without torchrun")
+    _machine.ready("refine_model")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.refine_model(model, written, progress=show, **settings)
     for path in reports:
