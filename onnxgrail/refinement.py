@@ -78,7 +78,8 @@ def refine_model(
         model: the small one: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
         output: file to write; beside a path it defaults to `SMALL.refined.onnx`, for other sources nothing is written.
         reference: the model it was made from, of the same inputs and outputs; never written.
-        data, held_out: as for `compress`.
+        data: as for `compress`.
+        held_out: as for `compress`.
         force: replace an existing output.
         dry_run: fit and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.

@@ -161,7 +161,9 @@ def test_held_out_samples_judge(asked: str, tmp_path: Path) -> None:
     for limit, code in ((cosine - 1e-3, 0), (cosine + 1e-3, 3)):
         assert CliRunner().invoke(main, [*words, *more, "--dry-run", "--min-cosine", str(limit)]).exit_code == code
     if not asked.isdecimal():
-        assert judged["outputs"][0]["nmse"] == pytest.approx(error(dense, ir.load(tmp_path / "small.refined.onnx")), 0.1)
+        assert judged["outputs"][0]["nmse"] == pytest.approx(
+            error(dense, ir.load(tmp_path / "small.refined.onnx")), 0.1
+        )
 
 
 def test_how_data_are_read_is_a_choice_here_too(tmp_path: Path) -> None:
