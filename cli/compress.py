@@ -236,7 +236,9 @@ def _tables(report: Any, output: Path | None) -> None:
         for check in checks.get("outputs", ()):
             cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
             samples = f" on {check['samples']} {kind} samples" if "samples" in check else ""
-            render.say(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+            render.say(
+                f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}{render.scores(check)}"
+            )
     for line in ship.lines(data):
         render.say(line)
     _outcomes(chosen)

@@ -113,9 +113,11 @@ def _outputs(kind: str, before: Any, after: Any) -> None:
     """How far outputs were from the reference on samples of some kind, and how far they are."""
     known = {check["name"]: check for check in before}
     for check in after:
-        words = [_pair(known.get(check["name"], {}).get(key), check[key], spec) for key, spec in SHOWN]
+        first = known.get(check["name"], {})
+        words = [_pair(first.get(key), check[key], spec) for key, spec in SHOWN]
+        scores = render.scores(first, check)
         where = f"on {check['samples']} {kind} samples"
-        render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference {where}")
+        render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference {where}{scores}")
 
 
 SHOWN = (("cosine", ".5f"), ("nmse", ".2e"))
