@@ -11,13 +11,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
+from onnxgrail.choices import RefineChoices
 from onnxgrail.comparison import bytes_on_disk, counted_macs, same_inputs
 from onnxgrail.core import Progress, Recipe, silent
 from onnxgrail.errors import ModelError, UsageError
@@ -48,10 +49,7 @@ from onnxgrail.report import (
 from onnxgrail.resume import begin, replaceable
 from onnxgrail.saved import mark
 
-USED = frozenset({
-    "samples", "batch_size", "seed", "input_shapes", "tokenizer", "sequence_length", "image_mean", "image_std",
-    "providers", "refine", "ic_rank", "budget_seconds", "check", "min_cosine",
-})  # fmt: skip
+USED = frozenset(RefineChoices.__annotations__)
 DEFAULT = ("laco", "distill")
 
 
@@ -68,7 +66,7 @@ def refine_model(
     save_as_external_data: bool = False,
     resume: str | Path | None = None,
     progress: Progress = silent,
-    **choices: Any,
+    **choices: Unpack[RefineChoices],
 ) -> Result:
     """Fit a small model to the outputs of a large one, and to the outputs of its blocks where these can be matched.
 
