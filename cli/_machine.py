@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import click
+
 TRIM, MAP = -1, -3  # numbers of glibc's mallopt
 KEPT, MAPPED = 2**28, 2**26  # bytes of freed memory that stay with the process; size from which a block is mapped
 WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what OpenBLAS's kernels for SkylakeX use
@@ -31,6 +33,20 @@ def tune() -> None:
             mallopt(TRIM, KEPT)
     if "numpy" not in sys.modules and is_newer(_cpu()):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+
+
+def ready(*names: str) -> None:
+    """Import what is behind public names of the library; from here on an interrupt is raised where it comes.
+
+    Before that the program ends at once: see `onnxgrail/start.py`.
+    """
+    import onnxgrail
+
+    for name in names:
+        getattr(onnxgrail, name)
+    context = click.get_current_context()
+    if callable(context.obj):
+        context.obj()
 
 
 def _cpu() -> str:

@@ -264,6 +264,13 @@ stats_options = chain(
     ),
 )
 
+resume_option = click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep what is finished in this folder; a killed run goes on from there when its command is repeated.",
+)
+
 cache_option = click.option(
     "--cache-budget",
     metavar="SIZE",
@@ -271,6 +278,11 @@ cache_option = click.option(
     show_default=True,
     help="Memory for activations kept between blocks; what is beyond goes to temporary files.",
 )
+
+
+def keeps(resume: Path | None) -> None:
+    """Remember the folder of --resume, for what an interrupted run says."""
+    click.get_current_context().meta["onnxgrail.resume"] = resume
 
 
 def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:

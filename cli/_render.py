@@ -61,6 +61,20 @@ def short(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def scores(*checks: Any) -> str:
+    """How the original and the results do where classes are known: `, top-1 99.50 % -> 98.75 %`."""
+    for key, label, show in (("top1", "top-1", accuracy), ("perplexity", "perplexity", number)):
+        if all(check.get(key) is not None for check in checks):
+            values = (checks[0][f"{key}_reference"], *(check[key] for check in checks))
+            return f", {label} {' -> '.join(map(show, values))}"
+    return ""
+
+
+def accuracy(value: float | None) -> str:
+    """A share of samples: 98.75 %."""
+    return "-" if value is None else f"{value:.2%}".replace("%", " %")
+
+
 def sizes(title: str, rows: Iterable[Any]) -> None:
     """Print what a model weighed before and weighs after: the report's summary rows."""
     printers = {"count": count, "bytes": size}

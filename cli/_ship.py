@@ -68,7 +68,7 @@ def _quantised(entry: Any) -> list[str]:
     for check in (entry.get("held_out") or {}).get("outputs", ()):
         numbers = f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"
         where = f"on {check['samples']} held-out samples"
-        found.append(f"Output {check['name']}, quantised: {numbers} to the original {where}")
+        found.append(f"Output {check['name']}, quantised: {numbers} to the original {where}{render.scores(check)}")
     return found
 
 

@@ -26,6 +26,7 @@ from .compress import finish, measured
 @options.curves_option
 @options.plots_option
 @options.external_option
+@options.resume_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.talk_options
 def apply(
@@ -49,7 +50,9 @@ def apply(
     import onnxgrail
 
     written = options.one_output(out, output)
+    options.keeps(settings["resume"])
     settings |= measured(latency, reports, settings)
+    _machine.ready("apply")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, progress=show, **settings)
     finish(result, reports, as_json=as_json, quiet=quiet)

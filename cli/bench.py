@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 
@@ -67,6 +68,7 @@ def bench(
 
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
+    _machine.ready("bench")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.bench(*models, progress=show, **settings)
     render.notes(result.notes, quiet=quiet)

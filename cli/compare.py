@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
@@ -30,6 +31,7 @@ from . import _values as values
     metavar="E",
     help="Exit 3 when an output's squared error, relative to its energy, is higher.",
 )
+@click.option("--latency", is_flag=True, help="Also time both models on one sample, in turn.")
 @options.talk_options
 def compare(
     *,
@@ -48,9 +50,10 @@ def compare(
 
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
+    _machine.ready("compare")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.compare(a, b, progress=show, **settings)
-    render.notes(_notes(result.calibration), quiet=quiet)
+    render.notes([*_notes(result.calibration), *_hidden(result.latency)], quiet=quiet)
     if as_json:
         click.echo(result.to_json())
     elif not quiet:
@@ -72,12 +75,22 @@ def _notes(calibration: Any) -> list[str]:
     return [drawn, *told] if calibration["synthetic"] else told
 
 
+def _hidden(latency: Any) -> list[str]:
+    """What times do not say."""
+    hides = latency is not None and latency[-1].hidden
+    return ["noise hides the difference in latency: see `onnxgrail bench --seconds`"] if hides else []
+
+
 def _tables(result: Any) -> None:
     one, two = result.a, result.b
     sizes = [("Parameters", render.count(one.params), render.count(two.params), render.change(one.params, two.params))]
     if one.macs is not None and two.macs is not None:
         sizes.append(("MACs", render.count(one.macs), render.count(two.macs), render.change(one.macs, two.macs)))
     sizes.append(("File size", render.size(one.bytes), render.size(two.bytes), render.change(one.bytes, two.bytes)))
+    if result.latency is not None:
+        first, second = (time.median for time in result.latency)
+        change = render.change(first, second)
+        sizes.append(("Latency of one sample", f"{first:.3g} ms", f"{second:.3g} ms", change))
     render.table(f"A {one.path}\nB {two.path}", ("", "A", "B", "change"), sizes)
     every = {
         "samples": [str(o.samples) for o in result.outputs],
@@ -86,6 +99,10 @@ def _tables(result: Any) -> None:
         "max abs": [render.number(o.max_abs, ".3e") for o in result.outputs],
         "agree": [render.share(o.agreement) for o in result.outputs],
         "KL": [render.number(o.kl, ".3e") for o in result.outputs],
+        "top-1 A": [render.accuracy(o.top1_reference) for o in result.outputs],
+        "top-1 B": [render.accuracy(o.top1) for o in result.outputs],
+        "perplexity A": [render.number(o.perplexity_reference, ".3f") for o in result.outputs],
+        "perplexity B": [render.number(o.perplexity, ".3f") for o in result.outputs],
         "NaN/inf": [str(o.broken) if o.broken else "-" for o in result.outputs],
     }
     columns = {name: cells for name, cells in every.items() if set(cells) != {"-"}}

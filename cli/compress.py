@@ -113,12 +113,7 @@ REASONS = 8  # lines in the list of refusals; the report has them all
 @options.curves_option
 @options.plots_option
 @options.external_option
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Keep finished blocks in this folder; a killed run goes on from there when its command is repeated.",
-)
+@options.resume_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.talk_options
 def compress(
@@ -154,7 +149,8 @@ def compress(
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)
-    click.get_current_context().meta["onnxgrail.resume"] = recipe["resume"]
+    options.keeps(recipe["resume"])
+    _machine.ready("compress", "join")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
@@ -239,7 +235,9 @@ def _tables(report: Any, output: Path | None) -> None:
         for check in checks.get("outputs", ()):
             cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
             samples = f" on {check['samples']} {kind} samples" if "samples" in check else ""
-            render.say(f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}")
+            render.say(
+                f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}{render.scores(check)}"
+            )
     for line in ship.lines(data):
         render.say(line)
     _outcomes(chosen)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
@@ -46,6 +47,7 @@ def demo(
     """
     import onnxgrail
 
+    _machine.ready("demo")
     with render.progress(quiet=False, no_progress=no_progress) as show:
         result = onnxgrail.demo(models=models or None, ratios=ratios, out=out, threads=threads, progress=show)
     if as_json:

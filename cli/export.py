@@ -94,6 +94,7 @@ def export(
         raise click.UsageError("--tolerance needs the check that --no-check turns off")
     settings["dynamic"] = dict(dynamic) or None
     settings["input_shapes"] = dict(input_shapes)
+    _machine.ready("export")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.export(spec, target, progress=show, **settings)
     render.notes(result.notes, quiet=quiet)

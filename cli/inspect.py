@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
@@ -33,6 +34,7 @@ def inspect(
 
     if page is not None and page.resolve() == model.resolve():
         raise click.UsageError(f"the page {str(page)!r} would replace the model")
+    _machine.ready("inspect")
     found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
     if page is not None:
         found.save(page)

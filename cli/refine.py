@@ -27,6 +27,8 @@ from . import _values as values
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: SMALL.refined.onnx]")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @options.data_options
+@options.held_out_option
+@options.reading_options
 @click.option(
     "--refine",
     type=values.refines,
@@ -49,12 +51,7 @@ from . import _values as values
     help="Write the report; repeatable.",
 )
 @options.external_option
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Keep finished fits in this folder; a killed run goes on from there when its command is repeated.",
-)
+@options.resume_option
 @click.option("--dry-run", is_flag=True, help="Fit and report; write no model.")
 @options.talk_options
 def refine(
@@ -81,15 +78,16 @@ def refine(
     written = options.one_output(target, output)
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
-    click.get_current_context().meta["onnxgrail.resume"] = settings["resume"]
+    options.keeps(settings["resume"])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError("refine runs in one process; start it without torchrun")
+    _machine.ready("refine_model")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.refine_model(model, written, progress=show, **settings)
     for path in reports:
         result.report.save(path)
     data = result.report.data
-    render.notes(data["calibration"]["notes"], quiet=quiet)
+    render.notes([*data["calibration"]["notes"], *data["notes"]], quiet=quiet)
     if as_json:
         click.echo(result.report.to_json())
     elif not quiet:
@@ -104,11 +102,21 @@ def _tables(result: Any) -> None:
     render.sizes(f"{data['model']['input']}\nfitted to {data['reference']['path']}", result.report.summary_rows())
     for line in render.refines(data["refines"]):
         render.say(line)
-    known = {check["name"]: check for check in data["reference"]["outputs_before"]}
-    for check in data["verification"]["outputs"]:
-        words = [_pair(known.get(check["name"], {}).get(key), check[key], spec) for key, spec in SHOWN]
-        render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference")
+    before, after = data["reference"], data["verification"]
+    _outputs("calibration", before["outputs_before"], after["outputs"])
+    _outputs("held-out", before["held_out_before"], (after["held_out"] or {}).get("outputs", ()))
     render.written(result.output)
+
+
+def _outputs(kind: str, before: Any, after: Any) -> None:
+    """How far outputs were from the reference on samples of some kind, and how far they are."""
+    known = {check["name"]: check for check in before}
+    for check in after:
+        first = known.get(check["name"], {})
+        words = [_pair(first.get(key), check[key], spec) for key, spec in SHOWN]
+        scores = render.scores(first, check)
+        where = f"on {check['samples']} {kind} samples"
+        render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference {where}{scores}")
 
 
 SHOWN = (("cosine", ".5f"), ("nmse", ".2e"))

@@ -11,9 +11,11 @@ Names are imported on first use, so that `onnxgrail --help` starts at once.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from onnxgrail.benchmark import bench
     from onnxgrail.comparison import Comparison, compare
     from onnxgrail.core import Recipe

@@ -1,6 +1,6 @@
 """`python -m onnxgrail` is the same program as `onnxgrail`."""
 
-from onnxgrail.cli import main
+from onnxgrail.start import main
 
 if __name__ == "__main__":
-    main(prog_name="onnxgrail")
+    main()

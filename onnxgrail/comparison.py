@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,18 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import Source, read
+from onnxgrail.calibration.following import predicted
+from onnxgrail.calibration.latency import single
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.reading import Numbers, Reading, reading_of
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
+from onnxgrail.calibration.timing import Times, summarise, take_turns
 from onnxgrail.core import Feed, Progress, silent
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
+from onnxgrail.goals import Goals
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.mapped import weight_files
@@ -40,6 +44,7 @@ UNCOUNTED = frozenset({
     "GRU", "RNN", "If", "Loop", "Scan",
 })  # fmt: skip
 
+LEAST, MOST, SECONDS = 9, 60, 1.5  # rounds and time for latency
 HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
 
 
@@ -66,13 +71,14 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """How close model `b` is to model `a`, and what both weigh."""
+    """How close model `b` is to model `a`, what both weigh, and how long one sample takes in either, where asked."""
 
     a: Weight
     b: Weight
     outputs: tuple[Fidelity, ...]
     calibration: Mapping[str, Any]
     gates: tuple[Gate, ...] = ()
+    latency: tuple[Times, ...] | None = None
 
     @property
     def gates_passed(self) -> bool:
@@ -84,7 +90,8 @@ class Comparison:
         sizes = {key: {f: getattr(w, f) for f in Weight.__slots__} for key, w in (("a", self.a), ("b", self.b))}
         gates = [{f: getattr(gate, f) for f in Gate.__slots__} for gate in self.gates]
         data = {"calibration": dict(self.calibration), "outputs": entries(self.outputs), "gates": gates}
-        return {"schema": SCHEMA} | sizes | data
+        times = self.latency and [{"name": n, **asdict(one)} for n, one in zip("ab", self.latency, strict=True)]
+        return {"schema": SCHEMA} | sizes | data | {"latency": times}
 
     def to_json(self) -> str:
         """As indented JSON."""
@@ -107,9 +114,13 @@ def compare(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     min_cosine: float | None = None,
     max_nmse: float | None = None,
+    latency: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Run two models on the same feeds and compare every output.
+
+    Where data have labels, or texts go through a model that predicts the next token, the outputs that hold logits tell
+    how both models do: top-1 accuracy, or perplexity.
 
     Args:
         a: the reference model.
@@ -126,6 +137,7 @@ def compare(
         providers: ONNX Runtime execution providers.
         min_cosine: gate on the mean cosine of every floating-point output.
         max_nmse: gate on the normalised squared error of every floating-point output.
+        latency: also time both models on one sample, in turn.
         progress: called once per feed.
 
     Raises:
@@ -146,16 +158,31 @@ def compare(
     feed = probe_feed(batches.first(), signature)
     ports = between(first, second)
     heavy = max(model_io.weight_bytes(model) for model in (first, second)) > HEAVY
-    common: dict[str, Any] = {"ports": ports, "providers": providers, "once": heavy, "progress": progress}
+    common: dict[str, Any] = {
+        "ports": ports,
+        "providers": providers,
+        "once": heavy,
+        "texts": True,
+        "progress": progress,
+    }
+    sources = runnable(first, paths[0]), runnable(second, paths[1])
     with batches.advising():
-        outputs = finish(run_both(runnable(first, paths[0]), runnable(second, paths[1]), batches, **common))
+        outputs = finish(run_both(*sources, batches, **common))
+    one = single(feed, signature)
     return Comparison(
+        latency=_timed(sources, (one, fit(one, ports)), providers) if latency else None,
         a=weigh(first, paths[0], macs=counted_macs(first, feed, providers)),
         b=weigh(second, paths[1], macs=counted_macs(second, fit(feed, ports), providers)),
         outputs=outputs,
         calibration=calibration_entry(batches),
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
     )
+
+
+def _timed(sources: Sequence[Path | bytes], feeds: Sequence[Feed], providers: Sequence[str]) -> tuple[Times, ...]:
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(open_session(source, providers=providers)) for source in sources]
+        return summarise(take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=SECONDS))
 
 
 def opened(models: Sequence[object]) -> tuple[list[Path], list[ir.Model]]:
@@ -203,14 +230,16 @@ def run_both(
     ports: Sequence[Port] = (),
     providers: Sequence[str] = ("CPUExecutionProvider",),
     once: bool = False,
+    texts: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Sums]:
     """Sums of differences per output over all batches; padded tokens are left out.
 
     `ports` is what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.
-    With `once` the models run as they are, so that weights in files stay there.
+    With `once` the models run as they are, so that weights in files stay there; `texts` is as in `run_each`.
     """
-    return run_each(a, b, [batches], ports=ports, providers=providers, once=once, progress=progress)[0]
+    common: dict[str, Any] = {"ports": ports, "providers": providers, "once": once, "texts": texts}
+    return run_each(a, b, [batches], **common, progress=progress)[0]
 
 
 def run_each(
@@ -221,9 +250,13 @@ def run_each(
     ports: Sequence[Port] = (),
     providers: Sequence[str] = ("CPUExecutionProvider",),
     once: bool = False,
+    texts: bool = False,
     progress: Progress = silent,
 ) -> list[dict[str, Sums]]:
-    """The same for several sets of batches, each with sums of its own; the models are opened once."""
+    """The same for several sets of batches, each with sums of its own; the models are opened once.
+
+    With `texts` it is found out whether the model predicts tokens of the feeds, which costs one run of `a`.
+    """
     found: list[dict[str, Sums]] = []
     total = sum(len(batches) for batches in every)
     done = itertools.count()
@@ -233,9 +266,15 @@ def run_each(
         )
         for batches in every:
             sums: dict[str, Sums] = {}
-            for feed in batches:
+            text: str | None = None
+            for number, (feed, labels) in enumerate(batches.labelled()):
                 progress("compare", next(done), total)
-                sums = add_batch(sums, fit(one.run(feed), ports), two.run(fit(feed, ports)), mask=padding_mask(feed))
+                wanted = one.run(feed)
+                if number == 0 and texts and labels is None and not batches.synthetic:
+                    text = predicted(one, feed, wanted)
+                goals = Goals(labels=labels, tokens=None if text is None else feed[text])
+                got = two.run(fit(feed, ports))
+                sums = add_batch(sums, fit(wanted, ports), got, mask=padding_mask(feed), goals=goals)
             found.append(sums)
         progress("compare", total, total)
     return found

@@ -21,6 +21,18 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Feed = Mapping[str, Array]
 
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Labels:
+    """Right classes that come with samples, integers with the samples in front.
+
+    `classes` is how many there are, where the data say so.
+    """
+
+    values: Array
+    classes: int | None = None
+
+
 Role = Literal["producer", "passenger", "consumer"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")

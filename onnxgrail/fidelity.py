@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from math import inf
+from dataclasses import asdict, dataclass, field, fields
+from math import exp, inf
 from typing import Any
 
 import numpy as np
 
 from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.errors import ModelError
+from onnxgrail.goals import Goals, Hits, classes_of, hits
 
 CLASSES_LIMIT = 200_000
 NOT_LOGITS = ("embed", "pool", "hidden", "feature", "state")
@@ -31,6 +32,7 @@ class Sums:
             Kullback-Leibler divergences in nats; for integer outputs, elements and how many are equal.
         real: the output is floating point.
         logits: `kl` means something.
+        hits: how both models do at rows of logits whose class is known.
     """
 
     samples: int = 0
@@ -45,10 +47,14 @@ class Sums:
     kl: float = 0.0
     real: bool = False
     logits: bool = False
+    hits: Hits = field(default_factory=Hits)
 
     def merge(self, other: Sums) -> Sums:
         """Sums over both sets of samples."""
-        both: dict[str, Any] = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        both: dict[str, Any] = {
+            f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "hits"
+        }
+        both["hits"] = self.hits.merge(other.hits)
         both["max_abs"] = max(self.max_abs, other.max_abs)
         both["worst"] = min(self.worst, other.worst)
         both["real"], both["logits"] = self.real or other.real, self.logits or other.logits
@@ -69,6 +75,9 @@ class Fidelity:
         broken: values that are NaN or infinite where the reference is finite.
         agreement: share of rows with the same largest entry (logits), or of equal elements (integers).
         kl: mean Kullback-Leibler divergence in nats per row of logits.
+        judged: samples, or tokens, whose class is known.
+        top1, top1_reference: share of these samples whose largest score is that class.
+        perplexity, perplexity_reference: exp of the mean negative log-likelihood of these tokens.
     """
 
     name: str
@@ -80,10 +89,20 @@ class Fidelity:
     agreement: float | None = None
     kl: float | None = None
     cosine_min: float | None = None
+    judged: int = 0
+    top1: float | None = None
+    top1_reference: float | None = None
+    perplexity: float | None = None
+    perplexity_reference: float | None = None
 
 
 def add_batch(
-    sums: Mapping[str, Sums], reference: Feed, outputs: Feed, *, mask: Bools | None = None
+    sums: Mapping[str, Sums],
+    reference: Feed,
+    outputs: Feed,
+    *,
+    mask: Bools | None = None,
+    goals: Goals | None = None,
 ) -> dict[str, Sums]:
     """Sums with one more batch of outputs.
 
@@ -92,6 +111,7 @@ def add_batch(
         reference: arrays by output name; the samples are the first axis.
         outputs: the same of the other model.
         mask: (B, S) True at real tokens; padded positions of (B, S, ...) outputs are left out.
+        goals: what logits should say, where that is known.
 
     Raises:
         ModelError: an output is missing or differs in shape.
@@ -106,11 +126,12 @@ def add_batch(
             raise ModelError(f"the second model has no output {name!r}", hint=f"It has {', '.join(outputs)}")
         if got.shape != wanted.shape:
             raise ModelError(f"output {name!r}: got shape {list(got.shape)}, expected {list(wanted.shape)}")
-        added[name] = added.get(name, Sums()).merge(measure(np.asarray(wanted), np.asarray(got), name=name, mask=mask))
+        found = measure(np.asarray(wanted), np.asarray(got), name=name, mask=mask, goals=goals)
+        added[name] = added.get(name, Sums()).merge(found)
     return added
 
 
-def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None) -> Sums:
+def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None) -> Sums:
     """Sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
     if wanted.dtype.kind in "biu":
         equal = wanted == got
@@ -142,7 +163,7 @@ def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None) 
         broken=broken,
         real=True,
     )
-    return sums.merge(_logits(a, b, mask)) if looks_like_logits(name, wanted) else sums
+    return sums.merge(_logits(a, b, mask, goals or Goals())) if looks_like_logits(name, wanted) else sums
 
 
 def looks_like_logits(name: str, array: Array) -> bool:
@@ -167,11 +188,14 @@ def _cosines(a: Floats, b: Floats) -> Floats:
     return np.where(empty, 1.0, np.clip(dots / np.where(scale == 0, 1.0, scale), -1.0, 1.0))
 
 
-def _logits(a: Floats, b: Floats, mask: Bools | None) -> Sums:
+def _logits(a: Floats, b: Floats, mask: Bools | None, goals: Goals) -> Sums:
     rows_a, rows_b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    classes = classes_of(goals, a.shape, mask)
+    right = None if classes is None else classes.reshape(-1)
     if mask is not None and a.ndim > 2 and a.shape[:2] == mask.shape:
         shown = np.broadcast_to(mask.reshape(*mask.shape, *([1] * (a.ndim - 3))), a.shape[:-1]).reshape(-1)
         rows_a, rows_b = rows_a[shown], rows_b[shown]
+        right = None if right is None else right[shown]
     if len(rows_a) == 0:
         return Sums(logits=True)
     agree = int(np.count_nonzero(rows_a.argmax(axis=1) == rows_b.argmax(axis=1)))
@@ -180,7 +204,9 @@ def _logits(a: Floats, b: Floats, mask: Bools | None) -> Sums:
         log_a, log_b = (np.log(np.maximum(r, 1e-30)) if shares else _log_softmax(r) for r in (rows_a, rows_b))
         terms = np.exp(log_a) * (log_a - log_b)
     terms = np.where(np.exp(log_a) == 0, 0.0, terms)
-    return Sums(rows=len(rows_a), agree=agree, kl=float(terms.sum()), logits=True)
+    several = classes is not None and classes.size > len(classes)
+    known = Hits() if right is None else hits(log_a, log_b, right, texts=several)
+    return Sums(rows=len(rows_a), agree=agree, kl=float(terms.sum()), logits=True, hits=known)
 
 
 def _log_softmax(rows: Floats) -> Floats:
@@ -209,7 +235,22 @@ def _finish(name: str, s: Sums) -> Fidelity:
         broken=s.broken,
         agreement=agreement,
         kl=s.kl / s.rows if s.logits and s.rows else None,
+        **_scores(s.hits),
     )
+
+
+def _scores(found: Hits) -> dict[str, Any]:
+    """How both models do, where classes are known."""
+    if not found.rows:
+        return {}
+    sides = (("", found.right_b, found.loss_b), ("_reference", found.right_a, found.loss_a))
+    if not found.texts:
+        return {"judged": found.rows, **{f"top1{side}": right / found.rows for side, right, _ in sides}}
+    return {"judged": found.rows, **{f"perplexity{side}": _perplexity(loss / found.rows) for side, _, loss in sides}}
+
+
+def _perplexity(loss: float) -> float:
+    return exp(loss) if loss < 700 else inf  # further off than a float holds
 
 
 def entries(results: tuple[Fidelity, ...]) -> list[dict[str, Any]]:

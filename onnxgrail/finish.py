@@ -78,6 +78,7 @@ def verify(
         ports=between(prepared.model, slim),
         providers=recipe.providers,
         once=held,
+        texts=apart is not None,
         progress=progress,
     )
     results = [finish(sums) for sums in every]

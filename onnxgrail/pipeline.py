@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from onnxgrail import plots as drawing
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
+from onnxgrail.choices import Choices
 from onnxgrail.core import Applied, Progress, Recipe, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
@@ -87,7 +88,7 @@ def compress(
     plots: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
-    **choices: Any,
+    **choices: Unpack[Choices],
 ) -> Result:
     """Write a smaller model whose outputs stay close to the original's.
 

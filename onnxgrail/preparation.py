@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import onnx_ir as ir
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import Source, read, read_apart
+from onnxgrail.calibration.dims import Usual
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.reading import reading_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.calibration.synthetic import synthetic
+from onnxgrail.calibration.synthetic import others, synthetic
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.graph.facts import Facts
@@ -79,7 +80,7 @@ class Clock:
 
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @contextmanager
+    @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a with-block towards a stage."""
         started = time.perf_counter()
@@ -104,12 +105,48 @@ def prepare(
     with clock.stage("data"):
         batches, held = _batches(model, data, recipe, group, held_out)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
-        feed, facts = _observed(model, batches, recipe)
+        batches, feed, facts = _running(model, batches, recipe)
     with clock.stage("trace"):
         survey = trace(model, facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(model, survey)
     path = path_of(source)
     return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed, held_out=held)
+
+
+def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Mapping[str, Array], Facts]:
+    """Feeds that the model runs on, and what was seen: where sizes were drawn and do not suit it, others are tried."""
+    try:
+        return batches, *_observed(model, batches, recipe)
+    except ModelError as error:
+        if not batches.synthetic or recipe.input_shapes or error.hint != batches.hint:
+            raise
+        signature, tried = signature_of(model), [_sizes(batches)]
+        for usual in others(signature):
+            drawn = _drawn(model, recipe, usual)
+            if _sizes(drawn) in tried:
+                continue
+            tried.append(_sizes(drawn))
+            with contextlib.suppress(ModelError):
+                found = _observed(model, drawn, recipe)
+                note = f"the model does not run on the usual sizes; drawn instead: {_sizes(drawn)}"
+                return replace(drawn, notes=(*drawn.notes, note)), *found
+        raise
+
+
+def _sizes(batches: Batches) -> str:
+    return ", ".join(f"{name}{list(array.shape)}" for name, array in batches.first().items())
+
+
+def _drawn(model: ir.Model, recipe: Recipe, usual: Usual | None = None) -> Batches:
+    return synthetic(
+        model,
+        signature_of(model),
+        samples=recipe.samples,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        input_shapes=recipe.input_shapes,
+        usual=usual,
+    )
 
 
 def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
@@ -156,7 +193,7 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out:
     else:
         if other is None:
             reading.unused(frozenset(), "drawn inputs")
-        found = synthetic(model, signature, input_shapes=recipe.input_shapes, **common)
+        found = _drawn(model, recipe)
     return found, None if other is None else HeldOut(asked=str(apart) if apart else other.source, batches=other)
 
 

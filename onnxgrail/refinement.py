@@ -11,13 +11,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
+from onnxgrail.choices import RefineChoices
 from onnxgrail.comparison import bytes_on_disk, counted_macs, same_inputs
 from onnxgrail.core import Progress, Recipe, silent
 from onnxgrail.errors import ModelError, UsageError
@@ -48,10 +49,7 @@ from onnxgrail.report import (
 from onnxgrail.resume import begin, replaceable
 from onnxgrail.saved import mark
 
-USED = frozenset({
-    "samples", "batch_size", "seed", "input_shapes", "providers", "refine", "ic_rank", "budget_seconds", "check",
-    "min_cosine",
-})  # fmt: skip
+USED = frozenset(RefineChoices.__annotations__)
 DEFAULT = ("laco", "distill")
 
 
@@ -62,12 +60,13 @@ def refine_model(
     *,
     reference: Any,
     data: Any = None,
+    held_out: Any = None,
     force: bool = False,
     dry_run: bool = False,
     save_as_external_data: bool = False,
     resume: str | Path | None = None,
     progress: Progress = silent,
-    **choices: Any,
+    **choices: Unpack[RefineChoices],
 ) -> Result:
     """Fit a small model to the outputs of a large one, and to the outputs of its blocks where these can be matched.
 
@@ -78,6 +77,7 @@ def refine_model(
         output: file to write; beside a path it defaults to `SMALL.refined.onnx`, for other sources nothing is written.
         reference: the model it was made from, of the same inputs and outputs; never written.
         data: as for `compress`.
+        held_out: as for `compress`.
         force: replace an existing output.
         dry_run: fit and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.
@@ -97,7 +97,7 @@ def refine_model(
     with kept as folder:
         owned = functools.partial(replaceable, folder)
         target = None if dry_run else _target(model, output, reference, force=force, owned=owned)
-        prepared = prepare(reference, data, recipe, clock)
+        prepared = prepare(reference, data, recipe, clock, held_out=held_out)
         with clock.stage("load"):
             small = load(from_any(model))
             facts = _facts(prepared, small, recipe)
@@ -247,6 +247,7 @@ def _report(
         calibration=calibration_entry(prepared.batches),
         timing=clock.seconds,
         refines=[dataclasses.asdict(entry) for entry in refined],
+        notes=() if prepared.held_out is None else prepared.held_out.batches.notes,
     )
     path = prepared.path
     reference = {
@@ -254,5 +255,6 @@ def _report(
         "sha256": None if path is None else sha256(path),
         "params": cost.parameters(prepared.model),
         "outputs_before": [] if before is None else plain(before.outputs),
+        "held_out_before": plain(((before and before.held_out) or {}).get("outputs", ())),
     }
     return Report(data={**report.data, "reference": reference})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from onnxgrail import saved
+from onnxgrail.choices import Options
 from onnxgrail.core import Recipe
 from onnxgrail.pipeline import Result, compress
 
@@ -18,7 +19,7 @@ def apply(
     *,
     data: Any = None,
     held_out: Any = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Result:
     """Compress a model as a saved recipe says.
 

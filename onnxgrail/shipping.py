@@ -16,7 +16,7 @@ from onnxgrail.calibration.latency import single
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.timing import Times, summarise, take_turns
-from onnxgrail.comparison import HEAVY, run_both
+from onnxgrail.comparison import HEAVY, LEAST, MOST, SECONDS, run_both
 from onnxgrail.core import Progress, Recipe
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.finish import few, verify
@@ -171,4 +171,4 @@ def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> 
     feeds = [fit(feed, between(prepared.model, model)) for model in models]
     with ExitStack() as stack:
         sessions = [stack.enter_context(open_session(pack(model), providers=recipe.providers)) for model in models]
-        return summarise(take_turns(sessions, feeds, least=9, most=60, seconds=1.5))
+        return summarise(take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=SECONDS))

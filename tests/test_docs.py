@@ -24,7 +24,11 @@ PAGES = {"README": README, "deploy": (ROOT / "docs" / "deploy.md").read_text(enc
 FENCE = re.compile(
     r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-COPIES = {"model.onnx": "models/digits_resnet.onnx", "calib.npz": "models/digits_resnet.calib.npz"}
+COPIES = {
+    "model.onnx": "models/digits_resnet.onnx",
+    "calib.npz": "models/digits_resnet.calib.npz",
+    "heldout.npz": "models/digits_resnet.heldout.npz",
+}
 LIMIT = 120  # seconds a command may take
 OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from onnxgrail.core import Feed
+from onnxgrail.core import Feed, Labels
 from onnxgrail.errors import DataError, ModelError
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A maker of a feed that may know what is right for its samples."""
+
+    def labels(self) -> Labels | None:
+        """The right classes, where the data have some."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,6 +56,10 @@ class Batches:
     def __iter__(self) -> Iterator[Feed]:
         """Feeds in a fixed order, each made anew."""
         return (make() for make in self.feeds)
+
+    def labelled(self) -> Iterator[tuple[Feed, Labels | None]]:
+        """The same feeds, each with the right classes of its samples where the data have some."""
+        return ((make(), make.labels() if isinstance(make, Labelled) else None) for make in self.feeds)
 
     def first(self) -> Feed:
         """The first feed.

@@ -26,7 +26,7 @@ from onnxgrail.calibration.signature import (
     count_bad,
     describe,
 )
-from onnxgrail.core import Array, Feed, Ints
+from onnxgrail.core import Array, Feed, Ints, Labels
 from onnxgrail.errors import DataError
 from onnxgrail.parallel import SOLO, Group, shard_of
 
@@ -308,6 +308,20 @@ class _Take:
             array = self.parts[0].arrays[entry.name] if self.rows is None else _gather(self.parts, entry, self.rows)
             feed[entry.name] = convert(np.asarray(array), entry)
         return feed
+
+    def labels(self) -> Labels | None:
+        """The right classes of these samples, where all parts have some."""
+        given = [part.labels for part in self.parts if part.labels is not None]
+        if len(given) < len(self.parts):
+            return None
+        if self.rows is None:
+            return given[0]
+        if any(len(one.values) != _rows(part, self.signature) for one, part in zip(given, self.parts, strict=True)):
+            return None
+        if len({one.values.shape[1:] for one in given}) > 1:
+            return None
+        whole = given[0].values if len(given) == 1 else np.concatenate([one.values for one in given])
+        return Labels(values=np.asarray(whole[self.rows]), classes=given[0].classes)
 
 
 def _unique(notes: list[str]) -> tuple[str, ...]:

@@ -46,7 +46,17 @@ def is_past(entry: Input) -> bool:
     return entry.shape is not None and len(entry.shape) >= 3 and "past" in entry.name.lower()
 
 
-def choose(signature: Signature, *, batch: int, input_shapes: Shapes, sizes: Mapping[str, int]) -> Sized:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usual:
+    """Sizes where nobody says any: lengths are `scale` times those of LENGTHS, images have `image` pixels a side."""
+
+    scale: float = 1.0
+    image: int = IMAGE
+
+
+def choose(
+    signature: Signature, *, batch: int, input_shapes: Shapes, sizes: Mapping[str, int], usual: Usual | None = None
+) -> Sized:
     """Concrete shapes for all inputs.
 
     Args:
@@ -55,6 +65,7 @@ def choose(signature: Signature, *, batch: int, input_shapes: Shapes, sizes: Map
         input_shapes: full shapes the user gave for some inputs; the names of their dimensions keep these sizes
             elsewhere.
         sizes: sizes of named dimensions.
+        usual: sizes of the others.
 
     Raises:
         UsageError: a given shape names no input or contradicts the model.
@@ -65,7 +76,7 @@ def choose(signature: Signature, *, batch: int, input_shapes: Shapes, sizes: Map
     if len(fixed) == 1:
         batch = fixed.pop()
     has_past = any(is_past(entry) for entry in signature)
-    lengths = _Lengths(known=known, batch=batch, has_past=has_past)
+    lengths = _Lengths(known=known, batch=batch, has_past=has_past, usual=usual or Usual())
     for entry in signature:  # plain names first: sums of names need them
         if entry.shape is not None and entry.name not in input_shapes:
             for axis, dim in enumerate(entry.shape):
@@ -104,6 +115,7 @@ class _Lengths:
     known: dict[str, int]
     batch: int
     has_past: bool
+    usual: Usual
     taken: int = 0
 
     @property
@@ -115,7 +127,7 @@ class _Lengths:
     def length(self, key: str) -> int:
         """The next unused sequence length, remembered under a key."""
         if key not in self.known:
-            self.known[key] = LENGTHS[self.taken % len(LENGTHS)]
+            self.known[key] = max(1, int(LENGTHS[self.taken % len(LENGTHS)] * self.usual.scale))
             self.taken += 1
         return self.known[key]
 
@@ -133,9 +145,9 @@ class _Lengths:
     def by_place(self, entry: Input, axis: int, key: str) -> int:
         """Size of a dimension whose name says nothing, by where it stands."""
         if entry.shape is not None and len(entry.shape) == 4 and entry.dtype.kind == "f" and not is_past(entry):
-            return CHANNELS if axis == 1 else IMAGE
+            return CHANNELS if axis == 1 else self.usual.image
         if _means(key, "height") or _means(key, "width"):
-            return IMAGE
+            return self.usual.image
         return self.length(key)
 
     def shape(self, entry: Input) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -10,9 +12,9 @@ import numpy as np
 from onnxgrail.calibration.dims import is_past
 from onnxgrail.calibration.parts import Column, Part, Rows
 from onnxgrail.calibration.signature import Input, Signature, check_names, converts, is_float
-from onnxgrail.core import Array, Ints
+from onnxgrail.core import Array, Ints, Labels
 
-IGNORED = "labels"  # data sets carry them beside the inputs; no statistic reads them
+LABELS = "labels"  # data sets carry them beside the inputs; no statistic reads them
 Role = Literal["mask", "types", "positions"]
 # How inputs are called that follow from the tokens; a prefix such as `decoder_` may stand before.
 ROLES: Mapping[str, Role] = {
@@ -37,9 +39,9 @@ def from_mapping(
 ) -> Part:
     """One part from arrays by input name.
 
-    An array called `labels` is left out.  An array of another name is taken where it is the only one that fits an input
-    and fits no other.  Masks, token types, positions and key-value caches that are missing are filled in.  Each of
-    these leaves a note.
+    An array called `labels` feeds nothing, and only says what is right.  An array of another name is taken where it is
+    the only one that fits an input and fits no other.  Masks, token types, positions and key-value caches that are
+    missing are filled in.  Each of these leaves a note.
 
     Args:
         arrays: by name; a value is only looked at when its name or the lack of others asks for it.
@@ -54,9 +56,12 @@ def from_mapping(
     known = {entry.name for entry in signature}
     names = [str(name) for name in arrays]
     notes = []
-    if IGNORED in names and IGNORED not in known:
-        names.remove(IGNORED)
-        notes.append(f"{source}: array {IGNORED!r} is not an input of the model and was ignored")
+    labels: Labels | None = None
+    if LABELS in names and LABELS not in known:
+        names.remove(LABELS)
+        labels = _labels(arrays)
+        use = "was ignored" if labels is None else "only says what is right"
+        notes.append(f"{source}: array {LABELS!r} is not an input of the model and {use}")
     found: dict[str, Rows] = {name: _rows(arrays[name]) for name in names if name in known}
     over = [name for name in names if name not in known]
     lacking = [entry for entry in signature if entry.name not in found]
@@ -74,7 +79,16 @@ def from_mapping(
         notes.append(f"{source}: {', '.join(map(repr, sorted(over)))} not used, the model has no such input")
         over = [] if set(found) == known else over
     check_names(set(found) | set(over), signature, source, extra)
-    return Part(source=source, arrays=found, ready=ready, notes=tuple(notes))
+    return Part(source=source, arrays=found, ready=ready, notes=tuple(notes), labels=labels)
+
+
+def _labels(arrays: Mapping[str, Any]) -> Labels | None:
+    """Labels, where they are integers; whatever else they are, nothing depends on them."""
+    with contextlib.suppress(ValueError, OSError, zipfile.BadZipFile):  # of files, such as pickled objects
+        values = np.asarray(arrays[LABELS])
+        if values.dtype.kind in "iu" and values.ndim:
+            return Labels(values=values)
+    return None
 
 
 def _rows(value: Any) -> Rows:

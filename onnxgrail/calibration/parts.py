@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Array, Ints
+from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, OnnxGrailError
 
 
@@ -64,12 +64,14 @@ class Part:
         arrays: one array per model input.
         ready: the arrays are one feed already and are never cut into batches.
         notes: what was ignored or assumed while reading.
+        labels: right classes of the samples, which no model is fed.
     """
 
     source: str
     arrays: Mapping[str, Rows]
     ready: bool = False
     notes: tuple[str, ...] = ()
+    labels: Labels | None = None
 
 
 def natural(path: Path) -> list[tuple[int, str]]:

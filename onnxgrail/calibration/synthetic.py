@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
-from onnxgrail.calibration.dims import Shapes, Sized, choose, is_past
+from onnxgrail.calibration.dims import Shapes, Sized, Usual, choose, is_past
 from onnxgrail.calibration.ids import table_rows
 from onnxgrail.calibration.signature import Input, Signature, is_float
 from onnxgrail.core import Array, Feed
@@ -24,6 +24,9 @@ COST = (
     "(measured on a real sentence encoder at 30 %: cosine 0.79 synthetic, 0.97-0.98 with 32-512 real sequences)"
 )
 OTHERS = "The inputs were drawn: give --data or --input-shapes if the model needs others"
+# What is tried where a model does not run on the usual sizes: fewer positions, images as most are trained with, and
+# a recording, of which convolutions leave one step in some hundreds.
+SHORTER, LARGER, RECORDING = (Usual(scale=0.5), Usual(scale=0.25)), Usual(image=224), Usual(scale=64)
 LARGEST = 2**31  # bytes of an input that is drawn
 RANK = 64  # axes that numpy knows
 RESERVED = 3  # low ids are usually padding, start and end, which models treat apart
@@ -51,6 +54,7 @@ def synthetic(
     seed: int = 0,
     input_shapes: Shapes | None = None,
     sizes: Mapping[str, int] | None = None,
+    usual: Usual | None = None,
 ) -> Batches:
     """Drawn feeds: ids inside the embedding's range, masks of ones, running positions, unit Gaussians for the rest.
 
@@ -65,6 +69,7 @@ def synthetic(
         seed: of the draw.
         input_shapes: full shapes for some inputs, batch size included.
         sizes: sizes of named open dimensions.
+        usual: sizes of the others.
 
     Raises:
         DataError: an input holds strings or declares no rank.
@@ -72,10 +77,10 @@ def synthetic(
     """
     wanted = samples or SAMPLES
     shapes, batch = input_shapes or {}, min(batch_size, wanted)
-    sized = choose(signature, batch=batch, input_shapes=shapes, sizes=sizes or {})
+    sized = choose(signature, batch=batch, input_shapes=shapes, sizes=sizes or {}, usual=usual)
     short = _short(model, signature, sized)
     if short:
-        sized = choose(signature, batch=batch, input_shapes=shapes, sizes={**short, **(sizes or {})})
+        sized = choose(signature, batch=batch, input_shapes=shapes, sizes={**short, **(sizes or {})}, usual=usual)
     draws = tuple(_plan(model, entry, sized) for entry in signature)
     firsts = {shape[0] for shape in sized.shapes.values() if shape}
     batch = firsts.pop() if len(firsts) == 1 and all(sized.shapes.values()) else 1
@@ -86,8 +91,24 @@ def synthetic(
         source="synthetic",
         notes=(COST,),
         synthetic=True,
-        hint=OTHERS,
+        hint=_hint(signature, sized.shapes),
     )
+
+
+def others(signature: Signature) -> tuple[Usual, ...]:
+    """Sizes to try where the model does not run on the usual ones."""
+    sounds = [e for e in signature if e.shape is not None and len(e.shape) == 2 and is_float(e.dtype)]
+    tokens = [e for e in signature if e.dtype.kind in "iu" and "mask" not in e.name.lower()]
+    return (*SHORTER, LARGER, *([RECORDING] if sounds and not tokens else []))
+
+
+def _hint(signature: Signature, shapes: Shapes) -> str:
+    """What to write, with the shapes that were drawn of inputs that leave more open than the batch."""
+    left = [e for e in signature if e.shape is not None and any(not isinstance(d, int) for d in e.shape[1:])]
+    if not left:
+        return OTHERS
+    drawn = " ".join(f"--input-shapes {e.name}:{','.join(map(str, shapes[e.name]))}" for e in left[:2])
+    return f"{OTHERS}; these are {drawn}{' ...' if len(left) > 2 else ''}"
 
 
 def _short(model: ir.Model, signature: Signature, sized: Sized) -> dict[str, int]:

@@ -61,6 +61,10 @@ def fidelity(data: Mapping[str, Any]) -> Markup | None:
         ("max_abs", "Largest difference", figures.number),
         ("agreement", "Same top class", figures.share),
         ("kl", "KL divergence", functools.partial(figures.number, spec=".2e")),
+        ("top1", "Top-1 accuracy", functools.partial(figures.share, digits=2)),
+        ("top1_reference", "Top-1, original", functools.partial(figures.share, digits=2)),
+        ("perplexity", "Perplexity", functools.partial(figures.number, spec=".3f")),
+        ("perplexity_reference", "Perplexity, original", functools.partial(figures.number, spec=".3f")),
     ]
     shown = [c for c in every_column if c[0] in ALWAYS or any(o.get(c[0]) is not None for o in outputs)]
     rows: list[Sequence[Child]] = [

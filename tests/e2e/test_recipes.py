@@ -45,6 +45,18 @@ def test_a_saved_recipe_gives_the_same_bytes(suffix: str, folder: Path) -> None:
     assert (written["selector"], written["blocks"], written["data"]) == ("l2", ["mlp", "conv"], str(folder / "d.npz"))
 
 
+def test_a_repeated_run_may_be_killed_too(folder: Path) -> None:
+    recipe, kept = folder / "r.yaml", folder / "kept"
+    common = ("--data", folder / "d.npz", "--save-recipe", recipe, *CHOICES)
+    assert run("compress", folder / "m.onnx", folder / "a.onnx", *common).exit_code == 0
+    words = ("apply", recipe, folder / "m.onnx", folder / "b.onnx", "--resume", kept)
+    for _ in range(2):  # the second time the output is this run's own
+        again = run(*words)
+        assert again.exit_code == 0, again.output
+        assert (folder / "b.onnx").read_bytes() == (folder / "a.onnx").read_bytes()
+    assert any((kept / "steps").iterdir())
+
+
 def test_the_model_tells_all_runs_and_no_places(folder: Path) -> None:
     assert run("compress", folder / "m.onnx", folder / "a.onnx", "--data", folder / "d.npz").exit_code == 0
     words = ("--data", folder / "d.npz", "--ratio", "0.2", "--round-to", "1", "--report", folder / "r.json")

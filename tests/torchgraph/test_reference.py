@@ -137,6 +137,53 @@ def test_the_report_has_both_sides(tmp_path: Path) -> None:
     assert gate.exit_code == 3
 
 
+@pytest.mark.parametrize("asked", ["20", "h.npz"])
+def test_held_out_samples_judge(asked: str, tmp_path: Path) -> None:
+    """What is held back is not learnt from, and gates go by it."""
+    dense, small = mlp(DEPTH, 16), pruned(mlp(DEPTH, 16))
+    (tmp_path / "small.onnx").write_bytes(to_bytes(small))
+    (tmp_path / "dense.onnx").write_bytes(to_bytes(dense))
+    np.savez(tmp_path / "d.npz", **data())
+    np.savez(tmp_path / "h.npz", **data(seed=7))
+    words = ["refine", "small.onnx", "--reference", "dense.onnx", "--data", "d.npz", "--refine", "distill"]
+    words = [str(tmp_path / word) if "." in word else word for word in words]
+    held = asked if asked.isdecimal() else str(tmp_path / asked)
+    more = ["--held-out", held, "--report", str(tmp_path / "r.json")]
+    done = CliRunner().invoke(main, [*words, *more])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "r.json").read_text())
+    count, left = (20, 76) if asked.isdecimal() else (96, 96)
+    judged = found["verification"]["held_out"]
+    assert (judged["asked"], judged["samples"], found["calibration"]["samples"]) == (held, count, left)
+    assert judged["outputs"][0]["nmse"] < found["reference"]["held_out_before"][0]["nmse"]
+    assert f"to the reference on {count} held-out samples" in done.output
+    cosine = judged["outputs"][0]["cosine"]
+    for limit, code in ((cosine - 1e-3, 0), (cosine + 1e-3, 3)):
+        assert CliRunner().invoke(main, [*words, *more, "--dry-run", "--min-cosine", str(limit)]).exit_code == code
+    if not asked.isdecimal():
+        assert judged["outputs"][0]["nmse"] == pytest.approx(
+            error(dense, ir.load(tmp_path / "small.refined.onnx")), 0.1
+        )
+
+
+def test_how_data_are_read_is_a_choice_here_too(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(np.random.default_rng(0).integers(0, 256, (16, 4, 4), np.uint8)):
+        Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+    wide, none = ({"w": np.full((16, 4), number, np.float32)} for number in (1, 0))
+    one, other = (tiny("float[N,1,4,4] x => float[N,4] y", "f = Flatten(x)\ny = MatMul(f, w)", w) for w in (wide, none))
+    given = {"data": str(tmp_path / "images"), "check": True, "refine": "norms"}  # there are none: nothing moves
+    apart = [
+        fitted(one, other, image_std=std, **given).report.data["verification"]["outputs"][0]["max_abs"]
+        for std in (None, 0.1)
+    ]
+    assert apart[1] == pytest.approx(10 * apart[0])
+    with pytest.raises(UsageError, match="--tokenizer does nothing"):
+        fitted(one, other, tokenizer="t.json", **given)
+
+
 def test_neither_model_is_replaced(tmp_path: Path) -> None:
     dense = tmp_path / "dense.onnx"
     dense.write_bytes(to_bytes(mlp(1, 8)))

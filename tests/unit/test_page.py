@@ -247,6 +247,17 @@ def test_held_out_samples_go_first_and_the_head_shows_them() -> None:
     assert "64 samples, calib.npz" in page
 
 
+def test_accuracy_is_shown_where_it_is_known() -> None:
+    held = held_out()
+    assert "Top-1" not in Page(report_page(encoder(verification=encoder()["verification"] | {"held_out": held}))).text
+    scores = {"judged": 64, "top1": 0.984375, "top1_reference": 1.0, "perplexity": None, "perplexity_reference": None}
+    held = held | {"outputs": [{**held["outputs"][0], **scores}]}
+    page = Page(report_page(encoder(verification=encoder()["verification"] | {"held_out": held}))).text
+    assert "98.44" in page
+    assert "Top-1, original" in page
+    assert "Perplexity" not in page
+
+
 def test_the_gate_on_the_page_is_that_of_the_held_out_samples() -> None:
     recipe = encoder()["recipe"] | {"min_cosine": 0.93}
     held = encoder(recipe=recipe, verification=encoder()["verification"] | {"held_out": held_out()})

@@ -15,11 +15,12 @@ from onnxgrail.calibration.naming import from_mapping, role_of
 from onnxgrail.calibration.parts import Column, Part, readable
 from onnxgrail.calibration.reading import LENGTH, Reading
 from onnxgrail.calibration.signature import Input, Signature, describe
-from onnxgrail.core import Array, Ints
+from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, MissingExtraError
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 PREFERRED = "train"
+LABELS = ("labels", "label")
 SAVED = "Save it again with Dataset.save_to_disk"
 
 
@@ -40,7 +41,18 @@ def from_dataset(folder: Path, signature: Signature, reading: Reading, _: int | 
     if not table.num_rows:
         raise DataError(f"{str(folder)!r} holds no samples", hint="Save another split")
     part = _part(table, signature, reading, folder.name)
-    return (Part(source=part.source, arrays=part.arrays, notes=(*notes, *part.notes)),)
+    labels = None if any(entry.name in LABELS for entry in signature) else _labels(table)
+    return (Part(source=part.source, arrays=part.arrays, notes=(*notes, *part.notes), labels=labels),)
+
+
+def _labels(table: Any) -> Labels | None:
+    """A column of integers that says what is right."""
+    name = next((name for name in LABELS if name in table.column_names), None)
+    column = None if name is None else table.column(name)
+    if column is None or column.null_count or not _arrow().types.is_integer(_plain(column.type)):
+        return None
+    with readable(name):
+        return Labels(values=np.asarray(column.to_numpy()))
 
 
 def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from onnxgrail.calibration.parts import Column, Part, natural, readable
 from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Input, Signature, describe, is_float
-from onnxgrail.core import Array, Ints
+from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, MissingExtraError, UsageError
 
 SIZE = 224  # height and width where the model leaves them open
@@ -69,7 +69,17 @@ def from_images(folder: Path, signature: Signature, reading: Reading, _: int | N
             hint="Give file.py:function",
         )
     column, notes = images(files.__getitem__, len(files), signature[0], reading, folder.name)
-    return (Part(source=folder.name, arrays={signature[0].name: column}, notes=notes),)
+    labels = _classes([f.relative_to(folder).parts for f in files])
+    return (Part(source=folder.name, arrays={signature[0].name: column}, notes=notes, labels=labels),)
+
+
+def _classes(names: Sequence[tuple[str, ...]]) -> Labels | None:
+    """Classes of images that stand in folders of their own, numbered by the sorted names of these."""
+    folders = sorted({parts[0] for parts in names})
+    if len(folders) < 2 or any(len(parts) == 1 for parts in names):
+        return None
+    numbers = {name: number for number, name in enumerate(folders)}
+    return Labels(values=np.array([numbers[parts[0]] for parts in names], np.int64), classes=len(folders))
 
 
 def images(

@@ -1,0 +1,91 @@
+"""What scores should be highest where somebody knows: classes of samples or tokens, or the next token of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.core import Array, Bools, Ints, Labels
+
+UNKNOWN = -1  # any negative label counts as none, as the -100 of training scripts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Goals:
+    """What is known about one feed.
+
+    Attributes:
+        labels: that came with the samples.
+        tokens: (B, S) ids of texts whose next token the model predicts.
+    """
+
+    labels: Labels | None = None
+    tokens: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hits:
+    """Sums over rows of scores whose class is known: of the reference (a) and of the other model (b).
+
+    Attributes:
+        rows: how many there are; texts: each is a token, not a sample.
+        right_a, right_b: rows whose largest score is that of the class; loss_a, loss_b: negative logarithms of its
+            probability, summed.
+    """
+
+    rows: int = 0
+    texts: bool = False
+    right_a: int = 0
+    right_b: int = 0
+    loss_a: float = 0.0
+    loss_b: float = 0.0
+
+    def merge(self, other: Hits) -> Hits:
+        """Sums over both sets of rows."""
+        return Hits(
+            rows=self.rows + other.rows,
+            texts=self.texts or other.texts,
+            right_a=self.right_a + other.right_a,
+            right_b=self.right_b + other.right_b,
+            loss_a=self.loss_a + other.loss_a,
+            loss_b=self.loss_b + other.loss_b,
+        )
+
+
+def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints | None:
+    """The right class of every row of scores, negative where it is not known; None where nothing is.
+
+    Args:
+        goals: what is known.
+        shape: of the scores, classes last.
+        mask: (B, S) True at real tokens.
+    """
+    rows, count = shape[:-1], shape[-1]
+    labels, tokens = goals.labels, goals.tokens
+    if labels is not None and labels.values.size == np.prod(rows) and labels.values.shape[:1] == rows[:1]:
+        found = labels.values.reshape(rows).astype(np.int64)
+        if found.max(initial=0) >= count or labels.classes not in (None, count):
+            return None  # classes of another model
+        return np.where(mask, found, UNKNOWN) if mask is not None and mask.shape == rows else found
+    if tokens is None or len(shape) != 3 or tokens.shape != rows or tokens.max(initial=0) >= count:
+        return None
+    found = np.full(rows, UNKNOWN, np.int64)
+    found[:, :-1] = tokens[:, 1:] if mask is None else np.where(mask[:, 1:] & mask[:, :-1], tokens[:, 1:], UNKNOWN)
+    return found
+
+
+def hits(log_a: Array, log_b: Array, classes: Ints, *, texts: bool) -> Hits:
+    """How both models do: logarithms of probabilities (rows, classes), and the right class of each row."""
+    known = np.flatnonzero(classes >= 0)
+    right = classes[known]
+    a, b = log_a[known], log_b[known]
+    places = np.arange(len(known))
+    return Hits(
+        rows=len(known),
+        texts=texts,
+        right_a=int(np.count_nonzero(a.argmax(axis=1) == right)),
+        right_b=int(np.count_nonzero(b.argmax(axis=1) == right)),
+        loss_a=-float(a[places, right].sum()),
+        loss_b=-float(b[places, right].sum()),
+    )

@@ -1,0 +1,65 @@
+"""Ctrl-C at any moment of the program `onnxgrail` gives one line and exit code 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import onnx
+import pytest
+
+from tests.e2e import nets
+
+START = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born without it
+
+class Told:
+    def find_spec(self, name, *rest):
+        if name == "onnxgrail.cli":  # the first that is imported once the program has begun
+            print("begun", flush=True)
+
+sys.meta_path.insert(0, Told())
+from onnxgrail.start import main
+"""
+WORK = """
+import time, onnxgrail
+
+def compress(*args, **options):
+    print("works", flush=True)
+    time.sleep(60)
+
+onnxgrail.compress = compress
+"""
+
+
+def interrupted(folder, code, *, words=("compress", "m.onnx"), lines=1, after=0.0):
+    """Exit code and stderr of the program when it was interrupted so many seconds behind its first lines on stdout."""
+    onnx.save(nets.mlp(), folder / "m.onnx")
+    command = [sys.executable, "-c", f"{code}\nmain()", *words]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(lines):
+            process.stdout.readline()
+        time.sleep(after)
+        os.kill(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("after", [0.0, 0.003, 0.01, 0.03, 0.1, 0.2])
+def test_while_modules_are_imported(after, tmp_path):
+    code, stderr = interrupted(tmp_path, START, after=after)
+    assert (code, stderr.count("\n")) == (1, 1), stderr
+    assert stderr == "Error: interrupted\n" or stderr.startswith("Error: interrupted. With --resume DIR ")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_while_it_works(tmp_path):
+    code, stderr = interrupted(tmp_path, START + WORK, lines=2)
+    assert code == 1
+    assert stderr == "Error: interrupted. With --resume DIR the same command would go on where it was\n"

@@ -1,0 +1,92 @@
+"""Models that say nothing of the sizes they need: others than the usual ones are tried, and errors name the option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxgrail
+from onnxgrail.errors import ModelError
+from onnxgrail.graph.serial import to_bytes
+from tests.tiny import tiny
+
+
+def positions(rows: int) -> bytes:
+    """A table of positions that the graph itself counts."""
+    body = """
+        one = Constant <value_int = 1> ()
+        zero = Constant <value_int = 0> ()
+        s = Shape(ids)
+        n = Gather(s, one)
+        r = Range(zero, n, one)
+        p = Gather(pos, r)
+        e = Gather(emb, ids)
+        x = Add(e, p)
+        a = MatMul(x, w)
+        b = Relu(a)
+        y = MatMul(b, v)
+    """
+    weights = {"pos": (rows, 8), "emb": (50, 8), "w": (8, 32), "v": (32, 8)}
+    return to_bytes(tiny("int64[N,S] ids => float[N,S,8] y", body, weights, opset=17))
+
+
+def recording() -> bytes:
+    """Convolutions that make one step of 400 samples, as those of wav2vec 2.0."""
+    body = """
+        axis = Constant <value_ints = [1]> ()
+        x = Unsqueeze(sound, axis)
+        a = Conv <strides = [320]> (x, w)
+        b = Relu(a)
+        y = Conv(b, v)
+    """
+    return to_bytes(tiny("float[N,T] sound => float[N,4,S] y", body, {"w": (32, 1, 400), "v": (4, 32, 1)}, opset=17))
+
+
+def image() -> bytes:
+    """Patches of 32 x 32 pixels and one position for each of 7 x 7."""
+    body = """
+        a = Conv <strides = [32, 32]> (x, w)
+        b = Relu(a)
+        c = Conv(b, v)
+        y = Add(c, pos)
+    """
+    weights = {"w": (16, 3, 32, 32), "v": (4, 16, 1, 1), "pos": (1, 4, 7, 7)}
+    return to_bytes(tiny("float[N,3,H,W] x => float[N,4,7,7] y", body, weights, opset=17))
+
+
+@pytest.mark.parametrize(
+    ("model", "drawn"),
+    [
+        (positions(12), "ids[8, 8]"),
+        (positions(5), "ids[8, 4]"),
+        (recording(), "sound[8, 1024]"),
+        (image(), "x[8, 3, 224, 224]"),
+    ],
+    ids=["twelve positions", "five positions", "recording", "image"],
+)
+def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
+    result = onnxgrail.compress(model, ratio=0.5, samples=16)
+    calibration: dict[str, Any] = result.report.data["calibration"]
+    assert calibration["synthetic"]
+    assert calibration["notes"][-1].endswith(f"drawn instead: {drawn}")
+    assert result.report.data["model"]["params_after"] < result.report.data["model"]["params_before"]
+
+
+def test_where_the_usual_sizes_run_nothing_is_said() -> None:
+    notes = onnxgrail.compress(positions(16), ratio=0.5, samples=16).report.data["calibration"]["notes"]
+    assert not [note for note in notes if "drawn instead" in note]
+
+
+@pytest.mark.parametrize("choices", [{}, {"input_shapes": {"ids": (8, 7)}}], ids=["drawn", "asked"])
+def test_where_none_will_do_the_option_is_named(choices: dict[str, Any]) -> None:
+    length = 7 if choices else 16
+    with pytest.raises(ModelError, match=rf"ids\[8, {length}\].*these are --input-shapes ids:8,{length}$"):
+        onnxgrail.compress(positions(3), ratio=0.5, **choices)
+
+
+def test_shapes_that_are_given_are_kept() -> None:
+    result = onnxgrail.compress(positions(12), ratio=0.5, samples=16, input_shapes={"ids": (8, 11)})
+    assert not [note for note in result.report.data["calibration"]["notes"] if "drawn instead" in note]
+    assert np.isfinite(result.report.data["verification"]["outputs"][0]["cosine"])
