@@ -252,7 +252,7 @@ class _Choice:
         first, best = np.inf, np.inf
         for number, weights in enumerate(starts):
             begin = np.concatenate([weights, np.zeros((1, weights.shape[1]))])
-            products = [held.gram @ begin for held in judging]
+            products = [linear().product(held.gram, begin) for held in judging]
             gap = sum(_error(held, begin, product) for held, product in zip(judging, products, strict=True))
             first = gap if number == 0 else first
             if number == 0 or gap < min(best, first * (1.0 - rules.margin)):
@@ -266,7 +266,7 @@ class _Choice:
             rules=rules,
             place=place,
             start=start,
-            all=total.cross - total.gram @ start,
+            all=total.cross - linear().product(total.gram, start),
             open=rest,
             slopes=slopes,
             curves=curves,
@@ -285,7 +285,7 @@ class _Choice:
         else:
             step = solver(self.total.cross[:, some] - held.cross[:, some]) - self.start[:, some]
         self.slopes[number] = np.einsum("fo,fo->", step, rest)
-        self.curves[number] = np.einsum("fo,fo->", step, held.gram @ step)
+        self.curves[number] = np.einsum("fo,fo->", step, linear().product(held.gram, step))
 
     def _gains(self) -> tuple[float, Floats]:
         """The best share of the step, and what it takes off the error of each fold."""
