@@ -162,9 +162,7 @@ def _trained(
     return best, found, total
 
 
-def _nearer(
-    fitted: _Fitted, best: float, found: Mapping[str, Tensor], held: Batches
-) -> tuple[float, Mapping[str, Tensor]]:
+def _nearer(fitted: _Fitted, best: float, found: dict[str, Tensor], held: Batches) -> tuple[float, dict[str, Tensor]]:
     """The same, or weights on the straight way to there.
 
     With few samples the whole way is too far: `distill` of a sentence encoder, from 0.0919 to 0.0898 on held-out
