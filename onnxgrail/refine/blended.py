@@ -8,7 +8,7 @@ right.  Moving the images by some pixels as well brought nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ RANK = 4  # sample, channel, height, width, in whatever order
 def blended(job: Job, times: int) -> Job:
     """The same with so many batches of blends behind every one that is learnt from; none where inputs are no images."""
     name = image(job.prepared.batches.first())
-    return job if name is None else widened(job, times, functools.partial(faded, name))
+    return job if name is None else widened(job, times, functools.partial(faded, name), 2)
 
 
 def image(feed: Mapping[str, Array]) -> str | None:
@@ -31,14 +31,14 @@ def image(feed: Mapping[str, Array]) -> str | None:
     return found[0] if found and len(feed) == 1 else None
 
 
-def faded(name: str, one: Feed, other: Feed, rng: np.random.Generator) -> Feed:
-    """Samples of one feed, each with a share of its own, at most half, of some sample of the other.
+def faded(name: str, feeds: Sequence[Feed], rng: np.random.Generator) -> Feed:
+    """Samples of the first of two feeds, each with a share of its own, at most half, of some sample of the other.
 
     Feeds that are not of one shape give the first.
     """
-    ours, theirs = one[name], other[name]
+    ours, theirs = (feed[name] for feed in feeds)
     if ours.shape != theirs.shape:
-        return one
+        return feeds[0]
     rows = len(ours)
     share = rng.uniform(0.0, 0.5, size=(rows, 1, 1, 1)).astype(ours.dtype)
     return {name: ours + share * (theirs[rng.permutation(rows)] - ours)}

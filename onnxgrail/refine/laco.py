@@ -28,7 +28,7 @@ from onnxgrail.refine.whole import entry_of
 KIND = "laco"
 NEAR = 1e-10  # squared error, as a share, below which a block is what it was
 RATE, EPOCHS, STEPS = 1e-2, 10, 400  # at least so many epochs and steps
-MIXED, ROOM = 3, 1 << 30  # mixed batches for every given one, as long as the goals of a block take so many bytes
+MIXED, ROOM = 6, 1 << 30  # mixed batches for every given one, as long as the goals of a block take so many bytes
 # Wanda++ takes 160 steps of 3e-7 without a schedule; here a step is a share of a weight's size.
 ROUNDS, SAMPLES, SMALL = 5, 32, 1e-3
 NOTHING = "no weights of its own, or no input or output of the original's shape to compare"

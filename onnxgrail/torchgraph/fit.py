@@ -1,4 +1,8 @@
-"""Adam on the weights of a piece of a graph, with the best of what it passed on held-out batches as the result."""
+"""Adam on the weights of a piece of a graph, with the best of what it passed on held-out batches as the result.
+
+Passed are the weights after every epoch, their mean since the beginning, and points on the straight way to the best of
+these.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from onnxgrail.torchgraph.program import Program, program_of, tensors
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 WARM = 0.05  # share of all steps in which they grow to full size
+PARTS = (0.4, 0.6, 0.8)  # of the way from the weights at the beginning to the best ones
 FAR = 100.0  # times the error at the beginning: nothing comes back from there
 
 
@@ -113,13 +118,14 @@ def fit(
         program, {n: initializers[n] for n in names}, settings, _energy(batches[: settings.each], settings)
     )
     fitted.begin(0.0)
-    before = fitted.error(held)
+    before = fitted.error(held, fitted.weights)
     started, epochs = time.perf_counter(), 0
     first = settings.rate * (math.sqrt(min(before, 1.0)) if settings.near and math.isfinite(before) else 1.0)
     for rate in (first, first / 4):  # what steps were too large for may still take smaller ones
         best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
         epochs += ran
         if best < before:
+            best, found = _nearer(fitted, best, found, held)
             return Fit(before=before, after=best, epochs=epochs, arrays=fitted.arrays(found))
     return Fit(before=before, after=before, epochs=epochs, arrays={})
 
@@ -150,13 +156,28 @@ def _trained(
         share = 0.0 if settings.seconds is None else (spent - first) / (settings.seconds - first)
         for number, k in enumerate(itertools.islice(order, each)):
             fitted.step(batches[k](), _share(max((epoch + number / each) / total, share)))
-        now = fitted.error(held)
+        now, mean = fitted.error(held, fitted.weights), fitted.error(held, fitted.mean)
         tick()
-        if now < best and max((epoch + 1) / total, share) >= settings.late:
-            best, found = now, fitted.state()
+        if min(now, mean) < best and max((epoch + 1) / total, share) >= settings.late:
+            best, found = min(now, mean), _copy(fitted.mean if mean < now else fitted.weights)
         elif not now < FAR * before:
             return best, found, epoch + 1
     return best, found, total
+
+
+def _nearer(fitted: _Fitted, best: float, found: dict[str, Tensor], held: Batches) -> tuple[float, dict[str, Tensor]]:
+    """The same, or weights on the straight way to there.
+
+    With few samples the whole way is too far: `distill` of a sentence encoder, from 0.0919 to 0.0898 on held-out
+    batches, had 0.0880 behind six tenths of it.
+    """
+    nearest = found
+    for part in PARTS:
+        weights = {n: torch.lerp(fitted.program.weights[n].detach(), w, part) for n, w in found.items()}
+        now = fitted.error(held, weights)
+        if now < best:
+            best, nearest = now, weights
+    return best, nearest
 
 
 def _shuffled(count: int, seed: int) -> Iterator[int]:
@@ -190,6 +211,10 @@ def _energy(batches: Batches, settings: Settings) -> dict[str, float]:
     return {name: max(square / max(count, 1.0), 1e-30) for name, (square, count) in sums.items()}
 
 
+def _copy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: w.detach().clone() for n, w in weights.items()}
+
+
 class _Fitted:
     """Weights on their way; lives as long as one call of `fit`."""
 
@@ -210,7 +235,8 @@ class _Fitted:
             {"params": [w], "lr": 0.0, "size": known.get(n, max(sizes[n], floor))} for n, w in self.weights.items()
         ]
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.999))
-        return self.state()
+        self.mean, self.taken = _copy(self.weights), 0
+        return _copy(self.weights)
 
     def step(self, batch: Batch, share: float) -> None:
         """One step of Adam at this share of the full rate."""
@@ -223,18 +249,17 @@ class _Fitted:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.settings.clip)
         self.adam.step()
+        self.taken += 1
+        for name, mean in self.mean.items():  # of all weights on the way, each one as heavy as its number
+            mean.lerp_(self.weights[name].detach(), 2 / (self.taken + 1))
 
-    def error(self, batches: Batches) -> float:
-        """Mean loss with the weights as the file would hold them."""
-        rounded = {n: as_tensor(a, self.program.floats) for n, a in self.arrays(self.state()).items()}
+    def error(self, batches: Batches, weights: Mapping[str, Tensor]) -> float:
+        """Mean loss with weights as the file would hold them."""
+        rounded = {n: as_tensor(a, self.program.floats) for n, a in self.arrays(weights).items()}
         with torch.no_grad():
             found = [float(self._loss(make(), rounded)) for make in batches]
         mean = float(np.mean(found))
         return mean if math.isfinite(mean) else math.inf
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy of the weights."""
-        return {n: w.detach().clone() for n, w in self.weights.items()}
 
     def arrays(self, state: Mapping[str, Tensor]) -> dict[str, Array]:
         """Weights in the types of the graph."""

@@ -63,7 +63,7 @@ def refined(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> tuple[Job
 def test_a_blend_is_mostly_one_image_and_a_share_of_another() -> None:
     one = {"x": np.zeros((64, 1, 2, 2), np.float32)}
     other = {"x": np.broadcast_to(np.arange(1, 65, dtype=np.float32)[:, None, None, None], (64, 1, 2, 2))}
-    found = faded("x", one, other, np.random.default_rng(0))["x"]
+    found = faded("x", [one, other], np.random.default_rng(0))["x"]
     assert found.dtype == np.float32
     assert (np.ptp(found.reshape(64, -1), axis=1) == 0).all()  # one share for all of an image
     again = np.random.default_rng(0)
@@ -74,12 +74,12 @@ def test_a_blend_is_mostly_one_image_and_a_share_of_another() -> None:
 
 def test_half_precision_stays_what_it_is() -> None:
     one = {"x": np.ones((4, 1, 2, 2), np.float16)}
-    assert faded("x", one, one, np.random.default_rng(0))["x"].dtype == np.float16
+    assert faded("x", [one, one], np.random.default_rng(0))["x"].dtype == np.float16
 
 
 def test_what_differs_in_shape_is_not_blended() -> None:
     one = {"x": np.ones((4, 1, 2, 2), np.float32)}
-    assert faded("x", one, {"x": np.ones((3, 1, 2, 2), np.float32)}, np.random.default_rng(0)) is one
+    assert faded("x", [one, {"x": np.ones((3, 1, 2, 2), np.float32)}], np.random.default_rng(0)) is one
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sequences joined from two: what they are made of, and that held-out ones stay out of them."""
+"""Sequences joined from several: what they are made of, and that held-out ones stay out of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import onnxgrail
 from onnxgrail.refine import distill, laco
 from onnxgrail.refine.job import Job
-from onnxgrail.refine.mixed import joined, mixed
+from onnxgrail.refine.mixed import PIECES, joined, mixed
 from onnxgrail.torchgraph import fit as fitting
 from tests.tiny import tiny
 from tests.torchgraph.test_refine import run_fit
@@ -53,42 +53,48 @@ def refined(monkeypatch: pytest.MonkeyPatch, kind: str, given: dict[str, Any]) -
     return seen[0], seen[1], found.report.data["refines"]
 
 
-def test_a_joined_sequence_begins_like_one_and_ends_like_the_other() -> None:
-    ids, mask = np.arange(48).reshape(8, 6), np.ones((8, 6), np.int64)
-    one = {"ids": ids, "mask": mask, "scale": np.float32(2), "past": np.zeros((8, 2, 6, 3), np.float32)}
-    other = {"ids": ids + 100, "mask": mask * 7, "scale": np.float32(3), "past": np.ones((8, 2, 6, 3), np.float32)}
-    found = joined(one, other, np.random.default_rng(0))
-    theirs = found["ids"] >= 100
-    assert theirs[:, -1].all()
-    assert not theirs[:, 0].any()
-    assert (np.diff(theirs.astype(int), axis=1) >= 0).all()
-    assert len(set(theirs.sum(1))) > 1  # rows are cut at places of their own
-    np.testing.assert_array_equal((found["ids"] - 100 * theirs) % 6, np.broadcast_to(np.arange(6), (8, 6)))
-    np.testing.assert_array_equal(found["mask"] == 7, theirs)
-    assert all(len(set((row[late] - 100) // 6)) == 1 for row, late in zip(found["ids"], theirs, strict=True))
-    assert found["scale"] == 2
+def test_a_joined_sequence_has_pieces_of_several_and_each_at_its_place() -> None:
+    """A hundred tells the feed, a thousand the row; what is left is the place."""
+    rows, length = 8, 64
+    place = np.arange(rows)[:, None] * 1000 + np.arange(length)
+    mask = np.ones((rows, length), np.int64)
+    feeds = [
+        {"ids": place + 100 * k, "mask": mask * k, "scale": np.float32(k), "past": np.full((rows, 2, 6, 3), k)}
+        for k in range(3)
+    ]
+    found = joined(feeds, np.random.default_rng(0))
+    ids = found["ids"]
+    feed, row = ids % 1000 // 100, ids // 1000
+    np.testing.assert_array_equal(ids % 100, np.broadcast_to(np.arange(length), ids.shape))
+    np.testing.assert_array_equal(found["mask"], feed)
+    np.testing.assert_array_equal(ids[:, 0], place[:, 0])  # what has no positions is that of the first feed, too
+    assert found["scale"] == 0
     assert not found["past"].any()
+    changes = (np.diff(row * 10 + feed, axis=1) != 0).sum(1)
+    assert 0 < changes.min() <= changes.max() < max(PIECES)
+    assert len({tuple(np.flatnonzero(one)) for one in np.diff(feed, axis=1)}) == rows  # cut at places of their own
+    assert set(feed.ravel()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("other", [np.zeros((3, 6), np.int64), np.zeros((4, 5), np.int64)])
 def test_what_differs_in_shape_is_not_joined(other: Any) -> None:
     one = {"ids": np.ones((4, 6), np.int64)}
-    assert joined(one, {"ids": other}, np.random.default_rng(0)) is one
+    assert joined([one, {"ids": other}], np.random.default_rng(0)) is one
 
 
-@pytest.mark.parametrize("kind", ["laco", "distill"])
-def test_held_out_sequences_stay_out(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "batches"), [("laco", 8 * (1 + laco.MIXED)), ("distill", 32)])
+def test_held_out_sequences_stay_out(monkeypatch: pytest.MonkeyPatch, kind: str, batches: int) -> None:
     monkeypatch.setattr(distill, "STEPS", 32)
     monkeypatch.setattr(laco, "STEPS", 16)
     before, after, rows = refined(monkeypatch, kind, tokens())
     assert after.held == before.held == [4, 9]
     assert after.learnt[:8] == before.learnt
-    assert len(after.learnt) == 32
+    assert len(after.learnt) == batches
     assert after.each == 8
     feeds = [make()["ids"] for make in after.prepared.batches.feeds]
-    assert len(feeds) == len(after.masks) == 34
+    assert len(feeds) == len(after.masks) == batches + 2
     assert {40, 90}.isdisjoint((np.stack([feeds[k] for k in after.learnt]) // 10 * 10).ravel().tolist())
-    assert all(len(set((row // 10).tolist())) == 2 for k in after.learnt[8:] for row in feeds[k])
+    assert all(len(set((row // 10).tolist())) > 1 for k in after.learnt[8:] for row in feeds[k])
     again = [make()["ids"] for make in after.prepared.batches.feeds]
     np.testing.assert_array_equal(np.stack(feeds), np.stack(again))
     assert any(r["epochs"] > 0 for r in rows)
@@ -116,7 +122,7 @@ def test_too_few_batches_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_images_are_not_joined() -> None:
     one = {"images": np.zeros((4, 1, 8, 8), np.float32)}
-    assert joined(one, {"images": np.ones((4, 1, 8, 8), np.float32)}, np.random.default_rng(0)) is one
+    assert joined([one, {"images": np.ones((4, 1, 8, 8), np.float32)}], np.random.default_rng(0)) is one
 
 
 def test_an_epoch_takes_so_many_batches_and_none_more_often_than_others() -> None:
@@ -143,6 +149,6 @@ def test_luck_at_the_beginning_is_not_chosen(monkeypatch: pytest.MonkeyPatch, la
 def test_what_is_near_is_moved_in_smaller_steps(monkeypatch: pytest.MonkeyPatch, near: bool, share: float) -> None:
     rates, begin = [], fitting._Fitted.begin
     monkeypatch.setattr(fitting._Fitted, "begin", lambda self, rate: (rates.append(rate), begin(self, rate))[1])
-    monkeypatch.setattr(fitting._Fitted, "error", lambda self, batches: 0.25)
+    monkeypatch.setattr(fitting._Fitted, "error", lambda self, batches, weights: 0.25)
     run_fit(rate=0.1, steps=5, near=near)
     assert rates == pytest.approx([0.0, 0.1 * share, 0.025 * share])
