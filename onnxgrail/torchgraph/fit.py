@@ -156,9 +156,10 @@ def _trained(
         share = 0.0 if settings.seconds is None else (spent - first) / (settings.seconds - first)
         for number, k in enumerate(itertools.islice(order, each)):
             fitted.step(batches[k](), _share(max((epoch + number / each) / total, share)))
-        now, mean = fitted.error(held, fitted.weights), fitted.error(held, fitted.mean)
+        late = max((epoch + 1) / total, share) >= settings.late
+        now, mean = fitted.error(held, fitted.weights), fitted.error(held, fitted.mean) if late else math.inf
         tick()
-        if min(now, mean) < best and max((epoch + 1) / total, share) >= settings.late:
+        if late and min(now, mean) < best:
             best, found = min(now, mean), _copy(fitted.mean if mean < now else fitted.weights)
         elif not now < FAR * before:
             return best, found, epoch + 1
