@@ -28,6 +28,7 @@ class Cell:
     Attributes:
         group: table it belongs to; make: writes the model; shape: of one sample, None where data lie beside the model.
         options: of `compress`; latency: measure the emitted model instead of the command.
+        threads: of both sides, where they are not those of all rows.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Cell:
     batch: int = 8
     options: tuple[str, ...] = GRAIL
     latency: bool = False
+    threads: int | None = None
 
     def written(self, folder: Path) -> tuple[Path, Path]:
         """The model and its data, made where they are not there yet."""
@@ -113,11 +115,14 @@ def minilm(folder: Path) -> list[Cell]:
     return [
         Cell(name="MiniLM", **common),  # type: ignore[arg-type]
         Cell(name="MiniLM, best", options=(*GRAIL, *BEST), **common),  # type: ignore[arg-type]
+        Cell(name="MiniLM, two threads", threads=2, **common),  # type: ignore[arg-type]
+        Cell(name="MiniLM, two threads, best", threads=2, options=(*GRAIL, *BEST), **common),  # type: ignore[arg-type]
     ]
 
 
 def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
     """One row: medians over rounds in which everything takes its turn."""
+    threads = cell.threads or threads
     model, data = cell.written(folder)
     row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch, "threads": threads}
     out, report = folder / "slim.onnx", folder / "report.json"

@@ -49,7 +49,13 @@ NOTES = """\
 - `--compensate best` walks the original and the narrowed network side by side, once, and sums regressors and targets of
   every layer: on MiniLM that is one more pass through the narrowed network, and as much again for sums and solves.
 - `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS together; unset, it is the number of physical cores.
-  From two on, the next batch runs while half of them take the sums of the one before.
+  From two on, parts of the batches are gone through side by side, as many as there are threads and stretches that are
+  summed as one (`docs/distributed.md`), with one thread of BLAS each: several threads of BLAS beside those of ONNX
+  Runtime made the same sums 2.8 times slower.  Where the sums of two parts would take more than a quarter of a GiB
+  besides, there is one part, and the next batch runs while half of the threads take the sums of the one before.
+  Solving is done by half of the threads.
+- Few rows (a quarter of a layer's inputs or less, from 1024 inputs on) are kept as rows: a Llama of 8.6 GB with 256
+  tokens (`bench/large_model.py`) takes a tenth of the solving that its matrices would.
 - OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
   (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
   It was not set for this page.  With the kernels of Haswell MiniLM takes 2.7 and, with `best`, 5.6 forward passes.
