@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail import sweep
+from onnxgrail import layers, sweep
 from onnxgrail.core import FITS, silent
 from onnxgrail.decision import Decision, decide
 from onnxgrail.preparation import Clock, prepare
 from onnxgrail.recipe import recipe_of
-from tests.tiny import tiny
+from tests.tiny import cnn, feed, mlp, tiny
 
 ROWS, WIDTH, HIDDEN = 200, 6, 16
 RIDGE = 0.1  # of the weights to begin with: strong enough to leave room for the fit
@@ -132,6 +133,55 @@ def test_every_part_of_the_fit_can_be_left_out(part: str) -> None:
         assert {r["weight"] for r in fewer} == {"w2", "w3"}
     if part == "blend":
         assert {r["blend"] for r in fewer} <= {0.0, 1.0}
+
+
+def quantised() -> Any:
+    """A product with stored int8 weights, between two plain ones."""
+    text = """
+        a = MatMul(x, w0)
+        b = Relu(a)
+        w = DequantizeLinear<axis=1>(q, s)
+        c = MatMul(b, w)
+        d = Relu(c)
+        y = MatMul(d, w2)
+    """
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {"w0": (6, 8), "q": rng.integers(-127, 128, (8, 24)).astype(np.int8), "w2": (24, 4)}
+    return tiny("float[N,6] x => float[N,4] y", text, weights | {"s": rng.uniform(0.001, 0.01, 24).astype(np.float32)})
+
+
+@pytest.mark.parametrize("make", [mlp, cnn, quantised])
+@pytest.mark.parametrize("samples", [200, 6], ids=["batches", "an only batch"])
+def test_sums_with_the_dense_input_give_the_same_weights(
+    make: Callable[[], ir.Model], samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a window, with a bias, with a stored weight; only layers whose outputs carry a residual go without."""
+    model = make()
+    ways: list[bool] = []
+    through = layers.Stage.through.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(layers.Stage, "through", property(lambda self: ways.append(through(self)) or ways[-1]))
+
+    def fitted(wider: float) -> tuple[list[Any], dict[str, Any]]:
+        monkeypatch.setattr(layers, "WIDER", wider)
+        ways.clear()
+        data = {"x": feed(model, N=samples)["x"] + np.float32(0.5)}
+        choices: Any = {"ratio": 0.4, "round_to": 1, "blocks": ("conv", "mlp"), "compensate": "best", "check": False}
+        result = onnxgrail.compress(model, data=data, **choices)
+        return result.report.data["refits"], numbers_of(result)
+
+    (rows, want), plain = fitted(np.inf), any(ways)
+    (others, got), wide = fitted(0.0), any(ways)
+    assert (plain, wide) == (False, True)
+    assert rows
+    assert [(r["weight"], r["alpha"]) for r in others] == [(r["weight"], r["alpha"]) for r in rows]
+    for name, array in want.items():
+        np.testing.assert_allclose(got[name], array, atol=2e-3 * max(float(np.abs(array).max()), 1e-6))
+
+
+def numbers_of(result: Any) -> dict[str, Any]:
+    """All weights in floating point."""
+    arrays = {v.name: v.const_value.numpy() for v in result.model.graph.initializers.values()}
+    return {name: array.astype(np.float64) for name, array in arrays.items() if array.dtype.kind == "f"}
 
 
 def test_a_layer_whose_sums_would_be_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
