@@ -133,17 +133,19 @@ def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:
     return np.asarray(mean_rows(features.reshape(units, -1), reducer)).reshape(-1, features.shape[1])
 
 
-def squared_errors(normal: Normal, weights: Floats) -> Floats:
+def squared_errors(normal: Normal, weights: Floats, product: Floats | None = None) -> Floats:
     """Squared output error of each column: diag(Cᵀ G C − 2 C'ᵀ R G C + C'ᵀ R G Rᵀ C'), (c,), in squared output units.
 
     Args:
         normal: the equations.
         weights: C' (h', c).
+        product: A C', where that is at hand.
 
     Returns:
         Sums over calibration rows; rounding may leave tiny negative values.
     """
-    product = normal.product(weights)
+    if product is None:
+        product = normal.product(weights)
     return np.asarray(normal.energy + np.einsum("hc,hc->c", weights, product - 2.0 * normal.target))
 
 

@@ -102,7 +102,8 @@ def fit(normal: Normal, alpha: float) -> Fit:
         return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
     lam = alpha * float(diagonal.mean())
     weights[alive], used = normal.solution(alive, lam)
-    after = squared_errors(normal, weights)
+    exact = used == lam and alive.all()  # then (A + λI) C' = R G C says what A C' is
+    after = squared_errors(normal, weights, normal.target - lam * weights if exact else None)
     better = set()
     for number, part in normal.parts:
         # Written so that NaN counts as worse.
