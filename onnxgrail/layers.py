@@ -90,7 +90,7 @@ class Stage:
 
         With z the input, z x̄ᵀ W̄ is z t̄ᵀ but for rounding, for x̄ and W̄ of the dense network.
         """
-        plain = not any(task.consumer.residual for task in self.tasks)
+        plain = all(task.consumer.plain and not task.consumer.residual for task in self.tasks)
         return plain and self.outputs >= WIDER * self.tasks[0].inputs
 
     def memory(self, parts: int) -> int:

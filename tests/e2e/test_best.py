@@ -150,12 +150,28 @@ def quantised() -> Any:
     return tiny("float[N,6] x => float[N,4] y", text, weights | {"s": rng.uniform(0.001, 0.01, 24).astype(np.float32)})
 
 
-@pytest.mark.parametrize("make", [mlp, cnn, quantised])
+def biased() -> Any:
+    """Gemms with a bias that is computed, and with one number for all outputs."""
+    text = """
+        a = MatMul(x, w0)
+        b = Relu(a)
+        k = Abs(k0)
+        c = Gemm(b, w1, k)
+        d = Relu(c)
+        e = Gemm(d, w2, one)
+        f = Relu(e)
+        y = MatMul(f, w3)
+    """
+    weights: dict[str, Any] = {"w0": (6, 8), "k0": (12,), "w1": (8, 12), "w2": (12, 10), "w3": (10, 4)}
+    return tiny("float[N,6] x => float[N,4] y", text, weights | {"one": np.full(1, 0.7, np.float32)})
+
+
+@pytest.mark.parametrize("make", [mlp, cnn, quantised, biased])
 @pytest.mark.parametrize("samples", [200, 6], ids=["batches", "an only batch"])
 def test_sums_with_the_dense_input_give_the_same_weights(
     make: Callable[[], ir.Model], samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a window, with a bias, with a stored weight; only layers whose outputs carry a residual go without."""
+    """Behind a window, with a bias, with a stored weight; layers whose outputs carry more than that go without."""
     model = make()
     ways: list[bool] = []
     through = layers.Stage.through.fget  # type: ignore[attr-defined]
