@@ -36,7 +36,8 @@ class Consumer:
         source: the activation it reads; axis: its channel axis.
         output: the activation it makes; made: the channel axis of that.
         bias: what is added to the output behind it or inside, (o,) or zeros; inner: whether inside.
-        plain: whether the output is a product and an inner bias, and nothing else that is not known here.
+        plain: whether the output is a product and an inner bias, nothing else that is not known here, and not rounded
+            to a half precision either.
         room: whether there is a bias, or a place for one without another node.
         total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
     """
@@ -155,7 +156,8 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
         made=1 if conv else rank - 1,
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
         inner=bias is not None,
-        plain=bias is not None or len(node.inputs) < 3 or node.inputs[2] is None,
+        plain=facts.dtypes[output.name or ""].itemsize > 2
+        and (bias is not None or len(node.inputs) < 3 or node.inputs[2] is None),
         room="bias" if bias is not None or added is not None else "slot" if node.op_type != "MatMul" else "none",
         total=total,
         residual=residual,
