@@ -55,8 +55,8 @@ NOTES = """\
   besides, there is one part, and the next batch runs while half of the threads take the sums of the one before.
   Solving is done by half of the threads.
 - Few rows (a quarter of a layer's inputs or less, from 1024 inputs on) are kept as rows, and products and solutions
-  cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) took 23 minutes with `best`, on two
-  cores that had other work (`bench/results/large_model_8g.json`).
+  cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) took 23 minutes with `best`, on
+  two cores that had other work (`bench/results/large_model_8g.json`).
 - OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
   (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
   It was not set for this page.  With the kernels of Haswell MiniLM takes 2.7 and, with `best`, 5.6 forward passes.
