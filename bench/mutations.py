@@ -52,10 +52,11 @@ def summed(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts, and every mutation with a fault."""
     faulty = [v for v in verdicts if v["faults"]]
     crashed = [v for v in faulty if v["faults"][0].startswith("crash")]
+    slowest = max(verdicts, key=lambda v: float(v.get("seconds", 0.0)), default={})
     return {
         "mutations": len(verdicts),
         "codes": {str(code): count for code, count in sorted(Counter(v["code"] for v in verdicts).items())},
-        "slowest": max((v.get("seconds", 0.0) for v in verdicts), default=0.0),
+        "slowest": {key: slowest.get(key) for key in ("number", "name", "seconds")},
         "largest_growth": max((v.get("grown", 0) for v in verdicts), default=0),
         "faulty": len(faulty),
         "crashes": len(crashed),
