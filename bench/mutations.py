@@ -1,6 +1,6 @@
 """Give `onnxgrail` broken models and broken data, and see that it only ever says so in one line.
 
-    python bench/mutations.py [--count 10000] [--seed 0] [--first 0] [--workers 1]
+    python bench/mutations.py [--count 10000] [--seed 0] [--first 0] [--workers 1] [--threads 1]
 
 Every mutation runs in a worker process with limits on time, memory and sizes of files.  Counted as a fault: an answer
 that is not typed, an exit code that is not documented, more than 10 seconds or 1 GB, a file that was changed or made
@@ -32,12 +32,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
     choices = parser.parse_args()
     started = time.perf_counter()
     verdicts: list[dict[str, Any]] = []
     last = choices.first + choices.count
     for first in range(choices.first, last, BATCH):
-        found = run(range(first, min(first + BATCH, last)), seed=choices.seed, workers=choices.workers)
+        numbers = range(first, min(first + BATCH, last))
+        found = run(numbers, seed=choices.seed, workers=choices.workers, threads=choices.threads)
         verdicts += found
         faulty = sum(bool(v["faults"]) for v in verdicts)
         print(f"{len(verdicts)} of {choices.count}, {faulty} with faults", file=sys.stderr, flush=True)
@@ -50,10 +52,11 @@ def summed(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts, and every mutation with a fault."""
     faulty = [v for v in verdicts if v["faults"]]
     crashed = [v for v in faulty if v["faults"][0].startswith("crash")]
+    slowest = max(verdicts, key=lambda v: float(v.get("seconds", 0.0)), default={})
     return {
         "mutations": len(verdicts),
         "codes": {str(code): count for code, count in sorted(Counter(v["code"] for v in verdicts).items())},
-        "slowest": max((v.get("seconds", 0.0) for v in verdicts), default=0.0),
+        "slowest": {key: slowest.get(key) for key in ("number", "name", "seconds")},
         "largest_growth": max((v.get("grown", 0) for v in verdicts), default=0),
         "faulty": len(faulty),
         "crashes": len(crashed),

@@ -81,7 +81,7 @@ def cache_bytes(recipe: Recipe) -> int:
     unit = match[2].upper() if match is not None else ""
     scale = _BYTES.get(f"{unit}IB" if unit in ("K", "M", "G", "T") else unit)
     number = _number(match)
-    if scale is None or math.isnan(number):
+    if scale is None or not number * scale < math.inf:
         raise UsageError(f"--cache-budget {recipe.cache_budget!r} is no amount of bytes", hint="Write 512M or 2G")
     return int(number * scale)
 

@@ -83,8 +83,8 @@ def share(shard: Shard, parts: int, step: Step[Out], work: Callable[[Shard, Iter
             yield step(number - first)
 
     with _blas(1), ThreadPoolExecutor(len(shards)) as pool:
-        threads = [pool.submit(copy_context().run, work, part, made(part)) for part in shards]
         try:
+            threads = [pool.submit(copy_context().run, work, part, made(part)) for part in shards]
             done, _ = wait(threads, return_when=FIRST_EXCEPTION)
             for thread in done:
                 thread.result()

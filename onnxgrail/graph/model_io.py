@@ -115,13 +115,12 @@ def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, ap
 
 
 def _sorted(graph: ir.Graph) -> bool:
-    """Whether every node stands behind the nodes it reads (float16 converters append their casts at the end)."""
+    """Whether every node, in bodies too, stands behind what it reads (converters append their casts at the end)."""
     seen: set[ir.Node] = set()
-    for node in graph:
-        for value in node.inputs:
-            producer = value.producer() if value is not None else None
-            if producer is not None and producer.graph is graph and producer not in seen:
-                return False
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if not all(producer is None or producer in seen for producer in producers):
+            return False
         seen.add(node)
     return True
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxgrail.graph.facts import key
 
+QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")  # in a list of texts as Python prints it; anybody may have written it
+
 
 def scope(node: ir.Node) -> str:
     """Module path of a node (`encoder.layer.0.intermediate.dense`), or its own name."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
-    if scopes:
-        try:
-            path = [part for part in ast.literal_eval(scopes) if part]
-        except (ValueError, SyntaxError):
-            path = []
-        if len(path) > 1:
-            return str(path[-2])
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+    path = [part for quoted in QUOTED.findall(scopes) for part in quoted if part]
+    if len(path) > 1:
+        return str(path[-2])
     name = node.name or key(node)
     parts = [p for p in name.split("/") if p]
     return ".".join(parts[:-1]) if len(parts) > 1 else name

@@ -33,6 +33,7 @@ OPTIONS = (
     ("--target-params", "70%"),
     ("--report", "out.html", "--report", "out.json"),
     ("--dry-run", "--json"),
+    ("--batch-size", "1", "--round-to", "1"),
 )
 
 
@@ -97,6 +98,8 @@ def _command(rng: Rng) -> tuple[str, ...]:
         return _compress("d.npz" if rng.random() < 0.5 else "", rng)
     if share < 0.8:
         return ("inspect", BAD, *pick(((), ("--json",), ("--html", "out.html"), ("--verbose",)), rng))
+    if share < 0.85:
+        return ("apply", BAD, GOOD, "--output", OUT, "--data", "d.npz")
     pair = (BAD, GOOD) if rng.random() < 0.5 else (GOOD, BAD)
     return ("compare", *pair, *(("--data", "d.npz") if rng.random() < 0.5 else ("--samples", "4")))
 

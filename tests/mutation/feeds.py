@@ -81,7 +81,8 @@ def other_header(arrays: Arrays, folder: Path, rng: Rng) -> str:
         text = pick(("", "{}", "[" * 3000, "{'descr': __import__('os')}", "x" * 100_000, "{'a': 1}"), rng)
     version = pick((1, 2, 3, 9), rng)
     length = pick((len(text), 0, 65_535, 10), rng)
-    head = b"\x93NUMPY" + bytes([version, 0]) + length.to_bytes(2 if version == 1 else 4, "little")
+    size = 2 if version == 1 else 4
+    head = b"\x93NUMPY" + bytes([version, 0]) + min(length, 256**size - 1).to_bytes(size, "little")
     body = head + text.encode() + bytes(64)
     if rng.random() < 0.5:
         (folder / "broken.npy").write_bytes(body)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tests.mutation.protos import FLOATS, MARK, pick
+from onnxgrail import saved
+from onnxgrail.graph import interface
+from tests.mutation.protos import FLOATS, MARK, NAMES, messages, pick
 
 Rng = np.random.Generator
 WIDTH = 8  # of everything between inputs and outputs of the good models
 STEPS = ("Identity", "Relu", "Neg", "Cast", "Dropout", "Squash", "Softmax", "NonZero", "Shape", "QuantizeLinear")
+SCOPES = "pkg.torch.onnx.name_scopes"
+KEYS = (interface.NOTE, saved.KEY, SCOPES, SCOPES, "pkg.torch.onnx.stack_trace")  # that somebody reads
+PORT = '{"name": "x", "axis": 0, "before": 8, "after": 2, "kept": [0, 1]}'
+RUN = '{"command": "\\ud800", "version": "\\u001b[2J", "recipe": {"ratio": "x", "blocks": 7, "no": []}}'
+NOTES = (
+    "null", "5", "{}", "[]", "''", "[[]]", "1e999", "[" * 5000, "-" * 5000 + "1", "'text'", "__import__('os')",
+    '[{"command": 1, "recipe": {}}]', '[{"command": null, "recipe": 3}]', f"[{RUN}]", f"[{PORT}]", f"[{PORT}, {RUN}]",
+    f"[{PORT}]".replace("1", "1" + "0" * 30), "['', 'm', 'm.layer', 'm.layer']", "['', '../up', '\x1b[2J', 'linear']",
+    "[1, 2, 3]", "[[], [0], {}]", "['a'] * 9", "['" + "n" * 20_000 + "', 'x']", f"['{MARK}', '{MARK}', '']",
+)  # fmt: skip
 
 
 def narrowed(model: ModelProto, rng: Rng) -> None:
@@ -111,6 +123,18 @@ def poisoned(model: ModelProto, rng: Rng) -> None:
     _put(model, [made])
 
 
+def remarked(model: ModelProto, rng: Rng) -> None:
+    """Notes beside the model, its graph, nodes or weights: keys and values that are odd, empty, long or there twice."""
+    places = [message for message in messages(model) if "metadata_props" in message.DESCRIPTOR.fields_by_name]
+    kind = type(pick(places, rng))
+    same = [place for place in places if type(place) is kind]
+    for _ in range(int(rng.integers(1, 4))):
+        place = pick((model, model.graph, *same), rng)
+        key = pick(KEYS if rng.random() < 0.7 else NAMES, rng)
+        for _ in range(int(rng.choice([1, 1, 2]))):
+            place.metadata_props.add(key=key, value=pick((*NOTES, *NAMES), rng))
+
+
 def _put(model: ModelProto, made: list[NodeProto]) -> None:
     """Add nodes, in an order in which every value is made before it is read."""
     waiting = [*made, *(NodeProto.FromString(n.SerializeToString()) for n in model.graph.node)]
@@ -125,4 +149,4 @@ def _put(model: ModelProto, made: list[NodeProto]) -> None:
     model.graph.node.extend(ordered)
 
 
-GENTLE = (narrowed, inserted, watched, shared, constant, declared, fed, poisoned)
+GENTLE = (narrowed, inserted, watched, shared, constant, declared, fed, poisoned, remarked)

@@ -22,13 +22,13 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class _Worker:
     """One process and its folder."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, threads: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mutations-")
         self.root = Path(self._folder.name)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.mutation.worker", str(seed), str(self.root)],
             cwd=ROOT,
-            env=os.environ | dict.fromkeys(THREADS, "1") | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | dict.fromkeys(THREADS, str(threads)) | {"PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -73,7 +73,7 @@ class _Worker:
             timer.cancel()
 
 
-def run(numbers: Iterable[int], *, seed: int, workers: int = 1) -> list[dict[str, Any]]:
+def run(numbers: Iterable[int], *, seed: int, workers: int = 1, threads: int = 1) -> list[dict[str, Any]]:
     """Verdicts on mutations, in the order of their numbers."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in numbers:
@@ -86,7 +86,7 @@ def run(numbers: Iterable[int], *, seed: int, workers: int = 1) -> list[dict[str
         try:
             while True:
                 number = waiting.get_nowait()
-                worker = worker or _Worker(seed)
+                worker = worker or _Worker(seed, threads)
                 found.append(worker.ask(number))
                 if worker.process.poll() is not None:
                     worker.close()

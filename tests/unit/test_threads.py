@@ -166,3 +166,27 @@ def test_parts_go_side_by_side_and_end_together(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ZeroDivisionError):
         threads.share(shard(16), 2, step, work)
     assert sorted(made) == [0, 8]
+
+
+def test_an_interrupt_while_parts_are_handed_out_ends_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    made: list[int] = []
+    begun = threading.Event()
+    submit = threads.ThreadPoolExecutor.submit
+
+    def step(place: int) -> None:
+        made.append(place)
+        begun.set()
+        time.sleep(0.05)
+
+    def interrupted(*words: object) -> object:
+        if begun.is_set():
+            raise KeyboardInterrupt
+        found = submit(*words)  # type: ignore[arg-type]
+        assert begun.wait(10)
+        return found
+
+    monkeypatch.setattr(threads.ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        threads.share(shard(64), 2, step, lambda _, walked: list(walked))
+    assert len(made) < 32, "the first part was gone through"
