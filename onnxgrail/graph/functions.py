@@ -22,6 +22,8 @@ def inlined(model: ir.Model) -> ir.Model:
         return model
     whole = model.clone()
     whole.meta.update(model.meta)
+    for name in whole.functions.keys() - _called(whole):  # the pass would write out calls inside them, too
+        del whole.functions[name]
     for function in whole.functions.values():
         _align(function, whole.opset_imports.get("", 0))
     try:
@@ -32,6 +34,18 @@ def inlined(model: ir.Model) -> ir.Model:
     for domain in {domain for domain, _, _ in model.functions} - left:
         whole.opset_imports.pop(domain, None)
     return whole
+
+
+def _called(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """The functions that the graph calls, itself or by others."""
+    found: set[ir.OperatorIdentifier] = set()
+    waiting: list[ir.Graph | ir.Function] = [model.graph]
+    while waiting:
+        names = {node.op_identifier() for node in _nodes(waiting.pop())}
+        new = names & model.functions.keys() - found
+        found |= new
+        waiting += [model.functions[name] for name in new]
+    return found
 
 
 class _Callers:

@@ -281,6 +281,9 @@ def test_functions_that_grow_without_bound() -> None:
     model.graph.node.append(helper.make_node("f0", ["before"], ["y"], domain="deep"))
     with pytest.raises(ModelError, match=r"its functions have 5\.37e\+08 nodes"):
         onnxgrail.inspect(model)
+    del model.graph.node[-1]
+    model.graph.node[-1].output[0] = "y"
+    assert onnxgrail.inspect(model).blocks, "nobody calls them, so nothing grows"
 
 
 def test_names_do_not_move_the_cursor(tmp_path: Path) -> None:
