@@ -74,7 +74,7 @@ class Fitted:
 
     weights: Floats
     shift: Floats
-    start: int
+    start: int = 0
     alpha: float | None
     blend: float
     before: float

@@ -311,7 +311,7 @@ main(["compress", "m.onnx", "--data", "d.npz"{words}])
 @pytest.mark.parametrize(
     ("module", "name", "words", "stop"),
     [
-        ("calibration.lanes", "Sums", "", signal.SIGINT),
+        ("calibration.stream", "share", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", "", signal.SIGINT),
         ("graph.model_io", "Path.replace", ', "--save-as-external-data"', signal.SIGTERM),
     ],
