@@ -49,8 +49,8 @@ class Pair:
     seed: int
 
     @contextmanager
-    def following(self, stage: Stage, ledger: Ledger, end: int, parts: int) -> Iterator[Step[Side]]:
-        """What makes of a batch what a stage is fitted to, and what it reads, of some parts side by side.
+    def following(self, stage: Stage, ledger: Ledger, end: int, ways: int) -> Iterator[Step[Side]]:
+        """What makes of a batch what a stage is fitted to, and what it reads, where so many batches go side by side.
 
         The narrowed stream moves on to this stage, the dense one to `end`, unless what it is asked for is at hand.
         """
@@ -58,8 +58,8 @@ class Pair:
         there = 0 if self.dense.holds(names) else end
         read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
         with (
-            self.dense.following(names, self.untouched, there, parts) as goals,
-            self.narrow.following(list(dict.fromkeys(read)), ledger, stage.first.position, parts) as found,
+            self.dense.following(names, self.untouched, there, ways) as goals,
+            self.narrow.following(list(dict.fromkeys(read)), ledger, stage.first.position, ways) as found,
         ):
             yield lambda place: (goals(place), found(place))
 
@@ -92,8 +92,8 @@ class Pair:
         return tally.total()
 
     def _ways(self, stage: Stage, parts: int) -> int:
-        features, *others = _sizes(stage)
-        return self.dense.ways(12 * parts * features * (features + min(others)))
+        features, _, inputs = _sizes(stage)
+        return self.dense.ways(12 * parts * features * (features + inputs))
 
     def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
         """Add the rows of one batch to the part that each is in."""
@@ -105,7 +105,7 @@ class Pair:
         where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
         z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
         t = _targets(stage, goal, slim, where, len(z))
-        x = t
+        x = None
         if stage.through:
             x = rows.inputs(goal[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
         if shard.total >= 2 * FOLDS:
@@ -114,7 +114,7 @@ class Pair:
         fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
         for part, group in enumerate(groups):
             mine = np.maximum(fold - FOLDS + parts, 0) == part
-            group.add(z[mine], t[mine], x[mine])
+            group.add(z[mine], t[mine], None if x is None else x[mine])
             group.take()  # so that one part only is there twice, in float32 as well
 
 
