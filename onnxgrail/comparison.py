@@ -17,13 +17,13 @@ import onnx_ir as ir
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import Source, read
 from onnxgrail.calibration.following import predicted
-from onnxgrail.calibration.latency import single
+from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.reading import Numbers, Reading, reading_of
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
-from onnxgrail.calibration.timing import Times, summarise, take_turns
+from onnxgrail.calibration.timing import Times
 from onnxgrail.core import Feed, Progress, silent
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
@@ -44,7 +44,6 @@ UNCOUNTED = frozenset({
     "GRU", "RNN", "If", "Loop", "Scan",
 })  # fmt: skip
 
-LEAST, MOST, SECONDS = 9, 60, 1.5  # rounds and time for latency
 HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
 
 
@@ -170,19 +169,13 @@ def compare(
         outputs = finish(run_both(*sources, batches, **common))
     one = single(feed, signature)
     return Comparison(
-        latency=_timed(sources, (one, fit(one, ports)), providers) if latency else None,
+        latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
         a=weigh(first, paths[0], macs=counted_macs(first, feed, providers)),
         b=weigh(second, paths[1], macs=counted_macs(second, fit(feed, ports), providers)),
         outputs=outputs,
         calibration=calibration_entry(batches),
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
     )
-
-
-def _timed(sources: Sequence[Path | bytes], feeds: Sequence[Feed], providers: Sequence[str]) -> tuple[Times, ...]:
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(open_session(source, providers=providers)) for source in sources]
-        return summarise(take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=SECONDS))
 
 
 def opened(models: Sequence[object]) -> tuple[list[Path], list[ir.Model]]:

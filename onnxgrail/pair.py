@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from onnxgrail.algebra.refit import Moments, zero_moments
 from onnxgrail.calibration import rows
 from onnxgrail.calibration.rows import Where
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.calibration.threads import Step, share
+from onnxgrail.calibration.threads import Step, pass_by, share
 from onnxgrail.calibration.totals import packed, whole
 from onnxgrail.core import Array, Bools, Floats, Ints, Tick
 from onnxgrail.graph.survey import Ledger
@@ -67,7 +66,7 @@ class Pair:
         """Bring both streams behind a stage that is known: in the very steps that would have measured it."""
         ways = self._ways(stage, parts)
         with self.following(stage, ledger, end, ways) as step:
-            share(self.dense.shard, ways, step, lambda _, walked: deque(walked, maxlen=0))
+            pass_by(self.dense.shard, ways, step)
 
     def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
         """Sums over the rows of every part, outputs of all layers side by side; nothing but in the first process.
@@ -123,13 +122,13 @@ def _sizes(stage: Stage) -> tuple[int, int, int]:
     return stage.features, stage.outputs, stage.tasks[0].inputs if stage.through else stage.outputs
 
 
-def moments(sums: Sequence[Floats], stage: Stage, dense: Callable[[], Floats]) -> list[Moments]:
+def moments(sums: Sequence[Floats], stage: Stage, dense: Floats | None) -> list[Moments]:
     """What `Pair.sums` gave, per part; packed sums are let go one by one.
 
     Args:
         sums: for every part.
         stage: the layers.
-        dense: makes their original weights (inputs, outputs), side by side.
+        dense: their original weights (inputs, outputs), side by side, where sums are taken with their input.
     """
     left = list(sums)
     del sums
@@ -140,8 +139,8 @@ def moments(sums: Sequence[Floats], stage: Stage, dense: Callable[[], Floats]) -
         if not gram.size:
             found.append(zero_moments(stage.features, stage.outputs))
             continue
-        if stage.through:
-            cross = linear().product(cross.reshape(stage.features, -1), dense())
+        if dense is not None:
+            cross = linear().product(cross.reshape(stage.features, -1), dense)
         found.append(moments_of(whole(gram, stage.features), cross, *others))
         del gram, cross, others
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,10 @@ import onnx_ir as ir
 
 from onnxgrail import saved, simplification, targets
 from onnxgrail.calibration import quantise
-from onnxgrail.calibration.latency import single
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.signature import signature_of
-from onnxgrail.calibration.timing import Times, summarise, take_turns
-from onnxgrail.comparison import HEAVY, LEAST, MOST, SECONDS, run_both
+from onnxgrail.calibration.timing import Times
+from onnxgrail.comparison import HEAVY, run_both
 from onnxgrail.core import Progress, Recipe
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.finish import few, verify
@@ -169,6 +167,4 @@ def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> 
         return None
     feed = single(prepared.feed, signature_of(prepared.model))
     feeds = [fit(feed, between(prepared.model, model)) for model in models]
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(open_session(pack(model), providers=recipe.providers)) for model in models]
-        return summarise(take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=SECONDS))
+    return times_of(map(pack, models), feeds, providers=recipe.providers)

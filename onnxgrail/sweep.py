@@ -9,7 +9,6 @@ what is no longer as it was.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -172,7 +171,7 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guar
         [matrix_of(task, array) for array in ([new] if new is old else [new, old])]
         for task, new, old in zip(stage.tasks, now, originals, strict=True)
     ]
-    folds = moments(sums.pop(), stage, functools.cache(lambda: _side_by_side(stage, originals)))
+    folds = moments(sums.pop(), stage, _side_by_side(stage, originals) if stage.through else None)
     parts: Any = {"affine": stage.tasks[0].affine, "prior": "prior" in recipe.fit, "blend": "blend" in recipe.fit}
     found = refit(folds, starts, judges=guard.judges, margin=guard.margin, **parts)
     after, report = ledger, []

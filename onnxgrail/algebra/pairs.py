@@ -19,8 +19,8 @@ class Pairs:
     these sums in float64.
     """
 
-    def __init__(self, features: int, outputs: int, inputs: int | None = None) -> None:
-        self._features, self._outputs, self._inputs = features, outputs, inputs or outputs
+    def __init__(self, features: int, outputs: int, inputs: int) -> None:
+        self._features, self._outputs, self._inputs = features, outputs, inputs
         self._single: list[Array] = []  # the triangle and z xT, in float32
         self._double: list[Floats] = []
         self._small: tuple[Floats, ...] = ()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature
-from onnxgrail.calibration.timing import take_turns
-from onnxgrail.core import Array, Feed
+from onnxgrail.calibration.timing import Times, summarise, take_turns
+from onnxgrail.core import Array, Feed, Floats
+from onnxgrail.graph.serial import Packed
 
 WARM, LEAST, MOST = 2, 9, 60  # runs of each model
 SECONDS = 1.0  # spent on a pair of models once there are enough runs
+LONGER = 1.5  # where times are reported with their spread
+
+Source = Packed | bytes | str | Path
 
 
 def single(feed: Feed, signature: Signature) -> dict[str, Array]:
@@ -26,8 +31,8 @@ def single(feed: Feed, signature: Signature) -> dict[str, Array]:
 
 
 def in_turn(
-    first: bytes | str | Path,
-    second: bytes | str | Path,
+    first: Source,
+    second: Source,
     feeds: tuple[Feed, Feed],
     *,
     providers: Sequence[str],
@@ -37,10 +42,24 @@ def in_turn(
     Raises:
         ModelError: ONNX Runtime does not load or run one of them.
     """
-    with (
-        open_session(first, providers=providers) as a,
-        open_session(second, providers=providers) as b,
-    ):
-        times = take_turns((a, b), feeds, least=LEAST, most=MOST, seconds=SECONDS, warm=WARM)
+    times = _turns((first, second), feeds, providers, seconds=SECONDS, warm=WARM)
     one, two = np.median(times, axis=1).tolist()
     return one, two
+
+
+def times_of(sources: Iterable[Source], feeds: Sequence[Feed], *, providers: Sequence[str]) -> tuple[Times, ...]:
+    """What runs of some models take, measured alternately, each on its feed.
+
+    Raises:
+        ModelError: ONNX Runtime does not load or run one of them.
+    """
+    return summarise(_turns(sources, feeds, providers, seconds=LONGER))
+
+
+def _turns(
+    sources: Iterable[Source], feeds: Sequence[Feed], providers: Sequence[str], *, seconds: float, **more: int
+) -> Floats:
+    """Milliseconds (models, rounds)."""
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(open_session(source, providers=providers)) for source in sources]
+        return take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=seconds, **more)

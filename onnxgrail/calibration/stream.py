@@ -12,7 +12,6 @@ import itertools
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.lanes import Lane, lane_of
 from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask
-from onnxgrail.calibration.threads import Step, ahead, count, share, ways
+from onnxgrail.calibration.threads import Step, ahead, count, pass_by, share, ways
 from onnxgrail.calibration.totals import Part, Totals
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats, Tick
 from onnxgrail.graph.cost import effort
@@ -83,6 +82,7 @@ class Stream:
         self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
         self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut: what made them, and when
         self.forward = 0.0  # seconds inside ONNX Runtime
+        self._lock = threading.Lock()  # of the cache and the seconds
 
     def __enter__(self) -> Self:
         return self
@@ -99,11 +99,9 @@ class Stream:
             for _ in self._walk((), ledger, limit):
                 pass
 
-    def _walk(
-        self, names: Sequence[str], ledger: Ledger, limit: int = 0, kept: Sequence[str] = (), spare: Sequence[str] = ()
-    ) -> Iterator[dict[str, Array]]:
+    def _walk(self, names: Sequence[str], ledger: Ledger, limit: int = 0) -> Iterator[dict[str, Array]]:
         """As `_walking`, one batch after the other."""
-        with self._walking(names, ledger, limit, kept, spare) as step:
+        with self._walking(names, ledger, limit) as step:
             yield from ahead(step, range(len(self._cache)))
 
     @contextmanager
@@ -126,15 +124,12 @@ class Stream:
         here, moving = self._cache.names, path.target > self.position
         made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
         session = self._open(path.missing, ledger, here, parts) if path.missing else None
-        fit, stays, lock = self._fitting(ledger, here), {*path.keep, *path.beyond}, threading.Lock()
+        fit, stays = self._fitting(ledger, here), {*path.keep, *path.beyond}
 
         def step(place: int) -> dict[str, Array]:
             cache = fit(self._cache.batch(place))
-            started = time.perf_counter()
-            found = self._lane.run(session, cache) if session else {}
-            seconds = time.perf_counter() - started
-            with lock:
-                self.forward += seconds / parts
+            found = self._run(session, cache, parts) if session else {}
+            with self._lock:
                 if moving:
                     self._cache.trim(place, stays)
                 self._cache.add(place, {n: a for n, a in found.items() if n in stays})
@@ -238,8 +233,9 @@ class Stream:
                 tick()
             return totals
 
-        with self._past(probes, ledger, limit, goals) as step:
-            totals, *others = share(self.shard, self._ways(probes), step, added)
+        parts = self._ways(probes)
+        with self._past(probes, ledger, limit, goals, parts) as step:
+            totals, *others = share(self.shard, parts, step, added)
         totals.join(others)
         known = dict(zip(distinct, totals.stats(), strict=False))
         return tuple(known[probing.same(p)] for p in probes) if known else ()
@@ -248,13 +244,14 @@ class Stream:
         self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None = None
     ) -> None:
         """What `measure` does with the same arguments, but for the sums."""
-        with self._past(probes, ledger, limit, goals) as step:
-            share(self.shard, self._ways(probes), step, lambda _, walked: deque(walked, maxlen=0))
+        parts = self._ways(probes)
+        with self._past(probes, ledger, limit, goals, parts) as step:
+            pass_by(self.shard, parts, step)
 
     def _past(
-        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None
+        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None, parts: int
     ) -> AbstractContextManager[Step[dict[str, Array]]]:
-        names, parts = probing.names(probes), self._ways(probes)
+        names = probing.names(probes)
         if goals is None:
             return self._walking(names, ledger, limit or 0, spare=names if limit is not None else (), parts=parts)
         if sum(self._bytes(name, ledger) for name in goals) > KEPT:
@@ -318,10 +315,12 @@ class Stream:
 
         return fit
 
-    def _run(self, session: Session, cache: Feed) -> dict[str, Array]:
+    def _run(self, session: Session, cache: Feed, parts: int = 1) -> dict[str, Array]:
         started = time.perf_counter()
         found = self._lane.run(session, cache)
-        self.forward += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        with self._lock:
+            self.forward += seconds / parts
         return found
 
     def _open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str], parts: int = 1) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -91,6 +92,11 @@ def share(shard: Shard, parts: int, step: Step[Out], work: Callable[[Shard, Iter
         finally:
             ended.set()
         return [thread.result() for thread in threads]
+
+
+def pass_by(shard: Shard, parts: int, step: Step[Out]) -> None:
+    """What `share` does, but for the work."""
+    share(shard, parts, step, lambda _, made: deque(made, maxlen=0))
 
 
 def ahead(make: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:

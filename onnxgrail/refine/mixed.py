@@ -48,7 +48,8 @@ def widened(job: Job, times: int, join: Join, count: int) -> Job:
     batches = job.prepared.batches
     samples = batches.samples + len(more) * -(-batches.samples // len(batches))
     wide: Batches = dataclasses.replace(batches, feeds=(*feeds, *more), samples=samples)
-    masks = (*job.masks, *(padding_mask(make()) for make in more))
+    padded = any(padding_mask(feeds[k]()) is not None for k in learnt)  # else nothing that is made of them is
+    masks = (*job.masks, *(padding_mask(make()) if padded else None for make in more))
     return dataclasses.replace(
         job, prepared=dataclasses.replace(job.prepared, batches=wide), masks=masks, real=len(batches)
     )
