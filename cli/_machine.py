@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,17 +11,19 @@ from pathlib import Path
 import click
 
 TRIM, MAP = -1, -3  # numbers of glibc's mallopt
+OBJECTS = 20_000  # that come before Python looks for cycles among them
 KEPT, MAPPED = 2**28, 2**26  # bytes of freed memory that stay with the process; size from which a block is mapped
 WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what OpenBLAS's kernels for SkylakeX use
 NEWER = 26  # AMD family from which OpenBLAS up to 0.3.31 takes a processor for one without AVX-512
 
 
 def tune() -> None:
-    """Keep freed activations for the next batch, and help OpenBLAS where it does not know the processor.
+    """Keep freed activations for the next batch, help OpenBLAS where it does not know the processor, count less often.
 
-    Measured on MiniLM: half of the page faults, and second moments in half the time.  Whatever the environment says
-    stays as it is.
+    Measured on MiniLM: half of the page faults, second moments in half the time, and a tenth of a second less spent on
+    looking for cycles.  Whatever the environment says stays as it is.
     """
+    gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
     if sys.platform != "linux":
         return
     if not any(name.startswith("MALLOC_") for name in os.environ):

@@ -75,6 +75,8 @@ class Probe:
         index: (u, m) positions in that axis.
         pooled: the m positions are samples of one u-vector (a flattened feature map); otherwise they are features of
             one u*m-vector (heads).
+        also: more tensors whose rows count in.
+        alone: only squares of channels are asked for, no products of two.
     """
 
     value: str
@@ -82,11 +84,17 @@ class Probe:
     index: Ints
     pooled: bool
     also: tuple[str, ...] = ()
+    alone: bool = False
 
     @property
     def width(self) -> int:
         """Side of this probe's Gram matrix."""
         return int(self.index.shape[0] if self.pooled else self.index.size)
+
+    @property
+    def numbers(self) -> int:
+        """How many second moments are asked for."""
+        return self.width if self.alone else self.width**2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -141,11 +149,19 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stats:
-    """Sums over calibration rows of one probe: gram (h, h) = sum x xT, total (h,) = sum x, count = rows."""
+    """Sums over calibration rows of one probe: gram (h, h) = sum x xT, total (h,) = sum x, count = rows.
+
+    Of a probe whose channels stand `alone`, gram is the diagonal only, (h,).
+    """
 
     gram: Floats
     total: Floats
     count: int
+
+    @property
+    def squares(self) -> Floats:
+        """(h,) sum x * x; rounding may leave that of a dead channel below zero."""
+        return self.gram if self.gram.ndim == 1 else np.diagonal(self.gram)
 
     def merge(self, other: Stats) -> Stats:
         """Sums of both row sets; associative and commutative up to rounding."""

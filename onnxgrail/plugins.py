@@ -35,6 +35,11 @@ class Foreign:
         """Whether it reads `view.stats`."""
         return bool(self.inner.needs_data)
 
+    @property
+    def needs_gram(self) -> bool:
+        """Whether it reads more of them than the diagonals, which it may deny."""
+        return bool(getattr(self.inner, "needs_gram", self.inner.needs_data))
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignSelector(Foreign):

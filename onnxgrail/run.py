@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxgrail import slots
 from onnxgrail.algebra.compensate import COMPENSATORS, Compensator
+from onnxgrail.algebra.compensate.plain import Plain
 from onnxgrail.algebra.formats import in_range
 from onnxgrail.algebra.judge import judge
 from onnxgrail.algebra.method import reduce_and_compensate
@@ -19,7 +20,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.calibration.dense import Dense, size_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Recipe, Selector, Stats, Tick, View
+from onnxgrail.core import Block, Change, Floats, Probe, Recipe, Selector, Stats, Tick, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Refit
@@ -56,7 +57,11 @@ class Backlog:
 
 
 class Run:
-    """The decisions so far; lives as long as one call of `decide`."""
+    """The decisions so far; lives as long as one call of `decide`.
+
+    Attributes:
+        fitted: names of blocks whose consumers are all fitted later on: they are narrowed and not compensated.
+    """
 
     def __init__(
         self, prepared: Prepared, recipe: Recipe, kept: Mapping[str, int], once: Once, dense: Dense | None = None
@@ -64,12 +69,19 @@ class Run:
         self.prepared, self.recipe, self.kept, self.once, self.dense = prepared, recipe, kept, once, dense
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
+        self.fitted: frozenset[str] = frozenset()
         self.refits: tuple[Refit, ...] = ()
         self.norms: tuple[Norm, ...] = ()
 
     def weights(self, block: Block) -> tuple[Floats, ...]:
         """A block's weights as they are now."""
         return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
+
+    def probes(self, block: Block) -> tuple[Probe, ...]:
+        """What is measured of a block: no products of channels where nothing reads them."""
+        if block.name not in self.fitted or needs_gram(self.recipe):
+            return block.probes
+        return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
 
     def known(self, block: Block) -> Change | None:
         """What a run that went before decided about a block."""
@@ -83,7 +95,7 @@ class Run:
         view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
 
         def first() -> Record:
-            change = decided(view(), self.kept[block.name], self.recipe, scores)
+            change = decided(view(), self.kept[block.name], self.recipe, scores, fitted=block.name in self.fitted)
             judged = fold is not None and change.reducer.cluster is not None
             return of_change(change if judged else self.fitting(view(), change))
 
@@ -112,7 +124,7 @@ class Run:
     ) -> None:
         """Settle blocks: as is known, or on what the stream measured in the network as it was `before`."""
         for block, change, stats in zip(blocks, known, measured, strict=True):
-            fold = functools.partial(self._joint, stream, before)
+            fold = None if block.name in self.fitted else functools.partial(self._joint, stream, before)
             self.settle(change or self.choose(block, stats, fold))
 
     def _joint(self, stream: Stream, before: Ledger, change: Change) -> tuple[Stats, ...]:
@@ -129,14 +141,14 @@ class Run:
         return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
 
 
-def decided(view: View, kept: int, recipe: Recipe, selector: Selector) -> Change:
-    """One block at one width."""
+def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted: bool = False) -> Change:
+    """One block at one width; its consumers are not compensated where they will be `fitted`."""
     return reduce_and_compensate(
         view,
         kept,
         selector=selector,
         reducer=REDUCERS[recipe.reducer],
-        compensator=_compensator(recipe),
+        compensator=Plain(measured=False) if fitted else _compensator(recipe),
         rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
     )
 
@@ -154,6 +166,12 @@ def needs_data(recipe: Recipe) -> bool:
     reducer = REDUCERS[recipe.reducer]
     selecting = reducer.needs_scores and SELECTORS[recipe.selector].needs_data
     return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data
+
+
+def needs_gram(recipe: Recipe) -> bool:
+    """Whether choosing units takes products of channels."""
+    reducer = REDUCERS[recipe.reducer]
+    return reducer.needs_data or (reducer.needs_scores and SELECTORS[recipe.selector].needs_gram)
 
 
 def key(block: Block) -> str:

@@ -3,7 +3,8 @@
 Two streams walk the network side by side, the dense one and the narrowed one.  The dense one gives the statistics that
 blocks are decided on, and in the same runs what layers are fitted to.  Matrices and convolutions are fitted in the
 order of the network, each behind the ones already fitted: those that lost inputs, and those that kept them all but read
-what is no longer as it was.
+what is no longer as it was.  A block is compensated as GRAIL does only where a consumer cannot be fitted: a fit that
+begins with weights made from all samples takes them for better than they are on the ones it holds out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.refit import MARGIN, Fitted, refit
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.dense import by_block
-from onnxgrail.core import Array, Block, Change, Floats, Progress, Stats, ticking
+from onnxgrail.core import Array, Block, BlockError, Change, Floats, Progress, Stats, ticking
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer
 from onnxgrail.graph.mapped import in_files
@@ -39,6 +40,7 @@ from onnxgrail.run import Backlog, Run, room
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
 MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
 SURE = 0.1  # share of the held-out error that a choice must win then
+WORSE = "no fit lowers the error on held-out samples"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,7 @@ def sweep(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
         for turn in walk.turns:
             walk.take(turn)
             pile.add(sum(room(block, prepared) for block in turn.blocks))
-        run.changes = [_validated(change, run.refits) for change in run.changes]
+        run.changes = [_validated(change, run) for change in run.changes]
         return dense.forward + narrow.forward
 
 
@@ -100,6 +102,8 @@ class _Walk:
         self._run, self._pair = run, pair
         self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
+        params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
+        run.fitted = frozenset(b.name for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params)
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._tick = ticking(progress, "calibrating", feeds * walks)
@@ -124,10 +128,10 @@ class _Walk:
         """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
         run, pair = self._run, self._pair
         known = [run.known(b) for b in turn.blocks]
-        probes = [p for b in turn.blocks for p in b.probes]
+        probes = [p for b in turn.blocks for p in run.probes(b)]
         goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
-        folding = not REDUCERS[run.recipe.reducer].needs_scores  # then the stream must stay in front of the block
-        where = (None, None) if folding else (turn.limit, goals)
+        judged = not REDUCERS[run.recipe.reducer].needs_scores and any(b.name not in run.fitted for b in turn.blocks)
+        where = (None, None) if judged else (turn.limit, goals)  # what a fold makes is seen in front of the block
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
             self._backlog.skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
@@ -215,10 +219,16 @@ def _entry(consumer: Consumer, found: Fitted) -> Refit:
     )
 
 
-def _validated(change: Change, refits: Sequence[Refit]) -> Change:
-    """With the mean held-out error of the layers that read the block's units."""
+def _validated(change: Change, run: Run) -> Change:
+    """With the mean held-out error of the layers that read the block's units; they are all there is where these fit."""
     mine = {slot.initializer for slot in change.block.consumers}
-    errors = [r.after for r in refits if r.weight in mine and r.after is not None]
-    if not errors:
+    fits = [r for r in run.refits if r.weight in mine and r.after is not None]
+    if not fits:
         return change
-    return dataclasses.replace(change, error=dataclasses.replace(change.error, validation=float(np.mean(errors))))
+    before, after = (float(np.mean([getattr(r, name) for r in fits])) for name in ("before", "after"))
+    if change.block.name not in run.fitted:
+        return replace(change, error=replace(change.error, validation=after))
+    change = replace(change, error=BlockError(plain=before, compensated=after, validation=after))
+    if change.outcome.status == "ok" and all(r.alpha is None for r in fits):
+        change = replace(change, outcome=replace(change.outcome, status="plain", reason=WORSE))
+    return change

@@ -1,4 +1,4 @@
-"""Matrix products that are added to what is there, by the BLAS that SciPy brings along.
+"""What threads do side by side: products that are added to what is there, and solutions, by SciPy's BLAS and LAPACK.
 
 `scipy.linalg.blas` holds Python's lock during a product, so that threads wait for each other.  The same functions,
 taken from where SciPy offers them to compiled code, let the others go on.
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_blas
+from scipy.linalg import cython_blas, cython_lapack
 
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Floats
 
 NO, YES = b"N", b"T"
 
@@ -57,6 +57,20 @@ def gemm(a: Array, b: Array, c: Array) -> None:
     _call(name, NO, YES, n, m, k, one, b, n, a, m, one, c, n)
 
 
+def substitute(factor: Floats, rhs: Floats) -> None:
+    """B := A⁻¹ B, in place.
+
+    Args:
+        factor: L (n, n) of A = L Lᵀ, in Fortran order.
+        rhs: B (n, k), likewise.
+    """
+    n, k = rhs.shape
+    _check(factor, (n, n), np.float64)
+    _check(rhs, (n, k), np.float64)
+    if n * k:
+        _call("dpotrs", b"L", n, k, factor, n, rhs, n, 0)
+
+
 def _check(c: Array, shape: tuple[int, int], dtype: Any) -> None:
     if c.shape != shape or c.dtype != dtype or not c.flags.f_contiguous or not c.flags.writeable:
         raise ValueError(f"cannot add {dtype} {shape} to {c.dtype} {c.shape}")
@@ -67,7 +81,7 @@ def _number(dtype: Any) -> Any:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Call a BLAS function; Fortran wants the address of everything."""
+    """Call a function; Fortran wants the address of everything."""
     _function(name, len(arguments))(*(_address(value) for value in arguments))
 
 
@@ -82,7 +96,8 @@ def _address(value: Any) -> Any:
 @functools.cache
 def _function(name: str, count: int) -> Callable[..., None]:
     """The function behind the capsule that compiled code would read."""
-    capsule = ctypes.py_object(cython_blas.__pyx_capi__[name])
+    module = cython_blas if name in cython_blas.__pyx_capi__ else cython_lapack
+    capsule = ctypes.py_object(module.__pyx_capi__[name])
     get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -57,7 +57,7 @@ def fluctuation(view: View) -> Floats:
         number = probe_number(view, slot)
         stats = view.stats[number]
         rows = max(stats.count, 1)
-        variance = np.maximum(np.diagonal(stats.gram) / rows - np.square(stats.total / rows), 0.0)
+        variance = np.maximum(stats.squares / rows - np.square(stats.total / rows), 0.0)
         squares = np.square(columns_of(slot, weight, view.block.probes[number])).sum(axis=1)
         here = variance * squares
         values[len(here)] = values.get(len(here), np.zeros(len(here))) + here

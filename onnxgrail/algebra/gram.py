@@ -59,23 +59,15 @@ class Sums:
         Raises:
             DataError: if `rows` has another length than the activation has rows, or a value is not finite.
         """
-        stack = _stack(x, placed)
-        if rows is not None:
-            stack = _masked(stack, placed, rows, positions=x.size // x.shape[placed.axis])
-        count = stack.shape[0] * stack.shape[2]
-        if count == 0:
+        stack = stacked(x, placed, rows)
+        if not stack.size:
             return
-        peak = max(float(stack.max()), -float(stack.min()))  # NaN where there is one
-        if not np.isfinite(peak):
-            raise not_finite(int(stack.size - np.isfinite(stack).sum()), stack.size, placed)
-        if stack.dtype == np.float32 and (peak == 0.0 or SMALLEST < peak < LARGEST):
+        if stack.dtype == np.float32:
             self._single = syrk(stack, self._single)
         else:
-            stack = stack.astype(np.float64, copy=False)
             self._double = syrk(stack, self._double)
-        sums = stack.sum(axis=2) if stack.shape[2] > 1 else stack[:, :, 0]
-        self._total = self._total + np.ones(len(sums), sums.dtype) @ sums
-        self._count += count
+        self._total = self._total + summed(stack)
+        self._count += stack.shape[0] * stack.shape[2]
 
     def take(self, part: Sums) -> None:
         """Add the sums of `part` in float64 and leave it empty, ready for the next few batches."""
@@ -111,6 +103,60 @@ class Sums:
         return stats_of(self._probe, mirrored(half), self._total, self._count)
 
 
+class Squares:
+    """The diagonal of what `Sums` adds up, at the price of looking at the activations."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._squares, self._total = np.zeros((2, probe.width))
+        self._count = 0
+
+    def add(self, x: Array, placed: Probe, rows: Bools | None = None) -> None:
+        """Add the rows of one batch, see `Sums.add`.
+
+        Raises:
+            DataError: `rows` has another length than the activation has rows, or a value is not finite.
+        """
+        stack = stacked(x, placed, rows)
+        if stack.size:
+            self._squares += summed(np.square(stack))
+            self._total += summed(stack)
+            self._count += stack.shape[0] * stack.shape[2]
+
+    def take(self, part: Squares) -> None:
+        """Add the sums of `part` and leave it empty."""
+        squares, total, count = part.drain()
+        self._squares += squares
+        self._total += total
+        self._count += count
+
+    def drain(self) -> tuple[Floats, Floats, int]:
+        """Sums of squares (h,), `total` (h,) and `count`; then all begins anew."""
+        found = self._squares, self._total, self._count
+        self._squares, self._total = np.zeros((2, len(self._total)))
+        self._count = 0
+        return found
+
+
+def stacked(x: Array, placed: Probe, rows: Bools | None) -> Array:
+    """The rows of one batch as (l, h, p), see `Sums.add`; in float64 unless their squares can be summed in float32."""
+    stack = _stack(x, placed)
+    if rows is not None:
+        stack = _masked(stack, placed, rows, positions=x.size // x.shape[placed.axis])
+    if not stack.size:
+        return stack
+    peak = max(float(stack.max()), -float(stack.min()))  # NaN where there is one
+    if not np.isfinite(peak):
+        raise not_finite(int(stack.size - np.isfinite(stack).sum()), stack.size, placed)
+    fits = stack.dtype == np.float32 and (peak == 0.0 or SMALLEST < peak < LARGEST)
+    return stack if fits else stack.astype(np.float64, copy=False)
+
+
+def summed(stack: Array) -> Array:
+    """(h,) sums over the rows of a stack (l, h, p)."""
+    sums = stack.sum(axis=2) if stack.shape[2] > 1 else stack[:, :, 0]
+    return np.asarray(np.ones(len(sums), sums.dtype) @ sums)
+
+
 def mirrored(half: Floats) -> Floats:
     """The symmetric matrix (h, h) of a triangle; the other one is zero."""
     full: Floats = half + half.T
@@ -119,16 +165,17 @@ def mirrored(half: Floats) -> Floats:
 
 
 def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
-    """Finished sums: all of G (h, h), s (h,) and the number of rows.
+    """Finished sums: all of G (h, h), or its diagonal (h,), s (h,) and the number of rows.
 
     Raises:
         DataError: one is not finite.
     """
+    found = Stats(gram=gram, total=total, count=count)
     # By Cauchy and Schwarz nothing is larger than the diagonal.
-    if not (np.isfinite(gram.diagonal()).all() and np.isfinite(total).all()):
+    if not (np.isfinite(found.squares).all() and np.isfinite(total).all()):
         fault = f"second moments of activation {probe.value!r} overflow"
         raise DataError(fault, hint="Check the scale of the calibration data.")
-    return Stats(gram=gram, total=total, count=count)
+    return found
 
 
 def _stack(x: Array, probe: Probe) -> Array:

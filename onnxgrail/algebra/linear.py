@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,7 +12,11 @@ from typing import Protocol
 import numpy as np
 from scipy import linalg
 
+from onnxgrail.algebra.blas import substitute
 from onnxgrail.core import Floats
+
+LARGE = 2**16  # numbers of a matrix from which on work with it is split
+PARTS, LEAST = 4, 64  # parts, and rows or columns in one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,21 +45,60 @@ class Linear(Protocol):
         """A⁻¹ of a positive definite matrix, all of it; LinAlgError where it is not that, or not finite."""
 
 
+@dataclass(frozen=True, slots=True)
 class Host:
-    """NumPy and SciPy."""
+    """NumPy and SciPy.
+
+    What is large is made in parts, always the same ones, so that results do not depend on how many are made at once.
+
+    Attributes:
+        threads: how many.
+    """
+
+    threads: int = 1
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
-        return np.asarray(left @ right)
+        if left.size < LARGE:
+            return np.asarray(left @ right)
+        found = np.empty((len(left), right.shape[1]))
+
+        def part(rows: slice) -> None:
+            np.matmul(left[rows], right, out=found[rows])
+
+        self._in_parts(part, len(left))
+        return found
 
     def cholesky(self, matrix: Floats) -> Factor:
         """The factor of a symmetric matrix, which may be written over."""
         factor = linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
 
         def solve(rhs: Floats) -> Floats:
-            return np.asarray(linalg.cho_solve((factor, True), rhs, check_finite=False), np.float64)
+            if factor.size < LARGE:
+                return np.asarray(linalg.cho_solve((factor, True), rhs, check_finite=False), np.float64)
+            found = np.empty(rhs.shape)
+
+            def part(columns: slice) -> None:
+                some = np.array(rhs[:, columns], order="F")
+                substitute(factor, some)
+                found[:, columns] = some
+
+            self._in_parts(part, rhs.shape[1])
+            return found
 
         return Factor(np.diagonal(factor), solve)
+
+    def _in_parts(self, work: Callable[[slice], None], count: int) -> None:
+        """Do some work for rows or columns, a part of them at a time."""
+        each = max(-(-count // PARTS), LEAST)
+        parts = [slice(first, min(first + each, count)) for first in range(0, count, each)]
+        if self.threads == 1 or len(parts) == 1:
+            for one in parts:
+                work(one)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            for done in [pool.submit(work, one) for one in parts]:
+                done.result()
 
     def inverse(self, matrix: Floats) -> Floats:
         """A⁻¹ of a positive definite matrix, all of it."""

@@ -20,7 +20,7 @@ from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
-ENOUGH = 2  # weaker ridges in a row that gain less end the search
+WORTH = 1e-4  # share of the held-out error that a weaker ridge must win to be tried for
 SOME = 64  # outputs of a layer that are looked at to choose its ridge
 
 
@@ -180,13 +180,13 @@ def _refit(
         mine = [held.outputs(part) for held in judging]
         choices.append(_Choice.among(starts, total.outputs(part), mine, rules))
     for alpha in alphas if total.count else ():
-        searching = [choice for choice in choices if choice.worse < ENOUGH]
-        _measure(searching, total, judging, alpha, rules, few=True)
+        searching = [choice for choice in choices if not choice.done]
+        _measure(searching, folds, total, alpha, rules, few=True)
         for choice in searching:
             choice.note(alpha)
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
         promised = [choice for choice in choices if choice.promising == alpha]
-        _measure(promised, total, judging, alpha, rules, few=False)
+        _measure(promised, folds, total, alpha, rules, few=False)
         for choice in promised:
             choice.take(alpha)
     wanted = {c.alpha for c in choices if c.blend and c.alpha}
@@ -195,11 +195,14 @@ def _refit(
 
 
 def _measure(
-    choices: Sequence[_Choice], total: Moments, judging: Sequence[Moments], alpha: float, rules: _Rules, *, few: bool
+    choices: Sequence[_Choice], folds: Sequence[Moments], total: Moments, alpha: float, rules: _Rules, *, few: bool
 ) -> None:
-    """Let choices see what a ridge gives, for a few outputs or all: each fold is held out, one after the other."""
-    for number, held in enumerate(judging if choices else ()):
-        solver = _solver(total.gram - held.gram, alpha, rules)
+    """Let choices see what a ridge gives, for a few outputs or all: each judge is held out, one after the other."""
+    if not choices:
+        return
+    for number, held in enumerate(folds[-len(choices[0].judging) :]):
+        others = [fold.gram for fold in folds if fold is not held]
+        solver = _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, rules)
         for choice in choices:
             choice.see(number, solver, few=few)
 
@@ -226,6 +229,7 @@ class _Choice:
         total, judging: sums over all rows, and over those of each fold that judges.
         all, open: what the start leaves of the targets, of all rows and of each fold.
         slopes, curves: of the held-out error of each fold, a parabola in the share of a step.
+        promising, promise: the best ridge for a few outputs so far, and what it gains; done: whether it is the best.
     """
 
     total: Moments
@@ -244,7 +248,7 @@ class _Choice:
     blend: float = 0.0
     promising: float = 0.0
     promise: float = 0.0
-    worse: int = 0
+    done: bool = False
 
     @classmethod
     def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: _Rules) -> _Choice:
@@ -296,13 +300,15 @@ class _Choice:
     def note(self, alpha: float) -> None:
         """Remember the ridge that gains most for a few outputs: a strength that suits them suits them all.
 
-        After a good one the gain falls with every further step; `worse` counts them.
+        Behind a good one the gain falls with every further step, so the first that gains nothing more ends the search.
         """
         _, gains = self._gains()
-        if gains.sum() > self.promise and (gains > 0.0).all():
-            self.promise, self.promising, self.worse = float(gains.sum()), alpha, 0
-        elif self.promising:
-            self.worse += 1
+        found, every = float(gains.sum()), self.start.shape[1]
+        left = self.begin * min(SOME, every) / max(every, 1) - self.promise  # about, for as many outputs
+        if found > self.promise + WORTH * max(left, 0.0) and (gains > 0.0).all():
+            self.promise, self.promising = found, alpha
+        else:
+            self.done = self.promising > 0.0
 
     def take(self, alpha: float) -> None:
         """Take the share of the step if that does better on held-out rows; where folds take turns, on each of them."""

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxgrail.algebra.gram import Sums
-from onnxgrail.algebra.linear import using
+from onnxgrail.algebra.gram import Squares, Sums
+from onnxgrail.algebra.linear import Host, using
 from onnxgrail.calibration.session import Session, runtime
+from onnxgrail.calibration.threads import of_solving
 from onnxgrail.core import Array, Bools, Feed, Probe
 from onnxgrail.device import Device, device_of
 
@@ -77,9 +78,9 @@ class HostLane:
         """Arrays behind each other."""
         return np.concatenate(arrays, axis=axis)
 
-    def sums(self, probe: Probe) -> Sums:
-        """Second moments of a probe, by BLAS."""
-        return Sums(probe)
+    def sums(self, probe: Probe) -> Sums | Squares:
+        """Second moments of a probe; products by BLAS."""
+        return Squares(probe) if probe.alone else Sums(probe)
 
 
 HOST: Lane = HostLane()
@@ -123,7 +124,8 @@ def solving_on(providers: Sequence[str]) -> Iterator[None]:
     """Have large matrices multiplied and solved where models run."""
     device = device_of(providers)
     if device.kind == "cpu" or why_host(providers):
-        yield
+        with using(Host(of_solving())):
+            yield
         return
     from onnxgrail.calibration.solver import TensorLinear
 

@@ -35,7 +35,7 @@ def names(probes: Sequence[Probe]) -> list[str]:
 
 def same(probe: Probe) -> tuple[object, ...]:
     """What two probes with equal sums have in common."""
-    return (probe.value, probe.also, probe.axis, probe.pooled, probe.index.shape, probe.index.tobytes())
+    return (probe.value, probe.also, probe.axis, probe.pooled, probe.alone, probe.index.shape, probe.index.tobytes())
 
 
 def paired(probe: Probe, kept: Ints) -> Probe:

@@ -263,7 +263,7 @@ class Stream:
         return 1 if self._lane.whole else ways(self.shard, room)
 
     def _ways(self, probes: Sequence[Probe]) -> int:
-        return self.ways(12 * sum(p.width**2 for p in {probing.same(p): p for p in probes}.values()))
+        return self.ways(12 * sum(p.numbers for p in {probing.same(p): p for p in probes}.values()))
 
     def holds(self, names: Sequence[str]) -> bool:
         """Whether all these tensors are at hand."""

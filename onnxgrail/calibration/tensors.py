@@ -135,7 +135,9 @@ class TensorSums:
             raise not_finite(flat.numel() - int(torch.isfinite(flat).sum()), flat.numel(), placed)
         single = flat.dtype != torch.float64 and (peak == 0.0 or SMALLEST < peak < LARGEST)
         for some in flat.split(max(1, NUMBERS // self._probe.width)):
-            if single:
+            if self._probe.alone:
+                self._double = _added(self._double, some.double().square().sum(0))
+            elif single:
                 self._single = _grown(self._single, some)
             else:
                 self._double = _added(self._double, some.double().T @ some.double())
@@ -153,9 +155,15 @@ class TensorSums:
         part._total, part._count = part._zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew."""
-        width = self._probe.width
-        half = np.zeros((width, width)) if self._double is None else self._double.tril_().cpu().numpy()
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew.
+
+        The triangle is a diagonal (h,) where channels stand alone.
+        """
+        width, alone = self._probe.width, self._probe.alone
+        if self._double is None:
+            half = np.zeros((width,) if alone else (width, width))
+        else:
+            half = (self._double if alone else self._double.tril_()).cpu().numpy()
         found = half, self._total.cpu().numpy(), self._count
         self._double, self._total, self._count = None, self._zeros(width), 0
         return found

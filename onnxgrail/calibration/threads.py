@@ -50,6 +50,11 @@ def of_algebra() -> int:
     return max(1, count() // 2)
 
 
+def of_solving() -> int:
+    """How many parts of a solution are made at once: BLAS with more threads of its own takes one call at a time."""
+    return count() if of_algebra() == 1 else 1
+
+
 def ways(shard: Shard, room: int) -> int:
     """In how many parts batches are gone through side by side, where the sums of each part take `room` bytes.
 

@@ -61,14 +61,14 @@ class Totals:
         """
         parts = iter(self._tally.total())
         return tuple(
-            stats_of(probe, whole(gram, probe.width), total, int(count[0]))
+            stats_of(probe, gram if probe.alone else whole(gram, probe.width), total, int(count[0]))
             for probe, gram, total, count in zip(self._probes, parts, parts, parts, strict=False)
         )
 
 
 def _arrays(leaf: Any) -> tuple[Floats, Floats, Floats]:
     half, total, count = leaf.drain()
-    return packed(half), total, np.array([count], np.float64)
+    return half if half.ndim == 1 else packed(half), total, np.array([count], np.float64)
 
 
 def whole(part: Floats, width: int) -> Floats:

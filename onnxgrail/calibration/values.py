@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.gram import LARGEST, SMALLEST, Sums, wrong_mask
+from onnxgrail.algebra.gram import LARGEST, SMALLEST, Squares, Sums, wrong_mask
 from onnxgrail.calibration.kernels import Kernels, Rows, copying, joining, moments, picking, widening
 from onnxgrail.calibration.session import CPU, Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
@@ -138,14 +138,15 @@ class ValueLane:
 class ValueSums:
     """As `Sums`, on a device: a float32 matrix of a few batches, and a float64 one that they are moved to.
 
-    Float64 activations, and those that float32 cannot sum, are added up on the host.
+    Products are made where channels stand alone, too, and left there.  Float64 activations, and those that float32
+    cannot sum, are added up on the host.
     """
 
     def __init__(self, probe: Probe, lane: ValueLane) -> None:
         self._probe, self._lane = probe, lane
         self._single: Any = None
         self._double: Any = None
-        self._rest = Sums(probe)
+        self._rest: Any = Squares(probe) if probe.alone else Sums(probe)
         self._total: Floats = np.zeros(probe.width)
         self._count = 0
 
@@ -180,12 +181,18 @@ class ValueSums:
         part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew."""
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew.
+
+        The triangle is a diagonal (h,) where channels stand alone.
+        """
         half, total, count = self._rest.drain()
         if self._double is not None:
             gram = self._lane.host(self._double)
-            for row in range(1, len(gram)):
-                gram[row - 1, row:] = 0.0
+            if self._probe.alone:
+                gram = gram.diagonal()
+            else:
+                for row in range(1, len(gram)):
+                    gram[row - 1, row:] = 0.0
             half = gram if not count else gram + half
         found = half, self._total + total, self._count + count
         self._double, self._total, self._count = None, np.zeros(self._probe.width), 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.gram import Sums, gram_of, zero_stats
+from onnxgrail.algebra.gram import Squares, Sums, gram_of, zero_stats
 from onnxgrail.core import Array, Probe, Stats
 from onnxgrail.errors import DataError
 from tests.unit.algebra_builders import probe_of
@@ -164,6 +165,31 @@ def test_sums_of_groups_equal_the_naive_product(layout: str, dtype: Any, rng: np
     check(whole.stats(), want, TOLERANCE[dtype])
     assert part.stats().count == 0
     assert not part.stats().gram.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1e25])
+def test_squares_are_the_diagonal(layout: str, masked: bool, scale: float, rng: np.random.Generator) -> None:
+    shape, probe = LAYOUTS[layout]
+    rows = rng.random([s for axis, s in enumerate(shape) if axis != probe.axis]) < 0.6 if masked else None
+    batches = [(rng.standard_normal(shape) * scale).astype(np.float32) for _ in range(3)]
+    total, part = Squares(probe), Squares(probe)
+    for x in batches:
+        part.add(x, probe, rows)
+        total.take(part)
+    squares, sums, count = total.drain()
+    want = functools.reduce(Stats.merge, (naive(x, probe, rows) for x in batches))
+    np.testing.assert_allclose(squares, want.squares, rtol=1e-5)
+    np.testing.assert_allclose(sums, want.total, rtol=0, atol=1e-5 * scale * max(count, 1))
+    assert count == want.count
+    assert not np.any(total.drain()[0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_activations_have_no_squares(bad: float) -> None:
+    with pytest.raises(DataError, match="NaN or infinite"):
+        Squares(probe_of(2)).add(np.array([[1.0, bad]], np.float32), probe_of(2))
 
 
 def test_a_batch_out_of_range_joins_the_others(rng: np.random.Generator) -> None:

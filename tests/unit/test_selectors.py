@@ -77,6 +77,14 @@ def test_without_data_they_say_so(name: str, rng: np.random.Generator) -> None:
         SELECTORS[name](view, rng)
 
 
+@pytest.mark.parametrize("name", [n for n, s in SELECTORS.items() if s.needs_data and not s.needs_gram])
+def test_those_that_deny_it_read_no_products(name: str, rng: np.random.Generator) -> None:
+    view = gated(rng)
+    alone = tuple(replace(stats, gram=np.array(stats.squares)) for stats in view.stats)
+    want, got = (SELECTORS[name](v, rng) for v in (view, replace(view, stats=alone)))
+    np.testing.assert_array_equal(got, want)
+
+
 def activations(rng: np.random.Generator) -> tuple[View, list[Floats], list[Floats]]:
     """Two consumers of heads of 2 features and one of a pooled probe, with the rows and weights behind them."""
     rows = [rng.standard_normal((20, 6)) + 1.0, rng.standard_normal((30, 3)) * 3.0 - 0.5]

@@ -190,3 +190,11 @@ def test_an_interrupt_while_parts_are_handed_out_ends_those_that_run(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         threads.share(shard(64), 2, step, lambda _, walked: list(walked))
     assert len(made) < 32, "the first part was gone through"
+
+
+@pytest.mark.parametrize(("cores", "wanted"), [("1", 1), ("2", 2), ("3", 3), ("4", 1)])
+def test_solutions_are_made_side_by_side_where_blas_has_one_thread(
+    cores: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", cores)
+    assert threads.of_solving() == wanted

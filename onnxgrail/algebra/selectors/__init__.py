@@ -19,9 +19,10 @@ from onnxgrail.core import Floats, View
 
 
 class Scorer(Protocol):
-    """A `core.Selector` that says whether it reads `view.stats`."""
+    """A `core.Selector` that says whether it reads `view.stats`, and whether more of them than the diagonals."""
 
     needs_data: ClassVar[bool]
+    needs_gram: ClassVar[bool]
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,) of a block's units; high stays."""

@@ -33,6 +33,7 @@ class Flap:
 
     metric: Metric = "wifv"
     needs_data: ClassVar[bool] = True
+    needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,); `rng` is not used.
@@ -64,7 +65,7 @@ def _features(view: View, metric: Metric) -> Floats:
 def _values(metric: Metric, columns: Floats, stats: Stats) -> Floats:
     """The metric of each feature of one probe for one consumer C (h, c)."""
     rows = max(stats.count, 1)
-    square = np.maximum(np.diagonal(stats.gram), 0.0) / rows
+    square = np.maximum(stats.squares, 0.0) / rows
     if metric == "wifn":
         return np.asarray(np.sqrt(square) * np.abs(columns).mean(axis=1))
     # Rounding may leave the variance of a constant channel below zero.

@@ -24,6 +24,7 @@ class Wanda:
     """
 
     needs_data: ClassVar[bool] = True
+    needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,); `rng` is not used.
@@ -36,7 +37,7 @@ class Wanda:
             place = probe_number(view, slot)
             stats = view.stats[place]
             # Rounding may leave the diagonal of a dead channel below zero.
-            rms = np.sqrt(np.maximum(np.diagonal(stats.gram), 0.0) / max(stats.count, 1))
+            rms = np.sqrt(np.maximum(stats.squares, 0.0) / max(stats.count, 1))
             columns = np.abs(columns_of(slot, weight, view.block.probes[place])).sum(axis=1)
             scores += (columns * rms).reshape(view.block.units, -1).sum(axis=1)
         return scores
