@@ -183,9 +183,7 @@ def _disagreement(part: Part, signature: Signature) -> tuple[str, ...]:
     if part.ready or len(counts) == len({dim for dim, _ in counts}):
         return ()
     found = ", ".join(f"{name!r} {count}" for (_, count), name in reversed(counts.items()))
-    return (
-        f"{part.source}: arrays hold different numbers of samples ({found}), so they are passed at once, as they are",
-    )
+    return (f"{part.source}: arrays hold different numbers of samples ({found}), passed at once as they are",)
 
 
 def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]) -> Batches:

@@ -48,17 +48,6 @@ def test_signature_refuses_sequences():
         signature_of(ir.from_onnx_text(text))
 
 
-def test_arrays_that_count_differently_are_told():
-    signature = (entry(), entry(name="mask"))
-    feeds = read({"x": rows(3), "mask": rows(4)}, signature, batch_size=2)
-    assert [len(feed["mask"]) for feed in feeds] == [4]
-    (note,) = feeds.notes
-    assert "different numbers of samples ('x' 3, 'mask' 4), passed at once" in note
-    for other in ((entry(), entry(name="mask", shape=("points", 3))), (entry(), entry(name="mask", shape=(4, 3)))):
-        assert read({"x": rows(3), "mask": rows(4)}, other).notes == ()
-    assert read({"x": rows(3), "mask": rows(3)}, signature).notes == ()
-
-
 def test_open_batch_is_cut_and_the_last_is_short():
     batches = read({"x": rows(10)}, OPEN, batch_size=4)
     assert sizes(batches) == [4, 4, 2]
