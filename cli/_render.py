@@ -124,7 +124,7 @@ def printable(text: str) -> str:
 def notes(lines: Iterable[str], *, quiet: bool) -> None:
     """Notes on stderr; what costs fidelity is a warning."""
     for line in () if quiet else lines:
-        label = "Warning" if line.startswith("no --data") else "Note"
+        label = "Warning" if line.startswith(("no --data", "calibrated on")) else "Note"
         say(f"{label}: {line}", err=True)
 
 

@@ -146,6 +146,9 @@ def compress(
     clash = next((path for path in reports if path.resolve() in _resolved(model, target, output)), None)
     if clash is not None:
         raise click.UsageError(f"the report {str(clash)!r} would replace a model")
+    both = next((path for path in reports if path.resolve() in _resolved(recipe["save_recipe"])), None)
+    if both is not None:
+        raise click.UsageError(f"the report and the recipe would both be {str(both)!r}")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)

@@ -133,7 +133,9 @@ def report_of(
     survey = prepared.survey
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
+    calibration = _calibration(prepared.batches, decision, used=bool(applied))
     said = (
+        prepared.batches.scarce() if calibration else "",
         INTERFACE if ports else "",
         decision.allocation.note,
         _missed(sizes.budget),
@@ -153,7 +155,7 @@ def report_of(
             prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
         ),
         verification=verification,
-        calibration=_calibration(prepared.batches, decision, used=bool(applied)),
+        calibration=calibration,
         timing=timing,
         interface=ports,
         notes=[note for note in said if note],

@@ -237,6 +237,7 @@ def _report(
 ) -> Report:
     """Schema 1 without blocks, and what the reference is and how far from it the small model was."""
     before, after = sides
+    said = (prepared.batches.scarce(), *(() if prepared.held_out is None else prepared.held_out.batches.notes))
     report = make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),
@@ -247,7 +248,7 @@ def _report(
         calibration=calibration_entry(prepared.batches),
         timing=clock.seconds,
         refines=[dataclasses.asdict(entry) for entry in refined],
-        notes=() if prepared.held_out is None else prepared.held_out.batches.notes,
+        notes=[note for note in said if note],
     )
     path = prepared.path
     reference = {

@@ -23,7 +23,8 @@ def is_named(text: str) -> bool:
 def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
     """Run a file and give what it calls by this name: call a function, or take a value as it is.
 
-    The file may import its neighbours, also from what is done with the value inside the context.
+    The file may import its neighbours, also from what is done with the value inside the context.  What it prints goes
+    to stderr: stdout carries the result of a command.
 
     Args:
         text: `file.py:function`.
@@ -36,7 +37,11 @@ def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
     path = Path(file)
     if not path.is_file():
         raise error(f"no file {str(path)!r}", hint="Give file.py:function")
-    with _explained(f"{path.name}:{name}", error), _importable(path.parent):
+    with (
+        _explained(f"{path.name}:{name}", error),
+        _importable(path.parent),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         spec = importlib.util.spec_from_file_location(f"_onnxgrail_script_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise error(f"{str(path)!r} cannot be imported")
@@ -57,7 +62,7 @@ def _explained(source: str, kind: type[OnnxGrailError]) -> Iterator[None]:
         yield
     except OnnxGrailError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a code of the user's own would be taken for one of ours
         raise kind(f"{source} raised {type(error).__name__}: {error}") from error
 
 

@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 from onnxgrail.core import Feed, Labels
 from onnxgrail.errors import DataError, ModelError
 
+ENOUGH = 32  # samples below which narrowing a small vision transformer is worse with compensation than without
+
 
 @runtime_checkable
 class Labelled(Protocol):
@@ -75,3 +77,13 @@ class Batches:
     def __len__(self) -> int:
         """Number of feeds."""
         return len(self.feeds)
+
+    def scarce(self) -> str:
+        """A warning where there are too few samples to rest statistics on; drawn ones have a warning of their own."""
+        if self.synthetic or self.samples >= ENOUGH:
+            return ""
+        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
+        return (
+            f"calibrated on {count}: what is fitted to so few may be far off on others, and the check on calibration "
+            "samples does not show it; give 32 to 512, and --held-out to see"
+        )

@@ -94,6 +94,7 @@ def read_apart(
     notes = [note for part in parts for note in part.notes]
     for part in parts:
         notes.extend(note for entry in signature for note in _check(part, entry))
+    notes.extend(note for part in parts for note in _disagreement(part, signature))
     if any(_is_ready(part, signature) for part in parts):
         return _ready_apart(_ready(parts, signature, samples, label, notes), apart)
     total = sum(_rows(part, signature) for part in parts)
@@ -175,6 +176,16 @@ def _is_ready(part: Part, signature: Signature) -> bool:
     return len({array.shape[0] for array in arrays}) > 1 or len(prescribed) > 1
 
 
+def _disagreement(part: Part, signature: Signature) -> tuple[str, ...]:
+    """A note where arrays of a file count differently although the model calls their first axes alike."""
+    first = [(e.shape[0], part.arrays[e.name].shape[0], e.name) for e in signature if e.shape]
+    counts = {(dim, count): name for dim, count, name in reversed(first) if isinstance(dim, str)}
+    if part.ready or len(counts) == len({dim for dim, _ in counts}):
+        return ()
+    found = ", ".join(f"{name!r} {count}" for (_, count), name in reversed(counts.items()))
+    return (f"{part.source}: arrays hold different numbers of samples ({found}), passed at once as they are",)
+
+
 def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]) -> Batches:
     feeds: list[Callable[[], Feed]] = []
     total = 0
@@ -232,7 +243,10 @@ def _cut(
                 continue
             feeds.append(_Take(parts=heap, signature=signature, rows=piece))
     if not feeds:
-        raise DataError(f"{label}: got {len(chosen)} samples, the model takes batches of exactly {fixed}")
+        raise DataError(
+            f"{label}: got {len(chosen)} samples, the model takes batches of exactly {fixed}",
+            hint=f"Give at least {fixed}, or a model whose batch size is open",
+        )
     if group.size > 1:
         for number in shard_of(group, len(feeds)).numbers:
             _scan(feeds[number].parts, signature, feeds[number].chosen)

@@ -92,7 +92,13 @@ def foreign(source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable(path: object) -> Iterator[None]:
-    """Turn what numpy, zipfile, protobuf and the libraries of extras raise on a broken file into one line."""
+    """Turn what numpy, zipfile, protobuf and the libraries of extras raise on a broken file into one line.
+
+    Raises:
+        DataError: in place of whatever else, and for a device or a pipe, which might never end.
+    """
+    if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{str(path)!r} is a device or a pipe, expected a file")
     try:
         yield
     except OnnxGrailError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from onnxgrail.errors import UsageError
 
 Numbers = float | Sequence[float] | None
+LONGEST = 2**31 - 1  # what counts of tokens are held in
 LENGTH = 128  # tokens per sample where neither the model nor the user says
 
 
@@ -37,8 +38,8 @@ class Reading:
         Raises:
             UsageError: a number is out of range.
         """
-        if self.sequence_length is not None and self.sequence_length < 1:
-            raise UsageError(f"sequence_length must be at least 1, got {self.sequence_length}")
+        if self.sequence_length is not None and not 1 <= self.sequence_length <= LONGEST:
+            raise UsageError(f"sequence_length must be from 1 to {LONGEST}, got {self.sequence_length}")
         for name in ("image_mean", "image_std"):
             numbers = getattr(self, name)
             if numbers is not None and not numbers:

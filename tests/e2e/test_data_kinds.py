@@ -26,6 +26,13 @@ def feeds():
         yield {"images": np.full((2, 1, 8, 8), n / 3, np.float32)}
 def fails():
     raise RuntimeError("mine")
+def leaves():
+    raise SystemExit(3)
+def talks():
+    print("on stdout")
+    for feed in feeds():
+        print("and later")
+        yield feed
 """
 
 
@@ -125,6 +132,15 @@ def test_compare_reads_the_same_kinds(tmp_path: Path, monkeypatch: pytest.Monkey
         assert result.exit_code == 0, result.stderr
 
 
+def test_what_the_users_code_prints_stays_out_of_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    function(tmp_path)
+    result = compress("digits_vit", "--data", "mine.py:talks")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["calibration"]["samples"] == 6
+    assert result.stderr.startswith("on stdout\nand later\n")
+
+
 def empty(folder: Path) -> list[str]:
     (folder / "empty").mkdir()
     return ["empty"]
@@ -161,6 +177,11 @@ def raising(folder: Path) -> list[str]:
     return ["mine.py:fails"]
 
 
+def leaving(folder: Path) -> list[str]:
+    function(folder)
+    return ["mine.py:leaves"]
+
+
 def other_tokenizer(folder: Path) -> list[str]:
     samples.characters(folder / "tokenizer.json", {chr(97 + n): 90 + n for n in range(26)})
     (folder / "text.txt").write_text("abcdefghijklmnopqrstuvwxyz" * 9)
@@ -176,6 +197,7 @@ BAD: dict[str, tuple[str, Callable[[Path], list[str]], tuple[str, ...]]] = {
     "broken JSON": ("digits_vit", broken_json, ("cannot read 'd.json'",)),
     "pickled npy": ("digits_vit", pickled, ("pickled objects are never loaded",)),
     "function that raises": ("digits_vit", raising, ("mine.py:fails raised RuntimeError: mine",)),
+    "function that ends the program": ("digits_vit", leaving, ("mine.py:leaves raised SystemExit: 3",)),
     "other tokenizer": ("char_llama", other_tokenizer, ("ids up to 115, the model's table has 96 rows",)),
     "text without tokenizer": ("char_llama", lambda f: letters(f)[:1], ("Give --tokenizer FILE",)),
 }
@@ -201,6 +223,7 @@ def test_bad_data_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         (["--image-mean", "nan"], "'nan' is not a number"),
         (["--image-std", "0"], "image_std must be above 0"),
         (["--sequence-length", "0"], "--sequence-length"),
+        (["--sequence-length", str(2**31)], "sequence_length must be from 1 to"),
         (["--tokenizer", "t.json"], "--tokenizer does nothing for drawn inputs"),
     ],
 )

@@ -11,6 +11,8 @@ import onnx
 import pytest
 
 import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration.batches import ENOUGH
 from onnxgrail.errors import DataError, UsageError
 from tests.command import run
 
@@ -30,6 +32,30 @@ def folder(folder: Path) -> Path:
     """With data `h.npz` to judge by."""
     np.savez(folder / "h.npz", **nets.vectors(24, seed=9))
     return folder
+
+
+@pytest.mark.parametrize("count", [1, ENOUGH - 1, ENOUGH])
+def test_too_few_samples_are_told(count: int, folder: Path) -> None:
+    told = f"calibrated on {count} sample{'s' if count > 1 else ''}: what is fitted to so few"
+    assert any(note.startswith(told) for note in compressed(samples=count)["notes"]) is (count < ENOUGH)
+    done = run("compress", folder / "m.onnx", "--data", folder / "d.npz", "--samples", count, "--dry-run")
+    assert (f"Warning: {told}" in done.stderr) is (count < ENOUGH)
+    plain = compressed(samples=count, selector="l2", compensate="none")
+    assert plain["notes"] == [], "the data were not used"
+    assert "calibrated on" not in "".join(compressed(data=None, samples=count)["notes"]), "drawn inputs cost more"
+
+
+@pytest.mark.parametrize("count", [ENOUGH // 2, ENOUGH])
+def test_what_is_fitted_to_few_samples_is_far_off_on_others(count: int) -> None:
+    entry = models.load("digits_vit")
+    with np.load(entry.calibration) as archive, np.load(entry.heldout) as other:
+        data, held = {"images": archive["images"][:count]}, {"images": other["images"][:64]}
+    options = {"data": data, "held_out": held, "ratio": 0.4, "dry_run": True}
+    plain, fitted = (
+        onnxgrail.compress(entry.model, compensate=how, **options).report.data["verification"]["held_out"]["outputs"][0]
+        for how in ("none", "grail")
+    )
+    assert (fitted["cosine"] > plain["cosine"]) is (count >= ENOUGH)
 
 
 def test_a_number_is_held_back() -> None:

@@ -173,3 +173,11 @@ def test_every_choice_comes_back(tmp_path: Path) -> None:
     other = saved.read(tmp_path / "other.yaml")  # as the command line takes them
     assert other.data == "d.npz"
     assert recipe_of(other.choices) == recipe_of({"ratio": 0.4, "image_std": 2, "image_mean": 0.1})
+
+
+def test_a_report_does_not_replace_the_recipe(folder: Path) -> None:
+    twice = folder / "r.json"
+    done = run("compress", folder / "m.onnx", "--report", twice, "--save-recipe", folder / "." / "r.json")
+    assert done.exit_code == 2
+    assert "the report and the recipe would both be" in done.stderr
+    assert not twice.exists()

@@ -77,7 +77,7 @@ def test_fixed_batch_of_one():
 
 
 def test_too_few_samples_for_a_fixed_batch():
-    with pytest.raises(DataError, match="got 3 samples, the model takes batches of exactly 4"):
+    with pytest.raises(DataError, match=r"got 3 samples, the model takes batches of exactly 4\. Give at least 4"):
         read({"x": rows(3)}, FIXED)
 
 

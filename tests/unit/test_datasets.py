@@ -45,6 +45,26 @@ def test_rows_of_different_lengths_are_padded_with_a_mask(tmp_path):
     np.testing.assert_array_equal(batch(tmp_path, fixed)["input_ids"][2], [5, 6, 7, 8])
 
 
+def test_floats_of_python_are_rounded(tmp_path):
+    samples.dataset(tmp_path / "d", {"x": [[0.1, 0.2], [0.3, 0.4]]})
+    single, double = ((Input(name="x", dtype=np.dtype(kind), shape=("n", 2)),) for kind in ("float32", "float64"))
+    made = batch(tmp_path / "d", single)["x"]
+    np.testing.assert_array_equal(made, np.array([[0.1, 0.2], [0.3, 0.4]], np.float32))
+    assert "'x' is rounded from float64 to float32" in read(tmp_path / "d", single).notes[0]
+    assert read(tmp_path / "d", double).notes == ()
+    samples.dataset(tmp_path / "large", {"x": [[1e300, 0.2]]})
+    with pytest.raises(DataError, match="1 of 2 values are NaN or infinite"), np.errstate(over="ignore"):
+        read(tmp_path / "large", single)
+    with pytest.raises(DataError, match="got float64, expected float16"):
+        read(tmp_path / "d", (Input(name="x", dtype=np.dtype(np.float16), shape=("n", 2)),))
+
+
+def test_texts_without_a_tokenizer_say_what_they_need(tmp_path):
+    samples.dataset(tmp_path, {"text": ["w0 w1", "w2"], "label": [0, 1]})
+    with pytest.raises(DataError, match=r"texts 'text' need a tokenizer; .*input_ids int64.*Give --tokenizer FILE"):
+        read(tmp_path, BERT)
+
+
 def test_nested_lists_images_and_texts_of_a_data_set(tmp_path, words):
     values = np.arange(2 * 3 * 8 * 8, dtype=np.float32).reshape(2, 3, 8, 8)
     samples.dataset(tmp_path / "nested", {"x": values.tolist()}, float32=True)
@@ -78,7 +98,7 @@ def test_splits(tmp_path):
     [
         ({"_data_files": [{"filename": "../outside.arrow"}]}, "names no files in its folder"),
         ({"_data_files": [{"filename": "/outside.arrow"}]}, "names no files in its folder"),
-        ({"_data_files": []}, "names no files"),
+        ({"_data_files": []}, "holds no samples"),
         ([], "not what save_to_disk writes"),
         ({"_data_files": [{"filename": "absent.arrow"}]}, "cannot read"),
         ({"_data_files": [{"filename": "broken.arrow"}]}, "cannot read"),

@@ -128,6 +128,27 @@ def test_images_that_do_not_fit(tmp_path, signature, choices, message):
         read(tmp_path, signature, reading=Reading(**choices))
 
 
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_images_are_turned_as_the_camera_noted(tmp_path, suffix):
+    shades = np.zeros((16, 16, 3), np.uint8)
+    shades[:8, :8] = 255  # upper left; turned by a quarter to the right it is upper right
+    note = Image.Exif()
+    note[0x0112] = 6
+    Image.fromarray(shades).save(tmp_path / f"a.{suffix}", exif=note)
+    made = batch(tmp_path, NCHW)["x"][0, 0]
+    assert [made[1, 1] > 0.5, made[1, 6] > 0.5, made[6, 1] > 0.5] == [False, True, False]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK", "P"])
+def test_images_of_any_mode_are_read_without_a_word(tmp_path, mode, recwarn):
+    grey = Image.fromarray(np.full((9, 9, 3), 255, np.uint8)).convert(mode)
+    options = {"transparency": bytes(range(256))} if mode == "P" else {}  # of which pillow warns
+    grey.save(tmp_path / ("a.jpg" if mode == "CMYK" else "a.png"), **options)
+    Image.new("RGB", (9, 9), "white").save(tmp_path / "b.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12\0\3")
+    np.testing.assert_array_less(0.98, batch(tmp_path, NCHW)["x"])
+    assert not recwarn.list
+
+
 def test_broken_images_are_named(tmp_path):
     samples.images(tmp_path, 2)
     whole = (tmp_path / "1.png").read_bytes()
@@ -220,6 +241,16 @@ def test_a_short_text_is_one_short_passage(tmp_path, words):
     fixed = (Input(name="input_ids", dtype=I64, shape=("n", 4)),)
     with pytest.raises(DataError, match="got 3 tokens, the model takes input_ids"):
         read(tmp_path / "d.txt", fixed, reading=Reading(tokenizer=words))
+
+
+@pytest.mark.parametrize("signature", [BERT, LM])
+def test_the_mark_that_editors_put_first_is_no_text(tmp_path, words, signature):
+    (tmp_path / "d.txt").write_text("w5 w6 w7\n", encoding="utf-8-sig")
+    made = batch(tmp_path / "d.txt", signature, tokenizer=words)
+    np.testing.assert_array_equal(made["input_ids"], [[7, 8, 9]])
+    (tmp_path / "d.txt").write_text("", encoding="utf-8-sig")
+    with pytest.raises(DataError, match="holds no text"):
+        batch(tmp_path / "d.txt", signature, tokenizer=words)
 
 
 def test_special_tokens_alone_are_no_text(tmp_path):

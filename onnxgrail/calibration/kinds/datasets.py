@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.calibration.kinds.images import images
-from onnxgrail.calibration.kinds.text import Tokens, ids_input, padded
+from onnxgrail.calibration.kinds.text import WHERE, Tokens, ids_input, padded
 from onnxgrail.calibration.naming import from_mapping, role_of
 from onnxgrail.calibration.parts import Column, Part, readable
 from onnxgrail.calibration.reading import LENGTH, Reading
@@ -77,8 +77,17 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
         depth, leaf = _leaf(kind)
         if arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
             numeric[name] = Numbers(table.column(name), depth, leaf, wanted.get(name), reading, f"{source}, {name!r}")
+    strings = _strings(kinds)
+    if strings and not set(numeric) & set(wanted) and any(e.dtype.kind in "iu" for e in signature):
+        raise DataError(
+            f"{source}: no column is called like an input, and the texts {strings[0]!r} need a tokenizer; "
+            f"the model takes: {describe(signature)}",
+            hint=f"Give --tokenizer FILE ({WHERE})",
+        )
+    rounded = [name for name, column in numeric.items() if column.rounded]
+    notes = tuple(f"{source}: column {name!r} is rounded from float64 to float32" for name in rounded)
     ragged = next((c for c in numeric.values() if c.ragged), None)
-    notes = () if ragged is None else _lengths(numeric, ragged, signature, source)
+    notes += () if ragged is None else _lengths(numeric, ragged, signature, source)
     part = from_mapping(numeric, signature, source, spare=True)
     return Part(source=source, arrays=part.arrays, notes=(*notes, *part.notes))
 
@@ -103,9 +112,14 @@ def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, sou
     return tuple(notes)
 
 
+def _strings(kinds: Mapping[str, Any]) -> list[str]:
+    """Columns of texts."""
+    types = _arrow().types
+    return [name for name, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
+
+
 def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: Reading, source: str) -> Part:
-    arrow = _arrow()
-    named = [n for n, kind in kinds.items() if arrow.types.is_string(kind) or arrow.types.is_large_string(kind)]
+    named = _strings(kinds)
     names = ["text"] if "text" in named else named
     if len(names) != 1:
         raise DataError(
@@ -170,6 +184,8 @@ def _table(folder: Path) -> Any:
     arrow, state = _arrow(), _json(folder / STATE)
     files = state.get("_data_files")
     names = [str(f.get("filename")) for f in files if isinstance(f, dict)] if isinstance(files, list) else []
+    if files == []:
+        raise DataError(f"{str(folder)!r} holds no samples", hint="Save another split")
     if not names or not all(_is_name(name) for name in names):
         raise DataError(f"{str(folder / STATE)!r} names no files in its folder", hint=SAVED)
     if state.get("_indices_files") or state.get("_indices_data_files"):
@@ -228,7 +244,10 @@ class Numbers(Column):
         inner: tuple[int, ...] = ()
         if depth:
             inner = (self.length,) if self.ragged else self._inner(depth)
-        super().__init__((len(column), *inner), np.dtype(leaf.to_pandas_dtype()))
+        dtype = np.dtype(leaf.to_pandas_dtype())
+        # Python's floats are saved as float64, and `datasets` hands them out as float32, too.
+        self.rounded = dtype == np.float64 and entry is not None and entry.dtype == np.float32
+        super().__init__((len(column), *inner), np.dtype(np.float32) if self.rounded else dtype)
 
     def _inner(self, depth: int) -> tuple[int, ...]:
         with readable(self.source):

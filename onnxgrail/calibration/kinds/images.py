@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
 from collections.abc import Callable, Sequence
@@ -179,11 +180,12 @@ def _pixels(file: Path | bytes, layout: Layout) -> Array:
     """
     library_ = library()
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what pillow thinks of odd files that it reads all the same
         warnings.simplefilter("error", library_.DecompressionBombWarning)
         with library_.open(file if isinstance(file, Path) else io.BytesIO(file), formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{str(file)!r} has more than 8 bits per channel", hint="Convert it to 8 bits")
-            plain = image.convert(MODES[layout.channels])
+            plain = _upright(image).convert(MODES[layout.channels])
     scale = max(layout.height / plain.height, layout.width / plain.width)
     height, width = (
         max(want, round(scale * size)) for want, size in ((layout.height, plain.height), (layout.width, plain.width))
@@ -193,3 +195,12 @@ def _pixels(file: Path | bytes, layout: Layout) -> Array:
     top, left = (height - layout.height) // 2, (width - layout.width) // 2
     cut = plain.crop((left, top, left + layout.width, top + layout.height))
     return np.asarray(cut, np.uint8).reshape(layout.height, layout.width, layout.channels)
+
+
+def _upright(image: Any) -> Any:
+    """An image turned as the camera noted in EXIF; a note that is broken counts as none."""
+    from PIL import ImageOps
+
+    with contextlib.suppress(Exception):  # whatever readers of EXIF raise; broken pixels are met again
+        return ImageOps.exif_transpose(image)
+    return image

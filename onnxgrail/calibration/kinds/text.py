@@ -6,10 +6,11 @@ text is cut into passages of equal length.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -114,8 +115,9 @@ class Tokens:
 
 def _lines(path: Path) -> Ints:
     """Where lines with text begin and, last, where the file ends; empty lines belong to the line before them."""
-    starts, place = [], 0
+    starts: list[int] = []
     with readable(path), path.open("rb") as file:
+        place = _begin(file)
         for line in file:
             if line.strip():
                 starts.append(place)
@@ -123,6 +125,11 @@ def _lines(path: Path) -> Ints:
     if not starts:
         raise DataError(f"{str(path)!r} holds no text", hint="Give a line per sample")
     return np.asarray([*starts, place])
+
+
+def _begin(file: BinaryIO) -> int:
+    """Where the text begins: behind the mark that some editors put first."""
+    return file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
 
 
 def _line(path: Path, starts: Ints, number: int) -> str:
@@ -240,7 +247,7 @@ def _decoded(path: Path, start: int, size: int) -> str:
         DataError: it is not UTF-8.
     """
     with readable(path), path.open("rb") as file:
-        file.seek(start)
+        start = file.seek(start or _begin(file))
         data = file.read(size)
         head = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0) if start else 0
         try:

@@ -1,0 +1,35 @@
+"""Data that are odd without being broken files: arrays that count differently, pipes in the place of files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from onnxgrail.calibration.data import read
+from onnxgrail.errors import DataError
+from tests.unit.test_data import OPEN, entry, rows
+
+
+def test_arrays_that_count_differently_are_told():
+    signature = (entry(), entry(name="mask"))
+    feeds = read({"x": rows(3), "mask": rows(4)}, signature, batch_size=2)
+    assert [len(feed["mask"]) for feed in feeds] == [4]
+    (note,) = feeds.notes
+    assert "different numbers of samples ('x' 3, 'mask' 4), passed at once" in note
+    for other in ((entry(), entry(name="mask", shape=("points", 3))), (entry(), entry(name="mask", shape=(4, 3)))):
+        assert read({"x": rows(3), "mask": rows(4)}, other).notes == ()
+    assert read({"x": rows(3), "mask": rows(3)}, signature).notes == ()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes")
+@pytest.mark.parametrize("name", ["x.npy", "d.npz", "test_data_set_0/input_0.pb", "state.json/a.arrow"])
+def test_pipes_in_the_place_of_data_are_refused(tmp_path, name):
+    if name.endswith("arrow"):
+        (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    pipe = tmp_path / name.removeprefix("state.json/")
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="is a device or a pipe"):
+        read(tmp_path, OPEN)
