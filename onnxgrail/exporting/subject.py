@@ -47,6 +47,8 @@ class Subject:
         module: in evaluation mode.
         arguments: by name, in the order of the call; what is no tensor is part of the model.
         positional: whether arguments are passed in order, and not by name.
+        nested: arguments that hold tensors inside, with names of `arguments` in their places; the parts of one stand
+            where it would stand.
         axes: by input, which axes are open and what they are called.
         guessed: the axes are a guess, that may be given up.
         notes: what was assumed.
@@ -56,6 +58,7 @@ class Subject:
     module: Any
     arguments: Mapping[str, Any]
     positional: bool = False
+    nested: Mapping[str, Any] = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
     guessed: bool = True
     notes: tuple[str, ...] = ()
@@ -81,9 +84,7 @@ def subject(name: str, module: Any, inputs: Any, **more: Any) -> Subject:
     Raises:
         ModelError: no module, or inputs that `forward` does not take.
     """
-    if not isinstance(module, torch().nn.Module):
-        kind = type(module).__name__
-        raise ModelError(f"{name} gave a {kind}, expected a torch module", hint="Return module, or (module, inputs)")
+    check_module(name, module)
     positional = not isinstance(inputs, Mapping)
     given = inputs if isinstance(inputs, Mapping | tuple | list) else (inputs,)
     arguments = {str(key): _tensor(value) for key, value in given.items()} if isinstance(given, Mapping) else {}
@@ -95,14 +96,11 @@ def subject(name: str, module: Any, inputs: Any, **more: Any) -> Subject:
     if unknown and not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
         takes = ", ".join(parameters) or "nothing"
         raise ModelError(f"{name}: forward takes {takes}, and not {', '.join(map(repr, unknown))}")
-    if not any(map(is_tensor, arguments.values())):
+    nested = {key: _Part(key, value) for key, value in arguments.items() if _holds_tensors(value)}
+    flat = {part: leaf for key, value in arguments.items() for part, leaf in _leaves(key, value)}
+    if not any(map(is_tensor, flat.values())):
         raise ModelError(f"{name}: no tensor among the example inputs", hint="Return (module, inputs)")
-    return Subject(name=name, module=module.eval(), arguments=arguments, positional=positional, **more)
-
-
-def _tensor(value: Any) -> Any:
-    """Arrays become tensors; everything else stays."""
-    return torch().from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "ndim") else value
+    return Subject(name=name, module=module.eval(), arguments=flat, positional=positional, nested=nested, **more)
 
 
 def _names(parameters: Mapping[str, inspect.Parameter], count: int, name: str) -> list[str]:
