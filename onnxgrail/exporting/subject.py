@@ -96,10 +96,10 @@ def subject(name: str, module: Any, inputs: Any, **more: Any) -> Subject:
         takes = ", ".join(parameters) or "nothing"
         raise ModelError(f"{name}: forward takes {takes}, and not {', '.join(map(repr, unknown))}")
     flat: dict[str, Any] = {}
-    takes = {key: _apart(key, value, flat) for key, value in arguments.items()}
+    parts = {key: _apart(key, value, flat) for key, value in arguments.items()}
     if not any(map(is_tensor, flat.values())):
         raise ModelError(f"{name}: no tensor among the example inputs", hint="Return (module, inputs)")
-    return Subject(name=name, module=module.eval(), arguments=flat, positional=positional, takes=takes, **more)
+    return Subject(name=name, module=module.eval(), arguments=flat, positional=positional, takes=parts, **more)
 
 
 def check_module(name: str, module: Any) -> None:
