@@ -12,7 +12,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.session import open_session
 
-openvino = pytest.importorskip("openvino", reason="openvino is not installed (59 MB to fetch): pip install openvino")
+openvino = pytest.importorskip("openvino", reason="openvino is not installed: extra `test` has it")
 
 BATCH = 4
 
