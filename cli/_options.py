@@ -312,6 +312,6 @@ def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[s
     """Execution providers from the two ways to name them."""
     if device is not None and providers:
         raise click.UsageError("give --device or --providers, not both")
-    named = tuple(part for text in providers for part in re.split(r"[,\s]+", text) if part)
+    named = tuple(dict.fromkeys(part for text in providers for part in re.split(r"[,\s]+", text) if part))
     kind, colon, numbers = (device or "cpu").partition(":")
     return named or ((CPU,) if kind == "cpu" else (f"{CUDA}{colon}{numbers}", CPU))

@@ -85,7 +85,7 @@ def export(
     """Write a torch model as ONNX (needs torch).
 
     SPEC is file.py:function (which is run, and returns a module or a module with example inputs), torchvision:NAME,
-    timm:NAME or transformers:NAME-or-folder.
+    timm:NAME-or-folder or transformers:NAME-or-folder.
     """
     _machine.tune()
     import onnxgrail

@@ -76,7 +76,7 @@ class Benchmark:
 
 @pinned()
 def bench(
-    *models: str | Path,
+    *models: Any,
     data: Source | None = None,
     batch_sizes: Sequence[int] = (1,),
     seconds: float = 3.0,
@@ -94,7 +94,7 @@ def bench(
     """Time models on the same feed, in turn.
 
     Args:
-        *models: files; ratios are to the first.
+        *models: paths or objects, as for `compress`; ratios are to the first.
         data: as for `compress`; inputs are drawn where it is None, which serves timing as well unless the work depends
             on values.
         batch_sizes: samples per run, one after another; a model that prescribes a size is run at that one.
@@ -111,7 +111,7 @@ def bench(
         progress: called per batch size.
 
     Raises:
-        UsageError: no model, one that is no file, or a number below 1.
+        UsageError: no model, or a number below 1.
         ModelError: a model cannot be read or run, or takes other inputs than the first.
         DataError: the data do not fit.
     """
@@ -139,6 +139,8 @@ def bench(
             drawn = size if data is None else None
             batches = given(data, loaded[0], reading, samples=drawn, batch_size=size, seed=seed)
             feed, samples = _filled(batches.first(), signature, size)
+            if samples != size:  # data or --input-shapes prescribe it
+                notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
             feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
             least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
             with batches.advising():
@@ -158,18 +160,19 @@ def bench(
     )
 
 
-def _rows(paths: Sequence[Path], models: Sequence[ir.Model], times: Array, samples: int) -> list[Timing]:
+def _rows(paths: Sequence[Path | None], models: Sequence[ir.Model], times: Array, samples: int) -> list[Timing]:
     """One row per model, from milliseconds (models, rounds) of runs on so many samples."""
+    weights = [weigh(m, path, f"model {number}") for number, (m, path) in enumerate(zip(models, paths, strict=True), 1)]
     return [
         Timing(
-            path=str(path),
-            bytes=weigh(model, path).bytes,
+            path=weight.path,
+            bytes=weight.bytes,
             batch_size=samples,
             rounds=times.shape[1],
             times=found,
             throughput=samples / found.median * 1e3,
         )
-        for path, model, found in zip(paths, models, summarise(times), strict=True)
+        for weight, found in zip(weights, summarise(times), strict=True)
     ]
 
 

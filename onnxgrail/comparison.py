@@ -31,10 +31,11 @@ from onnxgrail.goals import Goals
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.mapped import weight_files
-from onnxgrail.graph.serial import Packed, to_bytes
+from onnxgrail.graph.serial import Packed, pack, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import check_input, file_of
+from onnxgrail.interop import from_any
+from onnxgrail.paths import check_input, path_of
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
@@ -98,8 +99,8 @@ class Comparison:
 
 
 def compare(
-    a: str | Path,
-    b: str | Path,
+    a: Any,
+    b: Any,
     *,
     data: Source | None = None,
     samples: int | None = None,
@@ -122,7 +123,7 @@ def compare(
     how both models do: top-1 accuracy, or perplexity.
 
     Args:
-        a: the reference model.
+        a: the reference model: a path, bytes, an `onnx.ModelProto`, `onnx_ir.Model` or `onnx_graphsurgeon.Graph`.
         b: the model that is judged.
         data: as for `compress`; None draws inputs.
         samples: how many samples at most.
@@ -142,7 +143,7 @@ def compare(
     Raises:
         ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.
         DataError: the data do not fit.
-        UsageError: a gate is set and there is no floating-point output, or a model is no file.
+        UsageError: a gate is set and there is no floating-point output.
     """
     paths, (first, second) = opened([a, b])
     signature = signature_of(first)
@@ -170,27 +171,27 @@ def compare(
     one = single(feed, signature)
     return Comparison(
         latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
-        a=weigh(first, paths[0], macs=counted_macs(first, feed, providers)),
-        b=weigh(second, paths[1], macs=counted_macs(second, fit(feed, ports), providers)),
+        a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
+        b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(feed, ports), providers)),
         outputs=outputs,
         calibration=calibration_entry(batches),
         gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
     )
 
 
-def opened(models: Sequence[object]) -> tuple[list[Path], list[ir.Model]]:
-    """Files of models that take the same inputs, and what is in them.
+def opened(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:
+    """Models that take the same inputs, and where they lie; None for one that is an object.
 
     Raises:
-        UsageError: one is no file.
         ModelError: one cannot be read, or takes other inputs than the first.
     """
-    paths = [file_of(model) for model in models]
+    paths = [path_of(model) for model in models]
     for path in paths:
-        check_input(path)
-    found = [model_io.load(path) for path in paths]
-    for path, model in zip(paths[1:], found[1:], strict=True):
-        same_inputs(signature_of(found[0]), signature_of(model), repr(str(path)))
+        if path is not None:
+            check_input(path)
+    found = [model_io.load(from_any(model)) for model in models]
+    for number, (path, model) in enumerate(zip(paths, found, strict=True), 1):
+        same_inputs(signature_of(found[0]), signature_of(model), f"model {number}" if path is None else repr(str(path)))
     return paths, found
 
 
@@ -210,8 +211,10 @@ def given(
     return synthetic(model, signature_of(model), input_shapes=reading.shapes, **settings)
 
 
-def runnable(model: ir.Model, path: Path) -> Path | bytes:
+def runnable(model: ir.Model, path: Path | None) -> Packed | bytes | Path:
     """The file, or what can be run in its place."""
+    if path is None:
+        return pack(model)
     return to_bytes(model) if has_bfloat16(model) else path
 
 
@@ -291,9 +294,10 @@ def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: fl
         yield Gate(name="max_nmse", limit=max_nmse, value=value, output=name, passed=value <= max_nmse)
 
 
-def weigh(model: ir.Model, path: Path, *, macs: int | None = None) -> Weight:
-    """Size of a loaded model and its files."""
-    return Weight(path=str(path), params=cost.parameters(model), macs=macs, bytes=bytes_on_disk(model, path))
+def weigh(model: ir.Model, path: Path | None, label: str, *, macs: int | None = None) -> Weight:
+    """Size of a loaded model and its files, or of the file it would be; `label` is for one that is no file."""
+    size = len(to_bytes(model, run=False)) if path is None else bytes_on_disk(model, path)
+    return Weight(path=label if path is None else str(path), params=cost.parameters(model), macs=macs, bytes=size)
 
 
 def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:

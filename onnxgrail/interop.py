@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -14,7 +16,9 @@ from onnxgrail.graph.serial import to_file
 
 
 def from_any(source: Any) -> Any:
-    """A `gs.Graph` as a ModelProto; everything else as it is."""
+    """A `gs.Graph` as a ModelProto, whatever names a file as its path; everything else as it is."""
+    if isinstance(source, os.PathLike):
+        return Path(source)
     if type(source).__module__.startswith("onnx_graphsurgeon"):
         import onnx_graphsurgeon as gs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.errors import ModelError, OutputError
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 SCRATCH = "onnxgrail-"  # how folders for files on the way are called
@@ -30,18 +30,7 @@ def weights_file(target: Path) -> Path:
 
 def path_of(source: object) -> Path | None:
     """Where a model lies; None for one that is not a file."""
-    return Path(source) if isinstance(source, str | Path) else None
-
-
-def file_of(model: object) -> Path:
-    """The path of a model that must be a file.
-
-    Raises:
-        UsageError: it is an object.
-    """
-    if isinstance(model, str | os.PathLike):
-        return Path(model)
-    raise UsageError(f"a file is wanted here, got {type(model).__name__}", hint="Write the model to a file first")
+    return Path(source) if isinstance(source, str | os.PathLike) else None
 
 
 def check_input(source: Path, hint: str = "Give an .onnx file") -> None:

@@ -25,6 +25,7 @@ from onnxgrail.preparation import Clock, Prepared
 from onnxgrail.report import Report, Verification, plain
 
 STEPS = ("original", "narrowed", "quantised")
+LITTLE = 0.9  # share of the bytes from which on quantising was hardly worth it
 SATURATES = "uint8 activations saturate in kernels of x86 processors without VNNI: compare on the machine that serves"
 
 
@@ -144,7 +145,10 @@ def _quantised(
         "held_out": None,
         "to_narrowed": [],
         "latency_ms": None,
-        "notes": [SATURATES] if recipe.quantize != "fp16" and not symmetric else [],
+        "notes": [
+            *([SATURATES] if recipe.quantize != "fp16" and not symmetric else []),
+            *_little(made, recipe.quantize),
+        ],
     }
     if recipe.check:
         verification, results = verify(prepared, made.model, recipe, progress)
@@ -153,6 +157,19 @@ def _quantised(
         sums = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
         entry["to_narrowed"] = entries(finish(sums))
     return made.model, entry, results
+
+
+def _little(made: quantise.Quantised, kind: str) -> list[str]:
+    """That a file is hardly smaller, and why that may be."""
+    share = made.bytes_after / made.bytes_before
+    if share < LITTLE:
+        return []
+    kinds = {node.op_type for node in made.model.graph}
+    dynamic = kind == "int8-dynamic" and "Conv" in kinds
+    why = (
+        "convolutions stay in float, --quantize int8 has them" if dynamic else "few of its bytes are weights of layers"
+    )
+    return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
 
 
 def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:

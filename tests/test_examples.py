@@ -19,6 +19,7 @@ import onnx
 import pytest
 import yaml
 
+import onnxgrail
 from onnxgrail import models, saved
 from onnxgrail.calibration.session import open_session
 from onnxgrail.recipe import recipe_of
@@ -40,14 +41,17 @@ def ports(values: Any) -> list[tuple[str, str, list[int]]]:
     return found
 
 
-def test_the_triton_repository_fits_the_model() -> None:
+def test_the_triton_repository_fits_the_model(tmp_path: Path) -> None:
+    embedded, small = models.load("digits_resnet"), tmp_path / "model.onnx"
+    onnxgrail.compress(embedded.model, small, data=embedded.calibration, samples=16, compensate="none", quantize="int8")
     folder = EXAMPLES / "triton" / "digits_resnet"
     text = re.sub(r"#.*", "", (folder / "config.pbtxt").read_text(encoding="utf-8"))
     assert text.count("{") == text.count("}")
     assert text.count("[") == text.count("]")
-    graph = onnx.load(models.load("digits_resnet").model).graph
     said = [(name, kind, [int(d) for d in dims.split(",")]) for name, kind, dims in PORT.findall(text)]
-    assert said == ports(graph.input) + ports(graph.output)
+    for path in (embedded.model, small):
+        graph = onnx.load(path).graph
+        assert said == ports(graph.input) + ports(graph.output)
     assert re.search(r"^name: \"(\w+)\"", text, re.MULTILINE)[1] == folder.name
     largest = int(re.search(r"max_batch_size: (\d+)", text)[1])
     preferred = re.search(r"preferred_batch_size: \[ ([\d, ]+) \]", text)[1]

@@ -68,6 +68,11 @@ def refuse(model: ir.Model, kind: str) -> None:
             hint="Narrow and quantise the float model it was made from; leave out --quantize to narrow it as it is",
         )
     types = {value.dtype for value in model.graph.initializers.values()}
+    if kind != "fp16" and any(_weight_type(node) == ir.DataType.FLOAT16 for node in model.graph):
+        raise QuantisedError(
+            f"--quantize {kind}: the model has half precision already, and ONNX Runtime quantises float32 weights only",
+            hint="Narrow and quantise the float32 model it was made from; leave out --quantize to narrow it as it is",
+        )
     if kind == "fp16" and ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in types:
         raise QuantisedError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
     if ir.DataType.BFLOAT16 in types:
@@ -81,6 +86,13 @@ def refuse(model: ir.Model, kind: str) -> None:
         raise ModelError(
             f"--quantize {kind} needs opset {FIRST_OPSET}, the model has {opset}", hint="Export it with a newer opset"
         )
+
+
+def _weight_type(node: ir.Node) -> ir.DataType | None:
+    """Type of the weight of a layer; None for every other node."""
+    if node.op_type not in LAYERS or len(node.inputs) < 2 or node.inputs[1] is None:
+        return None
+    return node.inputs[1].dtype if node.inputs[1].const_value is not None else None
 
 
 def quantise(model: ir.Model, feeds: Iterable[Feed], kind: str, *, symmetric: bool = False) -> Quantised:

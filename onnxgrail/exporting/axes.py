@@ -114,11 +114,17 @@ def runs(subject: Subject) -> bool:
     return True
 
 
-def other(subject: Subject, labels: tuple[str, ...]) -> Subject | None:
-    """The subject with inputs larger along these axes, or smaller where that runs and larger does not; else None."""
+def other(subject: Subject, labels: tuple[str, ...], *, doubled: bool = False) -> Subject | None:
+    """The subject with inputs larger along these axes, or smaller where that runs and larger does not; else None.
+
+    With `doubled`, twice the size is tried, too, which suits a network that halves its maps.
+    """
     now = sizes(subject)
-    for sign in (1, -1):
-        wanted = {label: now[label] + sign * GROWTH.get(label, STEP if sign > 0 else 1) for label in labels}
+    larger = {label: now[label] + GROWTH.get(label, STEP) for label in labels}
+    tries = [larger, {label: now[label] - 1 for label in labels}]
+    if doubled:
+        tries.append({label: 2 * now[label] for label in labels})
+    for wanted in tries:
         if min(wanted.values(), default=1) > 0:
             changed = replace(subject, arguments=resized(subject, wanted))
             if runs(changed):

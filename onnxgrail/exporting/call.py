@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from onnxgrail.calibration.session import runtime
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import Progress, silent
@@ -23,6 +25,7 @@ from onnxgrail.paths import check_output, weights_file
 from onnxgrail.report import SCHEMA, to_json
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
+OLDEST = 9  # ONNX Runtime runs older ones, but no exporter writes them well
 RECORDED = (
     "written by torchscript, which records one run: where a branch depends on values, check it with your own data"
 )
@@ -121,7 +124,7 @@ def export(
 
     Args:
         source: a module, of which a copy is exported; `file.py:function`, which is run; `torchvision:NAME`,
-            `timm:NAME` or `transformers:NAME-or-folder`.
+            `timm:NAME-or-folder` or `transformers:NAME-or-folder`.
         target: the file to write.
         inputs: for a module: a tensor, several in the order of `forward`, or a mapping by name.
         static: fix all sizes to those of the example inputs.
@@ -149,6 +152,9 @@ def export(
     for name, value, known in (("dtype", dtype, DTYPES), ("exporter", exporter, EXPORTERS)):
         if value is not None and value not in known:
             raise UsageError(f"{name} {value!r} is not known", hint=f"Choose from {', '.join(known)}")
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST <= opset <= newest:
+        raise UsageError(f"opset {opset} is not between {OLDEST} and {newest}, the newest that onnx knows here")
     if attention is not None and attention not in writers.ATTENTIONS:
         raise UsageError(f"attention {attention!r} is not known", hint=f"Choose from {', '.join(writers.ATTENTIONS)}")
     if static and dynamic:
@@ -253,8 +259,19 @@ def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
         params=cost.parameters(model),
         bytes=bytes_on_disk(model, path),
         checks=draft.checks,
-        notes=(*subject.notes, *notes),
+        notes=(*subject.notes, *notes, *_unseen(subject, draft.checks)),
     )
+
+
+def _unseen(subject: Subject, checks: tuple[Check, ...]) -> list[str]:
+    """Open axes that stood at one size in all runs."""
+    sizes = {
+        label: {check.shapes[name][axis] for check in checks}
+        for name, axes in subject.axes.items()
+        for axis, label in axes.items()
+    }
+    once = [label for label, found in sizes.items() if len(found) == 1]
+    return [f"compared at one size only: {', '.join(once)} (torch ran no other that was tried)"] if once else []
 
 
 def _typed(subject: Subject, dtype: str | None) -> Subject:

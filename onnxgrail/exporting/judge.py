@@ -70,7 +70,7 @@ def trials(subject: Subject) -> tuple[Trial, ...]:
     """
     first = Trial(subject, "the example", outputs(subject))
     labels = tuple(subject.labels())
-    found = {"other numbers": _turned(subject), "other sizes": other(subject, labels) if labels else None}
+    found = {"other numbers": _turned(subject), "other sizes": other(subject, labels, doubled=True) if labels else None}
     if sizes(subject).get(BATCH, 1) > 1:
         found["one sample"] = replaced(subject, resized(subject, {BATCH: 1}))
     return (first, *(Trial(s, what, outputs(s)) for what, s in found.items() if s is not None and runs(s)))

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import difflib
 import importlib
+import inspect
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import Any
 
 from onnxgrail.errors import MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.exporting import hugging
-from onnxgrail.exporting.subject import Shapes, Subject, install, quiet, subject, torch
+from onnxgrail.exporting.subject import Shapes, Subject, check_module, install, quiet, subject, torch
 from onnxgrail.scripts import called, is_named
 
-SPECS = "file.py:function, torchvision:NAME, timm:NAME or transformers:NAME-or-folder"
+SPECS = "file.py:function, torchvision:NAME, timm:NAME-or-folder or transformers:NAME-or-folder"
 PICTURE = (3, 224, 224)
 FRAMES = 16  # of a video
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -55,6 +56,10 @@ def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
             # A copy: exporting turns a module to evaluation, and may change its type and its attention.
             return _given(type(spec).__name__, copy.deepcopy(spec), inputs, wish)
         text = os.fspath(spec)
+        if inputs is not None:
+            raise UsageError(
+                "inputs are for a module that is given", hint="A file.py:function returns (module, inputs)"
+            )
         kind, _, name = text.partition(":")
         if kind in HUBS and name:
             if wish.task and kind != "transformers":
@@ -77,7 +82,11 @@ def _of_file(text: str, wish: Wish) -> Subject:
 
 def _given(name: str, module: Any, inputs: Any, wish: Wish) -> Subject:
     """A module whose inputs are given, known from what it is, or drawn by shape."""
+    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps, whose names and arguments it hides
+    check_module(name, module)
     if inputs is not None:
+        if wish.shapes:
+            raise UsageError(f"{name} has example inputs, so none are drawn", hint="Leave out --input-shapes")
         return subject(name, module, inputs)
     if hugging.is_hugging(module):
         return hugging.described(name, module, wish.shapes)
@@ -169,7 +178,7 @@ def _torchvision(name: str, wish: Wish) -> Subject:
     best = getattr(weights, "DEFAULT", None)
     with loading(f"torchvision:{name}"):
         # Without weights some networks draw theirs for minutes, or print that they will do so.
-        module = models.get_model(name, weights=None if wish.random else best)
+        module = models.get_model(name, **_chosen(models.get_model_builder(name), None if wish.random else best))
     crop = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", PICTURE[-1])
     side = tuple(crop) if isinstance(crop, tuple | list) else (crop, crop)
     if ".video." in type(module).__module__:
@@ -180,13 +189,22 @@ def _torchvision(name: str, wish: Wish) -> Subject:
     return _pictures(f"torchvision:{name}", module, (3, *side), wish)
 
 
+def _chosen(builder: Any, weights: Any) -> dict[str, Any]:
+    """Arguments of a network's builder: none fetches the weights of a part while those of the whole are drawn."""
+    parts = weights is None and "weights_backbone" in inspect.signature(builder).parameters
+    return {"weights": weights} | ({"weights_backbone": None} if parts else {})
+
+
 def _timm(name: str, wish: Wish) -> Subject:
     timm = package("timm")
     known = name.partition(".")[0]
+    wanted = name
     if ":" not in name and not timm.is_model(known):
-        raise _unknown("timm", name, timm.list_models())
+        if not Path(name).expanduser().is_dir():
+            raise _unknown("timm", name, timm.list_models())
+        wanted = f"local-dir:{Path(name).expanduser()}"
     with loading(f"timm:{name}"):
-        module = timm.create_model(name, pretrained=not wish.random, exportable=True)
+        module = timm.create_model(wanted, pretrained=not wish.random, exportable=True)
     return _pictures(f"timm:{name}", module, _timm_size(module), wish)
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 TARGETS = ("tensorrt",)
 STANDARD = ("", "ai.onnx")
 WEIGHTY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "DequantizeLinear")
+CHANNELLED = ("Conv", "ConvTranspose")  # with layers that are built for a number of channels
 SHOWN = 5  # weights named in one piece of advice
 
 
@@ -117,7 +118,9 @@ def _types(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]
         for value in graph.initializers.values()
         if value.name not in ports
     }
-    for names, allowed in ((ports, {*known["types"], *known["only_ports"]}), (inside, set(known["types"]))):
+    between = {value.name: kind for value, kind in _computed(model) if value.name not in ports}
+    most = {*known["types"], *known["only_ports"]}
+    for names, allowed in ((ports, most), (inside, set(known["types"])), (between, most)):
         for name, dtype in names.items():
             if dtype is None or dtype.name in allowed:
                 continue
@@ -125,11 +128,26 @@ def _types(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]
                 yield _found("advice", f"{name} is {dtype.name} and will be cast to a smaller type")
             else:
                 yield _found("problem", f"{name} has the type {dtype.name}")
-    for node in model.graph:
+    for node in _nodes(model):
         kind = node.attributes.get("to") if node.op_type == "Cast" else None
         dtype = None if kind is None else ir.DataType(kind.as_int())
-        if dtype is not None and dtype.name not in {*known["types"], *known["only_ports"], *known["narrowed"]}:
+        if dtype is not None and dtype.name not in {*most, *known["narrowed"]}:
             yield _found("problem", f"casts to {dtype.name}", node)
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Nodes of all graphs."""
+    return (node for graph in model.graphs() for node in graph)
+
+
+def _computed(model: ir.Model) -> Iterator[tuple[ir.Value, ir.DataType | None]]:
+    """What nodes give and its type, where the file says it; casts speak for themselves."""
+    for node in _nodes(model):
+        tensor = (
+            node.attributes["value"].as_tensor() if node.op_type == "Constant" and "value" in node.attributes else None
+        )
+        for value in node.outputs if node.op_type != "Cast" else ():
+            yield value, value.dtype if tensor is None else tensor.dtype
 
 
 def _shapes(model: ir.Model) -> Iterator[dict[str, str]]:
@@ -145,6 +163,14 @@ def _shapes(model: ir.Model) -> Iterator[dict[str, str]]:
                 f"input {value.name} [{dims}] has open sizes: build with a profile of least, best and most "
                 "(--minShapes, --optShapes, --maxShapes of trtexec)",
             )
+        for node in value.consumers():
+            rank = 0 if value.shape is None else len(value.shape)
+            if node.op_type in CHANNELLED and rank > 1 and node.inputs[0] is value and _open(value, 1):
+                yield _found("problem", f"the channels of its input {value.name} must have a fixed size", node)
+
+
+def _open(value: ir.Value, axis: int) -> bool:
+    return value.shape is not None and not isinstance(value.shape[axis], int)
 
 
 def _widths(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import onnxgrail
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import ModelError, UsageError
 from tests.cli.standin import usage_error
 from tests.command import run
 from tests.e2e import nets
@@ -77,6 +77,12 @@ def test_a_model_that_does_not_take_what_is_drawn_says_what_to_do(tmp_path):
         assert "The inputs were drawn: give --data or --input-shapes" in told.stderr
 
 
+def test_a_batch_that_the_inputs_prescribe_is_told(folder):
+    result = onnxgrail.bench(folder / "slim.onnx", batch_sizes=(4, 2), rounds=2, input_shapes={"x": (4, 16)})
+    assert [row.batch_size for row in result.rows] == [4, 4]
+    assert result.notes[0] == "batches of 2 were asked for, the inputs hold 4"
+
+
 def test_each_batch_size_has_its_own_rounds(folder, monkeypatch):
     from onnxgrail import benchmark
 
@@ -114,8 +120,8 @@ def test_misuse(folder):
     with pytest.raises(UsageError, match="no model"):
         onnxgrail.bench()
     for call in (onnxgrail.bench, lambda model: onnxgrail.compare(model, model)):
-        with pytest.raises(UsageError, match="a file is wanted here, got ModelProto"):
-            call(nets.mlp())
+        with pytest.raises(ModelError, match="cannot read a model from int"):
+            call(3)
 
 
 def test_a_prescribed_batch_size_rules(tmp_path):

@@ -54,6 +54,44 @@ def test_in_and_out(form: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(again.to_bytes()), wanted)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_compared_and_timed(form: str, tmp_path: Path) -> None:
+    dense = given(form, tmp_path)
+    result = onnxgrail.compress(dense, tmp_path / "o.onnx", ratio=0.5, data=nets.vectors())
+    files = onnxgrail.compare(tmp_path / "m.onnx", tmp_path / "o.onnx", data=nets.vectors())
+    assert 0.01 < files.outputs[0].nmse < 0.9  # type: ignore[operator]
+    for slim in (result.model, result.to_bytes(), result.proto(), result.graphsurgeon()):
+        objects = onnxgrail.compare(dense, slim, data=nets.vectors())
+        assert objects.outputs == files.outputs
+        assert (objects.b.path, objects.b.params, objects.b.macs) == ("B", files.b.params, files.b.macs)
+        assert abs(objects.b.bytes - files.b.bytes) < 2000  # a graph of GraphSurgeon has no metadata
+    rows = onnxgrail.bench(dense, result.model, rounds=3).rows
+    lies = str(tmp_path / "m.onnx") if form in ("path", "text") else "model 1"
+    assert [row.path for row in rows] == [lies, "model 2"]
+    assert rows[1].bytes < rows[0].bytes
+
+
+def test_objects_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ModelError, match="model 2 takes"):
+        onnxgrail.bench(nets.mlp(), nets.transformer())
+
+
+def test_weights_beside_the_file(tmp_path: Path) -> None:
+    """A model whose weights lie beside it, opened with each library that leaves them there."""
+    given("path", tmp_path)
+    for source in (tmp_path / "m.onnx", ir.load(tmp_path / "m.onnx"), gs.import_onnx(onnx.load(tmp_path / "m.onnx"))):
+        target = tmp_path / "o.onnx"
+        result = onnxgrail.compress(
+            source, target, ratio=0.5, data=nets.vectors(), save_as_external_data=True, force=True
+        )
+        assert (tmp_path / "o.onnx.data").stat().st_size > 0
+        session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
+        np.testing.assert_array_equal(session.run(["y"], nets.vectors(seed=4))[0], run(result.to_bytes()))
+    apart = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    with pytest.raises(ModelError, match="Give the path of the model file"):
+        onnxgrail.compress(apart, ratio=0.5, data=nets.vectors())
+
+
 def test_what_no_message_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     result = onnxgrail.compress(nets.mlp(), ratio=0.5, data=nets.vectors())
     monkeypatch.setattr(interop, "LIMIT", 100)

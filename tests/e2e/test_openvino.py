@@ -12,7 +12,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.session import open_session
 
-openvino = pytest.importorskip("openvino", reason="openvino is not installed (59 MB to fetch): pip install openvino")
+openvino = pytest.importorskip("openvino", reason="openvino is not installed: extra `test` has it")
 
 BATCH = 4
 
@@ -43,11 +43,22 @@ def test_narrowed_models_compute_the_same(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(two[output], array, rtol=1e-3, atol=1e-3 * np.abs(array).max())
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp16"])
-def test_quantised_models_are_read(kind: str, tmp_path: Path) -> None:
-    embedded = models.load("digits_resnet")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("digits_resnet", "int8"),
+        ("digits_resnet", "fp16"),
+        ("digits_vit", "int8-dynamic"),
+        ("digits_vit", "fp16"),
+        ("char_llama", "int8-dynamic"),
+        ("char_llama", "fp16"),
+    ],
+)
+def test_quantised_models_are_read(name: str, kind: str, tmp_path: Path) -> None:
+    embedded = models.load(name)
     path = tmp_path / "small.onnx"
-    onnxgrail.compress(embedded.model, path, data=embedded.calibration, quantize=kind, compensate="grail")
+    common: dict[str, Any] = {"data": embedded.calibration, "samples": 64, "compensate": "grail"}
+    onnxgrail.compress(embedded.model, path, quantize=kind, **common)
     one, two = both(path, feed_of(embedded))
-    np.testing.assert_array_equal(two["logits"].argmax(-1), one["logits"].argmax(-1))
+    assert np.mean(two["logits"].argmax(-1) == one["logits"].argmax(-1)) > 0.98
     np.testing.assert_allclose(two["logits"], one["logits"], atol=0.05 * np.abs(one["logits"]).max())

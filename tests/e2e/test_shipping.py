@@ -96,6 +96,27 @@ def test_a_quantised_model_is_not_quantised_again(kind: str, resnet: Any, tmp_pa
     assert not (tmp_path / "q.compressed.onnx").exists()
 
 
+@pytest.mark.parametrize("kind", ["int8", "int8-dynamic"])
+def test_half_precision_is_not_made_integers(kind: str, resnet: Any, tmp_path: Path) -> None:
+    """ONNX Runtime's tools would leave the weights, round activations, and make the file larger; or write one that
+    does not load."""
+    common: dict[str, Any] = {"data": resnet.calibration, "samples": 16, "compensate": "none"}
+    onnxgrail.compress(resnet.model, tmp_path / "h.onnx", quantize="fp16", check=False, **common)
+    with pytest.raises(QuantisedError, match="has half precision already"):
+        onnxgrail.compress(tmp_path / "h.onnx", quantize=kind, dry_run=True, **common)
+    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, ratio=0.5, **common)
+    assert again.report.data["model"]["params_after"] < 0.8 * again.report.data["model"]["params_before"]
+
+
+def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
+    words: dict[str, Any] = {"data": resnet.calibration, "samples": 16, "compensate": "none", "dry_run": True}
+    for kind, told in (("int8-dynamic", True), ("fp16", False)):
+        notes = onnxgrail.compress(resnet.model, quantize=kind, check=False, **words).report.data["notes"]
+        assert any("convolutions stay in float" in note for note in notes) == told, notes
+    notes = onnxgrail.compress(nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8").report.data["notes"]
+    assert any("few of its bytes are weights of layers" in note for note in notes), notes
+
+
 def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of next to nothing ruin the model, and the gate sees the file and not the narrowed model."""
     from onnxgrail.calibration import quantise

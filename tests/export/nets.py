@@ -127,3 +127,63 @@ def small() -> Any:
 
 def boom() -> Any:
     raise ValueError("not\ntoday")
+
+
+@dataclass
+class Answer:
+    scores: Tensor
+    rest: Any
+
+
+class Packed(nn.Module):
+    """Tensors inside of a mapping and of a list, and a class of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+
+    def forward(self, batch: dict[str, Tensor], *, more: list[Tensor], factors: tuple[int, ...] = (1, 1)) -> Answer:
+        total = sum(self.layer(tensor) * factor for tensor, factor in zip(more, factors, strict=True))
+        return Answer(self.layer(batch["x"]) + batch["y"] + total, (total,))
+
+
+def packed() -> Any:
+    batch = {"x": torch.randn(2, 6), "y": torch.randn(2, 5)}
+    return Packed(), {"batch": batch, "more": [torch.randn(2, 6), torch.randn(2, 6)], "factors": (2, 3)}
+
+
+def compiled() -> Any:
+    return torch.compile(Net(Sizes())), torch.randn(1, 3, 12, 12)
+
+
+def script() -> Any:
+    module = Net(Sizes()).eval()
+    return torch.jit.trace(module, torch.randn(1, 3, 12, 12)), torch.randn(1, 3, 12, 12)
+
+
+class Halves(nn.Module):
+    """Takes maps of even sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 4, 3, 2, 1), nn.ConvTranspose2d(4, 3, 2, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image + self.up(self.down(image).relu())
+
+
+def halves() -> Any:
+    return Halves(), torch.randn(1, 3, 16, 16)
+
+
+class Twelve(nn.Module):
+    """Runs at one size of its map and at no other."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.shape[-1] != 12:
+            raise ValueError("not twelve")
+        return image * 2
+
+
+def twelve() -> Any:
+    return Twelve(), torch.randn(2, 3, 12)

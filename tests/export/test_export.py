@@ -109,6 +109,34 @@ def test_axes_that_torch_cannot_open_are_fixed_and_told(folder: Path) -> None:
     assert "fixed sizes: batch 2 (the model takes no other)" in result.notes
 
 
+def test_tensors_in_lists_and_mappings_are_inputs(folder: Path) -> None:
+    result = onnxgrail.export("nets.py:packed", "p.onnx")
+    assert result.inputs == {
+        name: ("batch", size) for name, size in (("batch_x", 6), ("batch_y", 5), ("more_0", 6), ("more_1", 6))
+    }
+    assert result.outputs == ("scores", "rest_0")
+    assert {tuple(c.shapes["more_1"]) for c in result.checks} == {(2, 6), (3, 6), (1, 6)}
+    assert result.gates_passed
+
+
+def test_axes_that_take_only_even_sizes_are_tried_at_twice_the_size(folder: Path) -> None:
+    result = onnxgrail.export("nets.py:halves", "h.onnx", dynamic={"image": {0: "n", 2: "height", 3: "width"}})
+    assert result.gates_passed
+    assert result.checks[-1].shapes == {"image": (4, 3, 32, 32)}
+    assert not [note for note in result.notes if "one size only" in note]
+
+
+def test_an_axis_that_was_tried_at_one_size_is_named(folder: Path) -> None:
+    result = onnxgrail.export("nets.py:twelve", "t.onnx", dynamic={"image": {2: "width"}}, exporter="torchscript")
+    assert result.notes[-1] == "compared at one size only: width (torch ran no other that was tried)"
+
+
+def test_what_torch_compiles_keeps_its_names(folder: Path) -> None:
+    result = onnxgrail.export("nets.py:compiled", "c.onnx")
+    assert list(result.inputs) == ["image"]
+    assert "first.weight" in {tensor.name for tensor in onnx.load("c.onnx").graph.initializer}
+
+
 def test_bfloat16_becomes_float32_unless_asked_for(folder: Path) -> None:
     module = torch.nn.Linear(4, 8).to(torch.bfloat16)
     example = torch.ones(2, 4, dtype=torch.bfloat16)
@@ -165,6 +193,7 @@ def test_tolerance_is_the_gate(folder: Path) -> None:
         ("nets.py:wrong", "forward takes image, and not 'picture'"),
         ("nets.py:small", "raised RuntimeError on image[2, 4, 12, 12]"),
         ("nets.py:held", "cannot be exported: "),
+        ("nets.py:script", "is TorchScript already. Export the module that it was made from"),
         ("transformers:./nowhere", "no folder './nowhere'"),
     ],
 )
@@ -205,6 +234,10 @@ def test_outputs_are_not_replaced(folder: Path) -> None:
         ({"dynamic": {"x": {0: "n"}}}, "no input 'x'"),
         ({"dynamic": {"image": {4: "n"}}}, "axes 0 to 3"),
         ({"random_weights": True}, "models of hubs"),
+        ({"opset": 8}, "opset 8 is not between 9 and"),
+        ({"opset": 99}, "opset 99 is not between 9 and"),
+        ({"inputs": torch.ones(2, 3, 12, 12)}, "for a module that is given"),
+        ({"input_shapes": {"image": (2, 3, 12, 12)}}, "has example inputs, so none are drawn"),
     ],
 )
 def test_wrong_usage(settings: dict[str, Any], words: str, folder: Path) -> None:

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import onnxgrail
+from onnxgrail.calibration.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
 
@@ -193,6 +194,55 @@ def test_names_and_networks_of_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = onnxgrail.export("timm:one", tmp_path / "m.onnx", random_weights=True, exporter="torchscript")
     assert asked == [True, False]
     assert result.inputs == {"x": ("batch", 3, 20, 20)}
+
+
+def test_a_folder_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm itself is told that the name is a folder."""
+    made: list[str] = []
+    lib = timm_of([])
+    lib.create_model = lambda name, **_: (made.append(name), Stand())[1]
+    monkeypatch.setitem(sys.modules, "timm", lib)
+    (tmp_path / "mine").mkdir()
+    result = onnxgrail.export(f"timm:{tmp_path / 'mine'}", tmp_path / "m.onnx", exporter="torchscript")
+    assert made == [f"local-dir:{tmp_path / 'mine'}"]
+    assert result.gates_passed
+    with pytest.raises(ModelError, match="timm has no model"):
+        onnxgrail.export(f"timm:{tmp_path / 'other'}", tmp_path / "n.onnx")
+
+
+def test_a_folder_that_timm_has_written(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(3)
+    module = timm.create_model("resnet10t", num_classes=7)
+    timm.models.save_for_hf(module, tmp_path / "mine", safe_serialization=True)
+    shape = {"x": (2, 3, 64, 64)}
+    assert onnxgrail.export(f"timm:{tmp_path / 'mine'}", tmp_path / "m.onnx", input_shapes=shape).gates_passed
+    with open_session(tmp_path / "m.onnx") as session:
+        x = torch.randn(1, 3, 64, 64)
+        (found,) = session.run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(found), module.eval()(x).detach(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_drawn_weights_fetch_no_part_of_the_network(
+    random: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def builder(*, weights: Any = None, weights_backbone: Any = "fetched") -> Stand:
+        asked.update(weights=weights, backbone=weights_backbone)
+        return Stand()
+
+    lib: Any = ModuleType("torchvision")
+    lib.models = SimpleNamespace(
+        list_models=lambda: ["net"],
+        get_model_weights=lambda _: SimpleNamespace(DEFAULT="best"),
+        get_model_builder=lambda _: builder,
+        get_model=lambda _, **choices: builder(**choices),
+    )
+    monkeypatch.setitem(sys.modules, "torchvision", lib)
+    onnxgrail.export("torchvision:net", tmp_path / "m.onnx", random_weights=random, exporter="torchscript")
+    assert asked == {"weights": None, "backbone": None} if random else {"weights": "best", "backbone": "fetched"}
 
 
 def test_networks_that_need_another_torch_are_no_riddle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,12 @@ TWO_OUTPUTS = """(float[1,2,4,4] x) => (float[1,2,4,4] y, int64[1,2,4,4] i)
     { y, i = MaxPool<kernel_shape = [1, 1]>(x) j = Identity(i) }"""
 
 
+BRANCHES = """(bool b, float[2] x) => (float[2] y) {
+    y = If(b) <then_branch = a () => (float[2] t) { q = Cast<to = 12>(x) t = Cast<to = 1>(q) },
+               else_branch = c () => (float[2] e) { e = Relu(x) }>
+}"""
+
+
 def found(text: str, opset: int = 18) -> list[tuple[str, str, str]]:
     model = ir.from_proto(onnx.parser.parse_model(HEAD.format(opset=opset) + text))
     entry = targets.check(model, "tensorrt")
@@ -39,6 +45,36 @@ def test_a_plain_model_passes() -> None:
         ("(int16[2] x) => (int16[2] y) { y = Abs(x) }", "problem", "", "type INT16"),
         ("(double[2] x) => (double[2] y) { y = Abs(x) }", "advice", "", "smaller type"),
         ("(float[2] x) => (int16[2] y) { y = Cast<to = 5>(x) }", "problem", "Cast", "INT16"),
+        (
+            "(float[1] x) => (float[1] y) { c = Constant<value = uint16[1] {1}>() d = Cast<to = 1>(c) y = Mul(x, d) }",
+            "problem",
+            "",
+            "c has the type UINT16",
+        ),
+        (
+            "(float[1] x) => (float[1] y) { c = Constant<value = double[1] {1}>() d = Cast<to = 1>(c) y = Mul(x, d) }",
+            "advice",
+            "",
+            "c is DOUBLE",
+        ),
+        (
+            BRANCHES,
+            "problem",
+            "Cast",
+            "casts to UINT32",
+        ),
+        (
+            "(float[2] x) => (float[2] y) <uint64[2] m> { m = Abs(x) y = Abs(m) }",
+            "problem",
+            "",
+            "m has the type UINT64",
+        ),
+        (
+            "(float[N,C,8,8] x, float[4,3,3,3] w) => (float[N,4,6,6] y) { y = Conv(x, w) }",
+            "problem",
+            "Conv",
+            "channels of its input x must have a fixed size",
+        ),
         ("(float[N,8] x) => (float[N,8] y) { y = Relu(x) }", "advice", "", "[N, 8] has open sizes"),
         (
             ROUNDED,
@@ -63,6 +99,11 @@ def test_a_plain_model_passes() -> None:
 def test_findings(text: str, level: str, op: str, words: str) -> None:
     rows = found(text)
     assert any((row[0], row[1]) == (level, op) and words in row[2] for row in rows), rows
+
+
+def test_open_batches_and_sizes_of_maps_are_no_problem() -> None:
+    rows = found("(float[N,3,H,W] x, float[4,3,3,3] w) => (float[N,4,h,v] y) { y = Conv(x, w) }")
+    assert [row[0] for row in rows] == ["advice"]
 
 
 def test_constants_are_seen_wherever_they_stand() -> None:
