@@ -148,3 +148,20 @@ def test_share_of_one_block() -> None:
         dead = np.zeros(survey.ids, dtype=bool)
         dead[block.ids] = True
         assert share == (cost.removed(survey, dead)[0], cost.macs(model, survey) - cost.macs(model, survey, dead))
+
+
+def test_packed_and_filled_weights_count_whole() -> None:
+    packed = tiny(
+        "float[N,32] x => float[] y",
+        "y = com.microsoft.MatMulNBits<K=32, N=5, bits=4, block_size=16>(x, b, s)",
+        {"b": np.zeros((5, 2, 8), np.uint8), "s": (10,)},
+        imports={"com.microsoft": 1},
+        recorded=False,
+    )
+    assert cost.parameters(packed) == 32 * 5 + 10
+    filled = tiny(
+        "float[N,6] x => float[] y",
+        "w = ConstantOfShape(s)\nm = ConstantOfShape(s)\na = MatMul(x, w)\ny = MatMul(a, u)",
+        {"s": ints(6, 8), "u": (8, 3)},
+    )
+    assert cost.parameters(filled) == 6 * 8 + 8 * 3
