@@ -165,3 +165,32 @@ def test_packed_and_filled_weights_count_whole() -> None:
         {"s": ints(6, 8), "u": (8, 3)},
     )
     assert cost.parameters(filled) == 6 * 8 + 8 * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [
+        ("q, s, z = DynamicQuantizeLinear(x)\na = MatMulInteger(q, b, z)\ny = Cast<to=1>(a)", {"b": (12, 5)}),
+        (
+            "q, s, z = DynamicQuantizeLinear(x)\na = QLinearMatMul(q, s, z, b, s, z, s, z)\ny = Cast<to=1>(a)",
+            {"b": (12, 5)},
+        ),
+    ],
+)
+def test_products_of_integers_count(body: str, weights: dict[str, tuple[int, ...]]) -> None:
+    stored = {name: np.ones(shape, np.uint8) for name, shape in weights.items()}
+    model = tiny("float[N,12] x => float[] y", body, stored, recorded=False)
+    once = {"x": np.ones((1, 12), np.float32)}
+    assert cost.macs(model, trace(model, observe(model, once))) == 12 * 5
+
+
+def test_convolutions_of_integers_count() -> None:
+    model = tiny(
+        "float[N,3,6,6] x => float[] y",
+        "q, s, z = DynamicQuantizeLinear(x)\na = QLinearConv(q, s, z, w, s, z, s, z)\nb = DequantizeLinear(a, s, z)\n"
+        "c, d, e = DynamicQuantizeLinear(b)\nf = ConvInteger(c, v, e)\ny = Cast<to=1>(f)",
+        {"w": np.ones((4, 3, 3, 3), np.uint8), "v": np.ones((2, 4, 1, 1), np.uint8)},
+        recorded=False,
+    )
+    once = {"x": np.ones((1, 3, 6, 6), np.float32)}
+    assert cost.macs(model, trace(model, observe(model, once))) == 4 * 16 * 27 + 2 * 16 * 4
