@@ -35,7 +35,11 @@ def inspect(
     if page is not None and page.resolve() == model.resolve():
         raise click.UsageError(f"the page {str(page)!r} would replace the model")
     _machine.ready("inspect")
-    found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
+    try:
+        found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
+    except onnxgrail.ModelError as error:
+        error.hint = error.hint.replace("--data or --input-shapes", "--input-shapes")  # there is no --data here
+        raise
     if page is not None:
         found.save(page)
     if as_json:

@@ -114,3 +114,13 @@ def test_demo(monkeypatch, tmp_path):
     assert len(rows) == 7
     assert "no embedded model 'foo'" in run("demo", "--model", "foo").stderr
     assert run("demo", "--ratio", "0").exit_code == 2
+
+
+def test_inspect_names_only_options_that_it_has(tmp_path):
+    model = nets.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"  # only twelve will do
+    onnx.save(model, tmp_path / "m.onnx")
+    told = run("inspect", tmp_path / "m.onnx")
+    assert told.exit_code == 1
+    assert "give --input-shapes if the model needs others; these are --input-shapes x:2," in told.stderr
+    assert "--data" not in told.stderr
