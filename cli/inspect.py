@@ -82,7 +82,7 @@ def _sizes(found: Any) -> None:
     for kind, held in found.shares.items():
         label = "held by all blocks" if kind == "all" else f"held by {kind} blocks"
         rows.append((label, render.share(held["params"]), render.share(held["macs"]), ""))
-    for guess in found.predicted:
+    for guess in found.predicted if found.blocks else ():
         label = f"at ratio {guess['ratio']:g}"
         rows.append((label, render.count(guess["params"]), render.count(guess["macs"]), render.size(guess["bytes"])))
     render.table("", ("", "params", "MACs", "size"), rows)
@@ -96,6 +96,8 @@ def _refusals(found: Any, *, verbose: bool) -> None:
         groups.setdefault(refusal.reason, []).append(where)
     if groups:
         render.say("Channels left alone:")
+    elif not found.blocks:
+        render.say("It has no channels that one constant weight makes and another reads")
     for reason, places in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         render.say(f"{len(places):5d} x {reason}")
         shown = list(dict.fromkeys(places))

@@ -124,3 +124,14 @@ def test_inspect_names_only_options_that_it_has(tmp_path):
     assert told.exit_code == 1
     assert "give --input-shapes if the model needs others; these are --input-shapes x:2," in told.stderr
     assert "--data" not in told.stderr
+
+
+def test_inspect_says_why_there_is_nothing_to_narrow(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (y) { y = Sigmoid(x) }'
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    text = run("inspect", tmp_path / "m.onnx").stdout
+    assert "no block can be narrowed" in text
+    assert "It has no channels that one constant weight makes and another reads" in text
+    assert "at ratio" not in text
