@@ -46,17 +46,16 @@ def _line(check: Mapping[str, Any], kind: str) -> str:
 
 def advice(data: Any) -> list[str]:
     """What a run suggests to do differently."""
-    from onnxgrail.summary import judged
-
     found = []
     calibration = data.get("calibration") or {}
     samples = calibration.get("samples", 0)
     if calibration and not calibration.get("synthetic") and samples < FEW:
         found.append(f"{render.several(samples, 'calibration sample')}: a few dozen bring the result closer")
-    last = min(judged(data), key=_cosine, default=None)
-    if last is not None and _cosine(last) < FAR:
+    last = data.get("quantization") or data["verification"]
+    far = min((last.get("held_out") or last).get("outputs", ()), key=_cosine, default=None)
+    if far is not None and _cosine(far) < FAR:
         found.append(
-            f"output {last['name']!r} is far from the original (cosine {_cosine(last):.2f}): more real --data, a "
+            f"output {far['name']!r} is far from the original (cosine {_cosine(far):.2f}): more real --data, a "
             "smaller --ratio or --selector obs bring it closer"
         )
     return found
