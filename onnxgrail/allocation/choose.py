@@ -270,8 +270,9 @@ def _result(
 ) -> Allocation:
     if budget is not None:
         _reachable(job, budget, fit)
-    done = _allocation(job.prepared, job.blocks, job.recipe, fit.widths, fit.ideal)
-    used = (used or done.used).removesuffix("-sqrt")
+    used = (used or job.recipe.allocate).removesuffix("-sqrt")
+    ideal = fit.widths if used == "global" else fit.ideal  # global chooses among widths that fit: it rounds nothing
+    done = _allocation(job.prepared, job.blocks, job.recipe, fit.widths, ideal)
     note = "" if used == done.asked else f"allocation {done.asked} was no better than {used}, which is used"
     return replace(done, budget=budget, used=used, errors=errors, note=note)
 
