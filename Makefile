@@ -22,6 +22,7 @@ help:
 
 demo: .venv/demo.stamp
 	@$(BIN)/onnxgrail demo
+	echo "Next, a model of your own: $(BIN)/onnxgrail inspect model.onnx (docs/quickstart.md)"
 
 # One thread per test process: the workers would otherwise fight for the cores, and sums would differ between machines.
 test: lint

@@ -51,6 +51,11 @@ def number(value: float | None, spec: str = ".4f") -> str:
     return "-" if value is None else format(value, spec)
 
 
+def several(number: int, what: str) -> str:
+    """A number of things in words: 1 sample, 8 samples."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def short(value: float | None) -> str:
     """A number of things in three digits: 812, 49.2 k, 1.18 M."""
     if value is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _close as close
 from . import _options as options
 from . import _render as render
 
@@ -57,7 +58,7 @@ def _quantised(entry: Any) -> list[str]:
     sizes = f"{render.size(entry['bytes_before'])} -> {render.size(entry['bytes_after'])}"
     found = [f"Quantised to {entry['kind']}: {sizes}{_kept(entry['kept_float'])}"]
     narrowed = {check["name"]: check for check in entry["to_narrowed"]}
-    for check in entry["outputs"]:
+    for check in close.worst(entry["outputs"]):
         words = [f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"]
         if check.get("agreement") is not None:
             words.append(f"top-1 agreement {render.share(check['agreement'])}")
@@ -65,7 +66,7 @@ def _quantised(entry: Any) -> list[str]:
         found.append(
             f"Output {check['name']}, quantised: {', '.join(words)} to the original; cosine {other} to the narrowed"
         )
-    for check in (entry.get("held_out") or {}).get("outputs", ()):
+    for check in close.worst((entry.get("held_out") or {}).get("outputs", ())):
         numbers = f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"
         where = f"on {check['samples']} held-out samples"
         found.append(f"Output {check['name']}, quantised: {numbers} to the original {where}{render.scores(check)}")

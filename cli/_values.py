@@ -36,7 +36,7 @@ def ratio(value: Any) -> float:
     try:
         number = float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number") from None
+        raise click.BadParameter(f"{value!r} is not a number: choose 0 <= R < 1, such as 0.3") from None
     if math.isnan(number) or not 0 <= number < 1:
         why = "1.0 would remove every unit" if number == 1 else f"{value} is out of range"
         raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from . import _close as close
 from . import _machine
 from . import _options as options
 from . import _render as render
@@ -16,6 +17,7 @@ from . import _ship as ship
 from . import _values as values
 from ._plugged import Plugged
 
+STATUSES = {"plain": "Blocks left without repair", "skipped": "Blocks left at full width"}
 REASONS = 8  # lines in the list of refusals; the report has them all
 
 
@@ -171,7 +173,7 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
     """Hand over what a run made: files, tables or JSON, and the exit code of its gates."""
     _hand_over(result.report, reports, as_json=as_json)
     data = result.report.data
-    render.notes(_notes(data), quiet=quiet)
+    render.notes([*_notes(data), *close.advice(data)], quiet=quiet)
     if not as_json and not quiet:
         _tables(result.report, result.output)
     if not result.gates_passed:
@@ -232,16 +234,8 @@ def _tables(report: Any, output: Path | None) -> None:
         render.say(line)
     calibration = data.get("calibration")
     if calibration:
-        render.say(f"Calibration: {calibration['samples']} samples, {calibration['source']}")
-    verification = data["verification"]
-    for kind, checks in (("calibration", verification), ("held-out", verification.get("held_out") or {})):
-        for check in checks.get("outputs", ()):
-            cosine, nmse = render.number(check["cosine"], ".5f"), render.number(check["nmse"], ".2e")
-            samples = f" on {check['samples']} {kind} samples" if "samples" in check else ""
-            render.say(
-                f"Output {check['name']}: cosine {cosine}, NMSE {nmse} to the original{samples}{render.scores(check)}"
-            )
-    for line in ship.lines(data):
+        render.say(f"Calibration: {render.several(calibration['samples'], 'sample')}, {calibration['source']}")
+    for line in (*close.lines(data), *ship.lines(data)):
         render.say(line)
     _outcomes(chosen)
     render.written(output)
@@ -298,7 +292,7 @@ def _allocated(allocation: Any) -> list[str]:
     rounded = [row for row in allocation["rounding"] if abs(row["asked"] - row["kept"]) >= 0.5]
     if rounded:
         total = sum(row["params"] for row in rounded)
-        lines.append(f"Rounding: {len(rounded)} blocks, {total:+,} parameters (see --report)")
+        lines.append(f"Rounding: {render.several(len(rounded), 'block')}, {total:+,} parameters (see --report)")
     return lines
 
 
@@ -330,7 +324,8 @@ def _outcomes(report: Any) -> None:
         if block["outcome"]["status"] != "ok"
     )
     for (status, reason), times in odd.most_common():
-        render.say(f"Blocks {status}: {times}" + (f" ({reason})" if reason else ""))
+        why = f" ({reason})" if reason not in ("", "not selected") else ""  # by whom, the options say
+        render.say(f"{STATUSES.get(status, f'Blocks {status}')}: {times}{why}")
     counts = report.refusal_counts()
     if counts:
         render.say("Channels left alone:")

@@ -35,7 +35,11 @@ def inspect(
     if page is not None and page.resolve() == model.resolve():
         raise click.UsageError(f"the page {str(page)!r} would replace the model")
     _machine.ready("inspect")
-    found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
+    try:
+        found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
+    except onnxgrail.ModelError as error:
+        error.hint = error.hint.replace("--data or --input-shapes", "--input-shapes")  # there is no --data here
+        raise
     if page is not None:
         found.save(page)
     if as_json:
@@ -78,7 +82,7 @@ def _sizes(found: Any) -> None:
     for kind, held in found.shares.items():
         label = "held by all blocks" if kind == "all" else f"held by {kind} blocks"
         rows.append((label, render.share(held["params"]), render.share(held["macs"]), ""))
-    for guess in found.predicted:
+    for guess in found.predicted if found.blocks else ():
         label = f"at ratio {guess['ratio']:g}"
         rows.append((label, render.count(guess["params"]), render.count(guess["macs"]), render.size(guess["bytes"])))
     render.table("", ("", "params", "MACs", "size"), rows)
@@ -92,6 +96,8 @@ def _refusals(found: Any, *, verbose: bool) -> None:
         groups.setdefault(refusal.reason, []).append(where)
     if groups:
         render.say("Channels left alone:")
+    elif not found.blocks:
+        render.say("It has no channels that one constant weight makes and another reads")
     for reason, places in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         render.say(f"{len(places):5d} x {reason}")
         shown = list(dict.fromkeys(places))

@@ -40,9 +40,7 @@ from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
 UNCOUNTED = frozenset({
-    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum", "LSTM",
-    "GRU", "RNN", "If", "Loop", "Scan",
+    "QGemm", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum", "If", "Loop", "Scan",
 })  # fmt: skip
 
 HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them

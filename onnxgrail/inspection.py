@@ -44,12 +44,13 @@ def inspect(
         some = [b for b in survey.blocks if kind in (b.kind, "all")]
         if some:
             gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
-            shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
+            # Constants that several blocks share are copied before they are cut: together more than there are.
+            shares[kind] = {"params": min(1.0, gone[0] / max(params, 1)), "macs": saved / max(macs, 1)}
     usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
     predicted = []
     for ratio in RATIOS:
         gone, saved = _gone(prepared, dead_of(survey, plan.widths(usual, ratio, recipe.round_to)), macs)
-        left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": size - gone[1]}
+        left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": _left(size, gone[1])}
         predicted.append({"ratio": ratio, **left})
     return Inspection(
         path=str(path),
@@ -70,6 +71,11 @@ def _serialised(prepared: Prepared) -> bytes:
     from onnxgrail.graph.serial import to_bytes
 
     return to_bytes(prepared.model, run=False)
+
+
+def _left(size: int, gone: int) -> int | None:
+    """Bytes that stay; nobody knows where weights are not in the file at full size."""
+    return size - gone if gone < size else None
 
 
 def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:

@@ -275,7 +275,7 @@ def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Ow
 
 def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock) -> NothingToCompressError:
     """The error for a run without any narrowed block, with its report."""
-    found, chosen = prepared.survey.blocks, decision.chosen
+    found, chosen, hint = prepared.survey.blocks, decision.chosen, ""
     budget = decision.allocation.budget
     if chosen and budget is not None and budget.before <= budget.limit:
         text = (
@@ -286,7 +286,8 @@ def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Cloc
         text = f"nothing could be compressed: ratio {recipe.ratio:g} removes no unit from any of {len(chosen)} blocks"
     elif found and not chosen:
         text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
+        hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
     report = report_of(prepared, recipe, decision, slim=None, output=None, verification=None, timing=clock.seconds)
-    return NothingToCompressError(text, report=report)
+    return NothingToCompressError(text, hint=hint, report=report)

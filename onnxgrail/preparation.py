@@ -19,6 +19,7 @@ from onnxgrail.calibration.dims import Usual
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.reading import reading_of
+from onnxgrail.calibration.session import shapes_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import others, synthetic
@@ -128,7 +129,7 @@ def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches
             tried.append(_sizes(drawn))
             with contextlib.suppress(ModelError):
                 found = _observed(model, drawn, recipe)
-                note = f"the model does not run on the usual sizes; drawn instead: {_sizes(drawn)}"
+                note = f"the model does not run on the usual sizes; drawn instead: {shapes_of(drawn.first())}"
                 return replace(drawn, notes=(*drawn.notes, note)), *found
         raise
 

@@ -270,8 +270,9 @@ def _result(
 ) -> Allocation:
     if budget is not None:
         _reachable(job, budget, fit)
-    done = _allocation(job.prepared, job.blocks, job.recipe, fit.widths, fit.ideal)
-    used = (used or done.used).removesuffix("-sqrt")
+    used = (used or job.recipe.allocate).removesuffix("-sqrt")
+    ideal = fit.widths if used == "global" else fit.ideal  # global chooses among widths that fit: it rounds nothing
+    done = _allocation(job.prepared, job.blocks, job.recipe, fit.widths, ideal)
     note = "" if used == done.asked else f"allocation {done.asked} was no better than {used}, which is used"
     return replace(done, budget=budget, used=used, errors=errors, note=note)
 
@@ -279,9 +280,11 @@ def _result(
 def _reachable(job: Job, budget: Budget, fit: Fit) -> None:
     if fit.reached:
         return
-    spec = ".3g" if budget.target.metric == "latency" else ",.0f"
-    least = f"{budget.found:{spec}} of {budget.before:{spec}} ({budget.found / max(budget.before, 1e-9):.1%})"
+    spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
+    share = f"{budget.found / max(budget.before, 1e-9):.1%}"
+    least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"
     hint = "Allow more, choose more --blocks" + (", or use --round-to 1" if job.recipe.round_to > 1 else "")
+    hint += "; what else runs on this machine disturbs the measurement" if unit else ""
     raise UsageError(
         f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(job.blocks)} blocks as narrow "
         f"as possible {least} stay",

@@ -44,16 +44,23 @@ class Values(Mapping[str, Array]):
 
 
 def heavy(model: ir.Model, constants: Collection[str]) -> list[str]:
-    """Those of the computed constants that rest on a large weight in a file, in the order of the graph."""
+    """Those of the computed constants that rest on a large weight in a file, in the order of the graph.
+
+    What a node makes that also reads something fed, as a CastLike does that only borrows a type, cannot be computed
+    from the weights alone.
+    """
     found = {
         name
         for name, value in model.graph.initializers.items()
         if isinstance(value.const_value, Mapped) and value.const_value.nbytes >= HEAVY
     }
+    fed = {v.name for v in model.graph.inputs} - set(model.graph.initializers)
     names: list[str] = []
     for node in model.graph if found else ():
-        if any(v is not None and v.name in found for v in node.inputs):
-            made = [v.name for v in node.outputs if v.name]
+        read, made = {v.name for v in node.inputs if v is not None}, [v.name for v in node.outputs if v.name]
+        if read & fed:
+            fed.update(made)
+        elif read & found:
             names += [name for name in made if name in constants]
             found.update(made)
     return names

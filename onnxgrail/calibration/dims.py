@@ -48,10 +48,14 @@ def is_past(entry: Input) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usual:
-    """Sizes where nobody says any: lengths are `scale` times those of LENGTHS, images have `image` pixels a side."""
+    """Sizes where nobody says any.
+
+    Lengths are `scale` times those of LENGTHS, images have `image` pixels a side, and caches hold `past` positions.
+    """
 
     scale: float = 1.0
     image: int = IMAGE
+    past: int = PAST
 
 
 def choose(
@@ -120,9 +124,8 @@ class _Lengths:
 
     @property
     def past(self) -> int:
-        return next(
-            (size for name, size in self.known.items() if _means(name, "past") and not _means(name, "total")), PAST
-        )
+        given = (size for name, size in self.known.items() if _means(name, "past") and not _means(name, "total"))
+        return next(given, self.usual.past)
 
     def length(self, key: str) -> int:
         """The next unused sequence length, remembered under a key."""

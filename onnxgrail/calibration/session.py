@@ -28,6 +28,8 @@ from onnxgrail.graph.widen import wide
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
 
+NAMED = 4  # inputs whose shapes are told in a message
+
 CHECK_CUDA = (
     "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
     "nothing was run on the CPU instead"
@@ -94,8 +96,7 @@ class Session:
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:
-            shapes = ", ".join(f"{n}{list(np.shape(v))}" for n, v in feed.items())
-            raise ModelError(f"ONNX Runtime failed on the feed {shapes}: {reason(error)}") from error
+            raise ModelError(f"ONNX Runtime failed on the feed {shapes_of(feed)}: {reason(error)}") from error
 
     def close(self) -> None:
         """Free the session; running it afterwards is an error."""
@@ -269,6 +270,13 @@ def _preload(load: Callable[[], None]) -> None:
     """Load the libraries of CUDA from where pip has put them, once: it looks at a dozen files."""
     with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
         load()
+
+
+def shapes_of(feed: Feed) -> str:
+    """The inputs of a feed with their shapes; the caches of all layers of a model are not listed one by one."""
+    shapes = [f"{name}{list(np.shape(array))}" for name, array in feed.items()]
+    more = f" and {len(shapes) - NAMED} more" if len(shapes) > NAMED + 1 else ""
+    return ", ".join(shapes[:NAMED] if more else shapes) + more
 
 
 def reason(error: BaseException) -> str:

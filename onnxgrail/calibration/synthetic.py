@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.caches import head_widths
 from onnxgrail.calibration.dims import Shapes, Sized, Usual, choose, is_past
 from onnxgrail.calibration.ids import table_rows
 from onnxgrail.calibration.signature import Input, Signature, is_float
@@ -24,8 +25,9 @@ COST = (
     "(measured on a real sentence encoder at 30 %: cosine 0.79 synthetic, 0.97-0.98 with 32-512 real sequences)"
 )
 OTHERS = "The inputs were drawn: give --data or --input-shapes if the model needs others"
-# What is tried where a model does not run on the usual sizes: fewer positions, images as most are trained with, and
-# a recording, of which convolutions leave one step in some hundreds.
+# What is tried where a model does not run on the usual sizes: caches that hold nothing yet, fewer positions, images as
+# most are trained with, and a recording, of which convolutions leave one step in some hundreds.
+FRESH = Usual(past=0)
 SHORTER, LARGER, RECORDING = (Usual(scale=0.5), Usual(scale=0.25)), Usual(image=224), Usual(scale=64)
 LARGEST = 2**31  # bytes of an input that is drawn
 RANK = 64  # axes that numpy knows
@@ -77,10 +79,11 @@ def synthetic(
     """
     wanted = samples or SAMPLES
     shapes, batch = input_shapes or {}, min(batch_size, wanted)
-    sized = choose(signature, batch=batch, input_shapes=shapes, sizes=sizes or {}, usual=usual)
+    known = {**head_widths(model), **(sizes or {})}
+    sized = choose(signature, batch=batch, input_shapes=shapes, sizes=known, usual=usual)
     short = _short(model, signature, sized)
     if short:
-        sized = choose(signature, batch=batch, input_shapes=shapes, sizes={**short, **(sizes or {})}, usual=usual)
+        sized = choose(signature, batch=batch, input_shapes=shapes, sizes={**short, **known}, usual=usual)
     draws = tuple(_plan(model, entry, sized) for entry in signature)
     firsts = {shape[0] for shape in sized.shapes.values() if shape}
     batch = firsts.pop() if len(firsts) == 1 and all(sized.shapes.values()) else 1
@@ -99,7 +102,8 @@ def others(signature: Signature) -> tuple[Usual, ...]:
     """Sizes to try where the model does not run on the usual ones."""
     sounds = [e for e in signature if e.shape is not None and len(e.shape) == 2 and is_float(e.dtype)]
     tokens = [e for e in signature if e.dtype.kind in "iu" and "mask" not in e.name.lower()]
-    return (*SHORTER, LARGER, *([RECORDING] if sounds and not tokens else []))
+    fresh = [FRESH] if any(is_past(entry) for entry in signature) else []
+    return (*fresh, *SHORTER, LARGER, *([RECORDING] if sounds and not tokens else []))
 
 
 def _hint(signature: Signature, shapes: Shapes) -> str:

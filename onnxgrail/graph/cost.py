@@ -20,19 +20,45 @@ Shapes = Callable[[str], tuple[int, ...]]
 
 PRODUCTS = RECURRENT | {
     "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits",
+    "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
 }  # fmt: skip
+BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their second factor is the fourth input
+CONVOLUTIONS = frozenset({"Conv", "FusedConv", "DeformConv", "ConvInteger", "QLinearConv"})
+READERS = PRODUCTS | {"BatchNormalization"}
 
 
 def parameters(model: ir.Model) -> int:
     """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted).
 
-    A weight may also be the value of a `Constant` node; single numbers in such nodes belong to formulas.
+    A weight may also be the value of a `Constant` node; single numbers in such nodes belong to formulas.  Weights that
+    a `ConstantOfShape` fills and packed ones count as what the node that reads them computes with.
     """
     stored = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
     written = (node.attributes.get("value") for node in model.graph if node.op_type == "Constant")
     spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
     weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
-    return sum(int(tensor.size) for tensor in weights if _is_weight(tensor))
+    return sum(int(tensor.size) for tensor in weights if _is_weight(tensor)) + _filled(model) + _packed(model)
+
+
+def _filled(model: ir.Model) -> int:
+    """Elements of weights that are one number in the file, and a shape."""
+    total = 0
+    for node in model.graph:
+        sizes = node.inputs[0].const_value if node.op_type == "ConstantOfShape" and node.inputs[0] is not None else None
+        uses = node.outputs[0].uses() if sizes is not None else ()
+        if sizes is not None and any(use.node.op_type in READERS and use.idx > 0 for use in uses):
+            total += math.prod(sizes.numpy().tolist())
+    return total
+
+
+def _packed(model: ir.Model) -> int:
+    """Elements of weights of which several share a byte, without those bytes."""
+    more: dict[str, int] = {}
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "MatMulNBits" else None
+        if weight is not None and weight.const_value is not None:
+            more[weight.name or ""] = integer(node, "K") * integer(node, "N") - weight.const_value.size
+    return sum(more.values())
 
 
 def _is_weight(tensor: ir.TensorProtocol) -> bool:
@@ -75,13 +101,14 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
         return 0
     names = [v.name or "" if v is not None else "" for v in node.inputs]
     output = key(node)
-    if output not in survey.facts.shapes or any(n and n not in survey.facts.shapes for n in names[:3]):
+    if output not in survey.facts.shapes or any(n and n not in survey.facts.shapes for n in names[:4]):
         return 0
-    weight = _operand_shape(node, 1, names[1], survey, shape, dead)
+    factor = 3 if node.op_type in BEHIND_SCALES else 1
+    weight = _operand_shape(node, factor, names[factor], survey, shape, dead)
     if node.op_type in RECURRENT:  # every step of every sample meets both matrices once
         steps = math.prod(shape(names[0])[:2])
         return steps * (math.prod(weight) + math.prod(_operand_shape(node, 2, names[2], survey, shape, dead)))
-    if node.op_type in ("Conv", "FusedConv", "DeformConv"):
+    if node.op_type in CONVOLUTIONS:
         return math.prod(shape(output)) * math.prod(weight[1:])
     if node.op_type == "ConvTranspose":
         return math.prod(shape(names[0])) * math.prod(weight[1:])

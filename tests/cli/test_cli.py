@@ -153,7 +153,7 @@ def test_ways_to_name_providers_output_and_ratio(calls):
         (["--ratio", "1.0"], "would remove every unit"),
         (["--ratio", "-0.1"], "out of range"),
         (["--ratio", "nan"], "out of range"),
-        (["--ratio", "many"], "is not a number"),
+        (["--ratio", "30%"], "'30%' is not a number: choose 0 <= R < 1, such as 0.3"),
         (["--blocks", "conv,foo"], "choose from"),
         (["--blocks", ","], "choose from"),
         (["--include", "("], "regular expression"),

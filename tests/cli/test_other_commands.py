@@ -114,3 +114,24 @@ def test_demo(monkeypatch, tmp_path):
     assert len(rows) == 7
     assert "no embedded model 'foo'" in run("demo", "--model", "foo").stderr
     assert run("demo", "--ratio", "0").exit_code == 2
+
+
+def test_inspect_names_only_options_that_it_has(tmp_path):
+    model = nets.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"  # only twelve will do
+    onnx.save(model, tmp_path / "m.onnx")
+    told = run("inspect", tmp_path / "m.onnx")
+    assert told.exit_code == 1
+    assert "give --input-shapes if the model needs others; these are --input-shapes x:2," in told.stderr
+    assert "--data" not in told.stderr
+
+
+def test_inspect_says_why_there_is_nothing_to_narrow(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (y) { y = Sigmoid(x) }'
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    text = run("inspect", tmp_path / "m.onnx").stdout
+    assert "no block can be narrowed" in text
+    assert "It has no channels that one constant weight makes and another reads" in text
+    assert "at ratio" not in text

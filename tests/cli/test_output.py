@@ -59,6 +59,49 @@ def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, 
     assert "Rounding: 2 blocks, +1,164 parameters (see --report)" in text
 
 
+def printed(monkeypatch, **changes):
+    """What `compress` prints for a report."""
+    result = SimpleNamespace(report=Report(data=data(**changes)), output=None, gates_passed=True)
+    replace_compress(monkeypatch, lambda: result)
+    return run("compress", "m.onnx")
+
+
+def checks(*cosines):
+    return [{"name": f"y{n}", "cosine": c, "nmse": 0.1, "max_abs": 1.0, "samples": 8} for n, c in enumerate(cosines)]
+
+
+def test_of_many_outputs_the_worst_have_a_line(monkeypatch):
+    text = printed(monkeypatch, verification={"outputs": checks(0.99, 0.98, 0.97, 0.96, 0.95, 0.94)}).stdout
+    assert text.count("Output y") == 6
+    text = printed(monkeypatch, verification={"outputs": checks(1, 0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 1)}).stdout
+    assert re.findall(r"Output (y\d)", text) == ["y6", "y5", "y4", "y3", "y2"]
+    assert "3 more outputs: cosine 0.98000 or higher (see --report)" in text
+
+
+def test_whole_numbers_are_equal_or_not(monkeypatch):
+    label = {"name": "label", "cosine": None, "nmse": None, "max_abs": None, "agreement": 0.75, "samples": 1}
+    text = printed(monkeypatch, verification={"outputs": [label]}).stdout
+    assert "Output label: 75.0 % of the values as in the original on 1 synthetic sample\n" in text
+
+
+def test_few_samples_and_outputs_that_are_far_off_are_noted(monkeypatch):
+    few = {"source": "d.npz", "samples": 2, "synthetic": False, "notes": []}
+    result = printed(monkeypatch, calibration=few, verification={"outputs": checks(0.95, 0.46)})
+    assert "Calibration: 2 samples, d.npz" in result.stdout
+    assert "on 8 calibration samples" in result.stdout
+    assert "Note: 2 calibration samples: a few dozen" in result.stderr
+    assert "Note: output 'y1' is far from the original (cosine 0.46)" in result.stderr
+    enough = {**few, "samples": 8}
+    assert printed(monkeypatch, calibration=enough, verification={"outputs": checks(0.95)}).stderr == "Note: a note\n"
+
+
+def test_blocks_that_went_otherwise_are_counted(monkeypatch):
+    plain = {"kind": "conv", "units": 8, "kept": 4, "outcome": {"status": "plain", "reason": "no lower error"}}
+    text = printed(monkeypatch, blocks=[*data()["blocks"], plain]).stdout
+    assert "Blocks left at full width: 1\n" in text
+    assert "Blocks left without repair: 1 (no lower error)\n" in text
+
+
 @pytest.fixture
 def tiny(tmp_path):
     """A real model with data."""

@@ -100,6 +100,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
     assert decided["used"] == "global"
     assert decided["errors"]["uniform"] > min(decided["errors"].values())
     assert errors["global"] < errors["uniform"]
+    assert {row["params"] for row in decided["rounding"]} == {0}  # what fills the budget is chosen, not rounded
 
 
 def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,19 @@ def image() -> bytes:
     return to_bytes(tiny("float[N,3,H,W] x => float[N,4,7,7] y", body, weights, opset=17))
 
 
+def fresh() -> bytes:
+    """A cache in front of what is added to as many positions: only an empty one will do."""
+    body = """
+        c = Concat <axis = 1> (cache_past, x)
+        d = Add(c, x)
+        a = MatMul(d, w)
+        b = Relu(a)
+        y = MatMul(b, v)
+    """
+    given = "float[N,S,8] x, float[N,past,8] cache_past"
+    return to_bytes(tiny(f"{given} => float[N,S,8] y", body, {"w": (8, 32), "v": (32, 8)}, opset=17, recorded=False))
+
+
 @pytest.mark.parametrize(
     ("model", "drawn"),
     [
@@ -63,8 +76,9 @@ def image() -> bytes:
         (positions(5), "ids[8, 4]"),
         (recording(), "sound[8, 1024]"),
         (image(), "x[8, 3, 224, 224]"),
+        (fresh(), "x[8, 16, 8], cache_past[8, 0, 8]"),
     ],
-    ids=["twelve positions", "five positions", "recording", "image"],
+    ids=["twelve positions", "five positions", "recording", "image", "empty cache"],
 )
 def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
     result = onnxgrail.compress(model, ratio=0.5, samples=16)

@@ -148,3 +148,49 @@ def test_share_of_one_block() -> None:
         dead = np.zeros(survey.ids, dtype=bool)
         dead[block.ids] = True
         assert share == (cost.removed(survey, dead)[0], cost.macs(model, survey) - cost.macs(model, survey, dead))
+
+
+def test_packed_and_filled_weights_count_whole() -> None:
+    packed = tiny(
+        "float[N,32] x => float[] y",
+        "y = com.microsoft.MatMulNBits<K=32, N=5, bits=4, block_size=16>(x, b, s)",
+        {"b": np.zeros((5, 2, 8), np.uint8), "s": (10,)},
+        imports={"com.microsoft": 1},
+        recorded=False,
+    )
+    assert cost.parameters(packed) == 32 * 5 + 10
+    filled = tiny(
+        "float[N,6] x => float[] y",
+        "w = ConstantOfShape(s)\nm = ConstantOfShape(s)\na = MatMul(x, w)\ny = MatMul(a, u)",
+        {"s": ints(6, 8), "u": (8, 3)},
+    )
+    assert cost.parameters(filled) == 6 * 8 + 8 * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [
+        ("q, s, z = DynamicQuantizeLinear(x)\na = MatMulInteger(q, b, z)\ny = Cast<to=1>(a)", {"b": (12, 5)}),
+        (
+            "q, s, z = DynamicQuantizeLinear(x)\na = QLinearMatMul(q, s, z, b, s, z, s, z)\ny = Cast<to=1>(a)",
+            {"b": (12, 5)},
+        ),
+    ],
+)
+def test_products_of_integers_count(body: str, weights: dict[str, tuple[int, ...]]) -> None:
+    stored = {name: np.ones(shape, np.uint8) for name, shape in weights.items()}
+    model = tiny("float[N,12] x => float[] y", body, stored, recorded=False)
+    once = {"x": np.ones((1, 12), np.float32)}
+    assert cost.macs(model, trace(model, observe(model, once))) == 12 * 5
+
+
+def test_convolutions_of_integers_count() -> None:
+    model = tiny(
+        "float[N,3,6,6] x => float[] y",
+        "q, s, z = DynamicQuantizeLinear(x)\na = QLinearConv(q, s, z, w, s, z, s, z)\nb = DequantizeLinear(a, s, z)\n"
+        "c, d, e = DynamicQuantizeLinear(b)\nf = ConvInteger(c, v, e)\ny = Cast<to=1>(f)",
+        {"w": np.ones((4, 3, 3, 3), np.uint8), "v": np.ones((2, 4, 1, 1), np.uint8)},
+        recorded=False,
+    )
+    once = {"x": np.ones((1, 3, 6, 6), np.float32)}
+    assert cost.macs(model, trace(model, observe(model, once))) == 4 * 16 * 27 + 2 * 16 * 4

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx import helper
 
 from onnxgrail.calibration.dims import choose
 from onnxgrail.calibration.ids import table_rows
@@ -153,3 +154,27 @@ def test_what_cannot_be_drawn():
     graph = model("g (string[N] x) => (string[N] y) { y = Identity(x) }")
     with pytest.raises(DataError, match="cannot be drawn"):
         draw(graph)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "width"),
+    [
+        ("GroupQueryAttention", ["q", "", "", "past"], 6),
+        ("GroupQueryAttention", ["q", "k", "k", "past"], 12),
+        ("MultiHeadAttention", ["q", "k", "k", "", "", "", "past"], 12),
+    ],
+)
+def test_caches_are_as_wide_as_the_heads(op, inputs, width):
+    heads = {"num_heads": 4, "kv_num_heads": 2} if op == "GroupQueryAttention" else {"num_heads": 4}
+    node = helper.make_node(op, inputs, ["y"], domain="com.microsoft", **heads)
+    shapes = {"q": ["B", "S", 48], "k": ["B", "S", 24], "past": ["B", 2, "P", "W"]}
+    given = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", 1, None)])
+    assert draw(ir.from_proto(helper.make_model(graph)))[1]["past"].shape[-1] == width
+
+
+def test_caches_are_as_wide_as_what_is_put_behind_them():
+    text = """g (float[B, 2, S, 7] k, float[B, 2, past_len, W] past) => (float[B, 2, T, 7] y) {
+        y = Concat<axis = 2>(past, k) }"""
+    _, feed = draw(model(text))
+    assert feed["past"].shape == (8, 2, 5, 7)
