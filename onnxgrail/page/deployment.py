@@ -36,7 +36,9 @@ def deployment(data: Mapping[str, Any]) -> Markup | None:
         return None
     parts: list[Child] = []
     if steps:
-        parts.append(table("What followed the narrowing", ("Step", "Before", "After", "Change"), steps))
+        parts.append(
+            table("What followed the narrowing", ("Step", "Before", "After", "Change"), steps, class_="numbers")
+        )
     kept = (data.get("quantization") or {}).get("kept_float") or ()
     if kept:
         parts.append(_listed(f"{figures.plural(len(kept), 'layer')} with outliers in their inputs stay in float", kept))

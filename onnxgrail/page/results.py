@@ -51,7 +51,9 @@ def sizes(data: Mapping[str, Any]) -> Markup:
         for row in summary_rows(data)
     ]
     columns = ("", "Before", "After", "Change")
-    return section("sizes", "Before and after", table("Size of the model and of its blocks", columns, rows))
+    return section(
+        "sizes", "Before and after", table("Size of the model and of its blocks", columns, rows, class_="numbers")
+    )
 
 
 def predicted(data: Mapping[str, Any]) -> Markup | None:
@@ -67,7 +69,7 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
         rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
     columns = ("", "Parameters", "MACs", "File size")
     caption = "Predicted for the usual blocks, nothing else changed"
-    return section("predicted", "What narrowing would save", table(caption, columns, rows))
+    return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
 
 
 def fidelity(data: Mapping[str, Any]) -> Markup | None:
@@ -186,9 +188,8 @@ def repairs(data: Mapping[str, Any]) -> Markup | None:
     if not rows:
         return None
     columns = ("", "Improved", "Error before", "Error after")
-    return section(
-        "repairs", "Repairs", table("Mean error of those improved, on rows left out of the fit", columns, rows)
-    )
+    caption = "Mean error of those improved, on data left out of the fit"
+    return section("repairs", "Repairs", table(caption, columns, rows, class_="numbers"))
 
 
 def _means(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
