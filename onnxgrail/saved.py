@@ -136,7 +136,10 @@ def _parsed(path: Path) -> Any:
 
 
 def _keys_once(root: Any) -> None:
-    """Refuse YAML in which a key stands twice: the last one would be taken without a word."""
+    """Refuse YAML in which a key stands twice, the last of which would be taken without a word, and merged keys.
+
+    Merges of merges grow without end, and a recipe has nothing to merge.
+    """
     seen: set[int] = set()
     todo = [root]
     while todo:
@@ -145,6 +148,8 @@ def _keys_once(root: Any) -> None:
             continue
         seen.add(id(node))
         pairs = [pair for pair in node.value if isinstance(pair, tuple)]
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in pairs):
+            raise ValueError("the key '<<' is not taken: write out what it would merge")
         _once((key.value, None) for key, _ in pairs if isinstance(key.value, str))
         todo += [value for _, value in pairs] or node.value
 

@@ -113,6 +113,7 @@ def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
         ("a: [", "cannot be read as a recipe"),
         ("ratio: 0.3\nseed: 1\nratio: 0.9", "the key 'ratio' stands twice"),
         ("input_shapes: {x: [1], x: [2]}", "the key 'x' stands twice"),
+        ("<<: {ratio: 0.9}\nseed: 7", "the key '<<' is not taken"),
         ("data: {a: 1}", "data is {'a': 1}, expected text"),
         ("held_out: [4]", "held_out is [4], expected text"),
         ("output: true", "output is True, expected text"),
@@ -142,11 +143,6 @@ def test_aliases_are_not_written_out(key: str, folder: Path) -> None:
     assert done.returncode == (0 if key == "onnxgrail" else 2), done.stderr[:1000]  # the version is not asked for
     assert key == "onnxgrail" or key in done.stderr
     assert len(done.stderr) < 2000
-
-
-def test_merged_keys_are_no_second_ones(folder: Path) -> None:
-    (folder / "r.yaml").write_text("<<: {ratio: 0.9, seed: 7}\nratio: 0.3")
-    assert saved.read(folder / "r.yaml").choices == {"ratio": 0.3, "seed": 7}
 
 
 def test_a_key_stands_once_in_json_too(folder: Path) -> None:
