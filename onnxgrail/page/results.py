@@ -68,7 +68,7 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
         label = f"{figures.share(guess['ratio'], 0)} of channels, neurons and heads removed"
         rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
     columns = ("", "Parameters", "MACs", "File size")
-    caption = "Predicted for the usual blocks, nothing else changed"
+    caption = "Predicted for the usual blocks, nothing else changed; MACs for drawn inputs (--input-shapes)"
     return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
 
 
