@@ -61,9 +61,10 @@ latency_option = click.option(
     help="Time the original and the result in turn, for the report.  [default: where a page is written]",
 )
 curves_option = click.option(
-    "--curves",
-    is_flag=True,
-    help="Measure the error of every block alone at several widths, for the report; about as long as calibrating.",
+    "--curves/--no-curves",
+    default=None,
+    help="Measure the error of every block alone at several widths, for the report; once or twice as long as "
+    "calibrating.  [default: where a page of a small model is written]",
 )
 plots_option = click.option(
     "--plots",

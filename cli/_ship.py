@@ -86,7 +86,7 @@ def _target(entry: Any) -> list[str]:
     if entry is None:
         return []
     head = f"Target {entry['table']} (table of {entry['date']}): "
-    found = [head + ("nothing that it refuses" if entry["passed"] else "it would refuse this model")]
+    found = [head + ("no problem found" if entry["passed"] else "it would refuse this model")]
     for one in entry["findings"][:SHOWN]:
         where = f"{one['op']} {one['node']}: ".strip(" ") if one["op"] else ""
         found.append(f"  {one['level']}: {where}{' ' if where else ''}{one['reason']}")

@@ -17,7 +17,6 @@ from . import _ship as ship
 from . import _values as values
 from ._plugged import Plugged
 
-STATUSES = {"plain": "Blocks left without repair", "skipped": "Blocks left at full width"}
 REASONS = 8  # lines in the list of refusals; the report has them all
 
 
@@ -182,10 +181,13 @@ def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool
         click.get_current_context().exit(values.EXIT_GATE)
 
 
-def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dict[str, bool]:
-    """What is measured for the report: times as asked, else where somebody is to see them; curves also for plots."""
-    shown = any(path.suffix.lower() != ".json" for path in reports) or asked["plots"] is not None
-    return {"latency": shown if latency is None else latency, "curves": asked["curves"] or asked["plots"] is not None}
+def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dict[str, bool | None]:
+    """What is measured for the report: as asked, else where somebody is to see it; curves for a page where cheap."""
+    page, drawn = any(path.suffix.lower() != ".json" for path in reports), asked["plots"] is not None
+    curves = asked["curves"]
+    if curves is None:
+        curves = drawn or (None if page else False)
+    return {"latency": page or drawn if latency is None else latency, "curves": curves}
 
 
 def _resolved(*paths: Path | None) -> set[Path]:
@@ -246,7 +248,7 @@ def _asked(model: Any) -> str:
     budget = model.get("budget")
     if budget is None:
         asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
-        return f"Ratio: asked {asked} of the units, achieved {achieved} of the parameters"
+        return f"Ratio: asked {asked} of channels, neurons and heads, achieved {achieved} of the parameters"
     show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
     achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
     return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}"
@@ -292,7 +294,8 @@ def _allocated(allocation: Any) -> list[str]:
     rounded = [row for row in allocation["rounding"] if abs(row["asked"] - row["kept"]) >= 0.5]
     if rounded:
         total = sum(row["params"] for row in rounded)
-        lines.append(f"Rounding: {render.several(len(rounded), 'block')}, {total:+,} parameters (see --report)")
+        more = f"{abs(total):,} parameters {'more' if total >= 0 else 'fewer'}"
+        lines.append(f"Widths rounded (--round-to): {render.several(len(rounded), 'block')}, {more} than without")
     return lines
 
 
@@ -318,14 +321,11 @@ def _of_kinds(report: Any, kinds: Collection[str]) -> Any:
 
 def _outcomes(report: Any) -> None:
     """Blocks that did not go as asked, and what was left alone, by reason."""
-    odd = Counter(
-        (block["outcome"]["status"], block["outcome"]["reason"])
-        for block in report.data["blocks"]
-        if block["outcome"]["status"] != "ok"
-    )
-    for (status, reason), times in odd.most_common():
-        why = f" ({reason})" if reason not in ("", "not selected") else ""  # by whom, the options say
-        render.say(f"{STATUSES.get(status, f'Blocks {status}')}: {times}{why}")
+    from onnxgrail.summary import outcome_text
+
+    odd = Counter(text for block in report.data["blocks"] if (text := outcome_text(block["outcome"])))
+    for text, times in odd.most_common():
+        render.say(f"{render.several(times, 'block')} {text}")
     counts = report.refusal_counts()
     if counts:
         render.say("Channels left alone:")

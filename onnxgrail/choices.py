@@ -86,7 +86,7 @@ class Options(Choices, total=False):
     resume: str | Path | None
     save_recipe: str | Path | None
     latency: bool
-    curves: bool
+    curves: bool | None
     plots: str | Path | None
     group: Any
     progress: Progress

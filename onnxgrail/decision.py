@@ -16,7 +16,7 @@ from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
 from onnxgrail.allocation.choose import allocate, by_ratio, curves, simple
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
-from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, known
+from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, impact_macs, known
 from onnxgrail.calibration.dense import TOGETHER, Dense, size_of
 from onnxgrail.core import Block, Change, Progress, Recipe, Refusal, View, silent
 from onnxgrail.graph import weights
@@ -35,6 +35,7 @@ from onnxgrail.run import Run, decided, key, needs_data
 from onnxgrail.settling import bring_back, settle
 
 PROVED = 0.5  # share of each block that goes in a proof before widths are known
+CHEAP = 64, 5e12  # blocks and multiply-accumulates up to which curves that nobody asked for are measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,7 +68,7 @@ def decide(
     *,
     journal: Journal = NO_JOURNAL,
     group: Group = SOLO,
-    sensitivity: bool = False,
+    sensitivity: bool | None = False,
 ) -> Decision:
     """Choose widths, prove that they narrow exactly, then calibrate and compensate.
 
@@ -82,7 +83,8 @@ def decide(
         files: statistics to read or to write.
         journal: what an earlier, killed run has decided is taken from here; what this one decides is kept here.
         group: the processes that share the work.
-        sensitivity: also measure error curves of all blocks where no width needs them; the first process does.
+        sensitivity: also measure error curves of all blocks where no width needs them; the first process does.  None:
+            where that is cheap.
 
     Raises:
         LostProcessError: another process failed.
@@ -105,7 +107,8 @@ def decide(
             prepared = _with_gradients(prepared, blocks, recipe, once, progress)
     allocation, dense = _allocated(prepared, recipe, blocks, allocation, once, clock, progress, files=files)
     blocks = tuple(b for b in blocks if allocation.narrows(b))
-    if sensitivity and blocks and not allocation.curves and group.rank == 0:
+    wanted = _cheap(prepared, blocks) if sensitivity is None else sensitivity
+    if wanted and blocks and not allocation.curves and group.rank == 0:
         with clock.stage("curves"):
             found = curves(prepared, blocks, recipe, narrow=_narrow(recipe), progress=progress)
             allocation = dataclasses.replace(allocation, curves=found)
@@ -155,6 +158,12 @@ def _allocated(
             made = done or once.make("allocation", lambda: of_allocation(spread(trial=trial, progress=progress)))
             allocation = allocation_of(made)
     return allocation, dense if twice else None
+
+
+def _cheap(prepared: Prepared, blocks: Sequence[Block]) -> bool:
+    """Whether curves take a minute or so at most: every block is tried alone, in the whole model."""
+    most, macs = CHEAP
+    return len(blocks) <= most and len(blocks) * impact_macs(prepared) <= macs
 
 
 def _with_gradients(

@@ -84,7 +84,7 @@ def compress(
     resume: str | Path | None = None,
     save_recipe: str | Path | None = None,
     latency: bool = False,
-    curves: bool = False,
+    curves: bool | None = False,
     plots: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
@@ -107,7 +107,8 @@ def compress(
         resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
         save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
         latency: measure original and result in turn, for the report.
-        curves: also measure the error of every block alone at several widths, for the report.
+        curves: also measure the error of every block alone at several widths, for the report; None: where that takes
+            little time.
         plots: folder for figures of the report, as PNG and SVG.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one refines, replaces layers, writes and checks.

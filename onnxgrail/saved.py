@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -122,15 +123,45 @@ def _parsed(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix.lower() == ".json":
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_once)
         import yaml
 
         try:
+            _keys_once(yaml.compose(text, yaml.SafeLoader))
             return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
     except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise UsageError(f"{path} cannot be read as a recipe: {error}") from error
+
+
+def _keys_once(root: Any) -> None:
+    """Refuse YAML in which a key stands twice, the last of which would be taken without a word, and merged keys.
+
+    Merges of merges grow without end, and a recipe has nothing to merge.
+    """
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))
+        pairs = [pair for pair in node.value if isinstance(pair, tuple)]
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in pairs):
+            raise ValueError("the key '<<' is not taken: write out what it would merge")
+        _once((key.value, None) for key, _ in pairs if isinstance(key.value, str))
+        todo += [value for _, value in pairs] or node.value
+
+
+def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Keys with their values; a key that stands twice is an error."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {str(key)!r} stands twice")
+        found[key] = value
+    return found
 
 
 def _of_model(path: Path) -> Saved:
@@ -152,12 +183,22 @@ def _saved(content: Mapping[Any, Any], label: str) -> Saved:
         name = str(key).replace("-", "_")
         name = SYNONYMS.get(name, name)
         if name in BESIDE:
-            beside |= {} if value is None else {name: str(value)}
+            beside |= _place(name, value, label)
         elif name in FIELDS:
             choices[name] = _checked(name, value, label)
         else:
             raise UsageError(f"{label}: there is no key {str(key)!r}", hint=nearest(name))
     return Saved(choices=choices, **{name: beside.get(name) for name in ("data", "held_out", "output")})
+
+
+def _place(name: str, value: Any, label: str) -> dict[str, str]:
+    """Where something is, as text; the version that wrote a file is not asked for."""
+    if value is None or name == BESIDE[-1]:
+        return {}
+    number = name == "held_out" and isinstance(value, int) and not isinstance(value, bool)
+    if not number and not isinstance(value, str | Path):
+        raise _wrong(label, name, value, "text")
+    return {name: str(value)}
 
 
 def nearest(name: str) -> str:
@@ -214,4 +255,6 @@ def _all_are(kind: type, values: Any) -> bool:
 
 
 def _wrong(label: str, name: str, value: Any, expected: str) -> UsageError:
-    return UsageError(f"{label}: {name} is {value!r}, expected {expected}")
+    short = reprlib.Repr()  # aliases make a little YAML into values without end
+    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
+    return UsageError(f"{label}: {name} is {short.repr(value)}, expected {expected}")

@@ -9,6 +9,18 @@ from typing import Any
 
 from onnxgrail.core import Refusal
 
+UNITS = {
+    "conv": "Convolution channels",
+    "mlp": "MLP neurons",
+    "heads": "Attention heads",
+    "stream": "Residual stream channels",
+}
+OUTCOMES = {
+    "damped": "repaired more cautiously than asked",
+    "plain": "narrowed without repair",
+    "skipped": "left as it was",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SummaryRow:
@@ -31,7 +43,8 @@ def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
     for kind in dict.fromkeys(block["kind"] for block in data["blocks"]):
         blocks = [block for block in data["blocks"] if block["kind"] == kind]
         cut = sum(block["kept"] < block["units"] for block in blocks)
-        label = f"Units of {kind} blocks ({cut} of {len(blocks)} narrowed)"
+        of = f"{cut} of {len(blocks)} block{'' if len(blocks) == 1 else 's'} narrowed"
+        label = f"{UNITS.get(kind, f'Units of {kind} blocks')} ({of})"
         before, after = (sum(block[key] for block in blocks) for key in ("units", "kept"))
         rows.append(SummaryRow(label=label, before=before, after=after, unit="count"))
     return tuple(rows)
@@ -41,6 +54,14 @@ def judged(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """How close each output of the written model is to the original's: on held-out samples where there were any."""
     last = data.get("quantization") or data.get("verification") or {}
     return tuple((last.get("held_out") or last).get("outputs") or ())
+
+
+def outcome_text(outcome: Mapping[str, Any]) -> str:
+    """How a block went, in words, with the reason; empty where all went as asked."""
+    if outcome["status"] == "ok":
+        return ""
+    words = OUTCOMES.get(outcome["status"], str(outcome["status"]))
+    return words + (f": {outcome['reason']}" if outcome["reason"] else "")
 
 
 def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:

@@ -76,6 +76,13 @@ def test_every_command_is_run_or_says_why_not(name: str) -> None:
     assert not re.search(r"^ {4,}(onnxgrail|pip|python) ", outside, re.MULTILINE), "a command outside of a fence"
 
 
+@pytest.mark.parametrize("name", ["README.md", *PAGES])
+def test_commands_of_other_programs_say_why_they_are_not_run(name: str) -> None:
+    text = PAGES[name] if name in PAGES else (ROOT / name).read_text(encoding="utf-8")
+    for block in examples(text):
+        assert block.language != "bash" or MARK.fullmatch(block.mark), f"{name}, line {block.line}: mark this block"
+
+
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     script = DOCS / f"{GENERATED[name]}.py"

@@ -16,7 +16,7 @@ from onnxgrail.calibration.dense import TOGETHER, Dense
 from onnxgrail.comparison import run_both
 from onnxgrail.core import Block, Change, Progress, Recipe, Stats
 from onnxgrail.fidelity import finish
-from onnxgrail.graph import weights
+from onnxgrail.graph import cost, weights
 from onnxgrail.graph.interface import between
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
@@ -106,6 +106,11 @@ def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger
     fit, judge = (feeds[:-apart], feeds[-apart:]) if apart else (feeds, feeds)
     part = dataclasses.replace(prepared, batches=dataclasses.replace(prepared.batches, feeds=fit))
     return _distance(prepared, recipe, decide(part), dataclasses.replace(prepared.batches, feeds=judge[:TRIED]))
+
+
+def impact_macs(prepared: Prepared) -> int:
+    """Multiply-accumulates that one `impact` costs, about: the original and the narrowed model on a few feeds."""
+    return 2 * len(prepared.batches.feeds[:ALONE]) * cost.macs(prepared.model, prepared.survey)
 
 
 def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:

@@ -60,7 +60,7 @@ def from_mapping(
     if LABELS in names and LABELS not in known:
         names.remove(LABELS)
         labels = _labels(arrays)
-        use = "was ignored" if labels is None else "only says what is right"
+        use = "was ignored" if labels is None else "is taken for the right answers"
         notes.append(f"{source}: array {LABELS!r} is not an input of the model and {use}")
     found: dict[str, Rows] = {name: _rows(arrays[name]) for name in names if name in known}
     over = [name for name in names if name not in known]

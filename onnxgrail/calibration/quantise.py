@@ -127,10 +127,11 @@ def quantise(model: ir.Model, feeds: Iterable[Feed], kind: str, *, symmetric: bo
                 hint="The narrowed model without --quantize is not affected",
             ) from error
         made = load(target.read_bytes())
+        made.metadata_props.clear()
+        made.metadata_props.update(model.metadata_props)
+        made.graph.name = model.graph.name
+        save(made, target)  # as the file will be: the tool leaves shapes of intermediates in its own
         sizes = source.stat().st_size, target.stat().st_size
-    made.metadata_props.clear()
-    made.metadata_props.update(model.metadata_props)
-    made.graph.name = model.graph.name
     return Quantised(model=made, kept=kept, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1])
 
 

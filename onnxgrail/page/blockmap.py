@@ -10,7 +10,7 @@ from onnxgrail.page.markup import Child, Markup, el, join, name
 from onnxgrail.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 from onnxgrail.page.table import section
 
-VALIDATION = "validation: against the original network, narrowing in front included, on rows left out of the fit"
+VALIDATION = "validation: on data left out of the fit, compared with the original network, earlier narrowing included"
 NAMED = 6  # nodes named in one row; the list of what was left alone has more
 
 
@@ -45,7 +45,7 @@ def _caption(rows: tuple[Row, ...], *, narrowed: bool) -> str:
     left = sum(len(row.nodes) for row in rows if isinstance(row, LeftRow))
     text = "From input to output. The length of a bar follows the square root of the block's width"
     text += "; what is left of it is solid." if narrowed else "."
-    return text + (f" {figures.plural(left, 'place')} left alone stand where they are." if left else "")
+    return text + (f" Between the blocks: {figures.plural(left, 'place')} left alone, with the reason." if left else "")
 
 
 def _legend(blocks: list[BlockRow], *, measured: bool) -> Markup | None:
@@ -101,8 +101,8 @@ def _errors(block: BlockRow) -> Markup:
     """The drawing, and the same in words."""
     known = (("before", block.plain), ("after", block.compensated), ("validation", block.validation))
     words = [el("span", f"{label} ", el("b", figures.error(e))) for label, e in known if e is not None]
-    if block.status not in ("", "ok"):
-        words.append(el("span", f"{block.status}: {block.reason}" if block.reason else block.status, class_="why"))
+    if block.outcome:
+        words.append(el("span", block.outcome, class_="why"))
     if not words:
         words.append(el("span", "all kept" if block.kept == block.units else "not measured"))
     return join((drawing.dumbbell(block), el("span", *words, class_="sub words")))

@@ -36,12 +36,14 @@ def deployment(data: Mapping[str, Any]) -> Markup | None:
         return None
     parts: list[Child] = []
     if steps:
-        parts.append(table("What followed the narrowing", ("Step", "Before", "After", "Change"), steps))
+        parts.append(
+            table("What followed the narrowing", ("Step", "Before", "After", "Change"), steps, class_="numbers")
+        )
     kept = (data.get("quantization") or {}).get("kept_float") or ()
     if kept:
         parts.append(_listed(f"{figures.plural(len(kept), 'layer')} with outliers in their inputs stay in float", kept))
     if target is not None:
-        said = "nothing that it refuses" if target["passed"] else "it would refuse this model"
+        said = "no problem found" if target["passed"] else "it would refuse this model"
         parts.append(el("h3", f"{target['table']}, table of {target['date']}: {said}"))
         parts += [_finding(one) for one in target["findings"][:50]]
     return section("deployment", "To deployment", *parts)

@@ -86,9 +86,10 @@ def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
         show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
         asked = f"asked for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
     else:
-        asked = f"asked for {figures.share(model.get('asked_ratio'), 0)} of the units"
+        share = figures.share(model.get("asked_ratio"), 0)
+        asked = f"asked to remove {share} of their channels, neurons and heads"
     verb = "would be" if model.get("output") is None else "were"
-    return el("span", f"{of} {verb} narrowed: {asked}; {achieved} of the parameters removed.")
+    return el("span", f"{of} {verb} narrowed: {asked}, which removes {achieved} of the parameters.")
 
 
 def _cards(data: Mapping[str, Any]) -> list[Markup]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onnxgrail.summary import outcome_text
+
 KINDS = {
     "conv": ("convolution", "channel"),
     "mlp": ("MLP", "neuron"),
@@ -28,8 +30,7 @@ class BlockRow:
     plain: float | None = None
     compensated: float | None = None
     validation: float | None = None
-    status: str = ""
-    reason: str = ""
+    outcome: str = ""
     params: float | None = None
     macs: float | None = None
 
@@ -125,8 +126,7 @@ def _block(block: Mapping[str, Any]) -> BlockRow:
         plain=error.get("plain"),
         compensated=error.get("compensated"),
         validation=error.get("validation"),
-        status=str(outcome.get("status") or ""),
-        reason=str(outcome.get("reason") or ""),
+        outcome=outcome_text({"status": "ok", "reason": "", **outcome}),
         params=block.get("params"),
         macs=block.get("macs"),
     )

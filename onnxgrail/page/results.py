@@ -15,6 +15,28 @@ from onnxgrail.summary import summary_rows
 
 PRINTERS: dict[str, Callable[[float | None], str]] = {"count": figures.count, "bytes": figures.size}
 ALWAYS = ("cosine", "nmse", "max_abs")
+SQUARED = "; the squared error is relative: 0 % is equal, 100 % as far off as all zeros"
+STAGES = {
+    "load": "read the model",
+    "data": "read the data",
+    "observe": "run it once for shapes and values",
+    "trace": "find what belongs together",
+    "prove": "try that blocks can be narrowed exactly",
+    "measure": "statistics of the original",
+    "gradients": "gradients of the original",
+    "allocate": "choose widths",
+    "curves": "error of each block at other widths",
+    "calibrate": "choose what stays and repair the weights",
+    "norms": "fit normalisations",
+    "narrow": "cut the weights",
+    "refine": "fit by gradient",
+    "methods": "other methods",
+    "verify": "compare the outputs",
+    "simplify": "simplify the graph",
+    "quantize": "quantise",
+    "latency": "time the models",
+    "write": "write the model",
+}
 REFINED = {"laco": "Blocks fitted by gradient (laco)", "distill": "Whole model fitted by gradient (distill)"}
 BROUGHT = {
     "repair": "Activations behind convolutions, mean and deviation brought back (repair)",
@@ -29,7 +51,9 @@ def sizes(data: Mapping[str, Any]) -> Markup:
         for row in summary_rows(data)
     ]
     columns = ("", "Before", "After", "Change")
-    return section("sizes", "Before and after", table("Size of the model and of its blocks", columns, rows))
+    return section(
+        "sizes", "Before and after", table("Size of the model and of its blocks", columns, rows, class_="numbers")
+    )
 
 
 def predicted(data: Mapping[str, Any]) -> Markup | None:
@@ -41,11 +65,11 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
         ("as it is", figures.count(data["params"]), figures.count(data["macs"]), figures.size(data["bytes"]))
     ]
     for guess in guesses:
-        label = f"{figures.share(guess['ratio'], 0)} of the units removed"
+        label = f"{figures.share(guess['ratio'], 0)} of channels, neurons and heads removed"
         rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
     columns = ("", "Parameters", "MACs", "File size")
-    caption = "Predicted for the usual blocks, nothing else changed"
-    return section("predicted", "What narrowing would save", table(caption, columns, rows))
+    caption = "Predicted for the usual blocks, nothing else changed; MACs for drawn inputs (--input-shapes)"
+    return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
 
 
 def fidelity(data: Mapping[str, Any]) -> Markup | None:
@@ -76,7 +100,7 @@ def fidelity(data: Mapping[str, Any]) -> Markup | None:
         for o in every
     ]
     columns = ("Output", *(title for _, title, _ in shown))
-    grid = table("Outputs beside the original model's", columns, rows, class_="stacked")
+    grid = table("Outputs beside the original model's" + SQUARED, columns, rows, class_="stacked")
     return section("fidelity", "Output fidelity", _advice(data), grid)
 
 
@@ -127,7 +151,7 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
         )
         for label, ms, style, note in bars
     ]
-    caption = "Median time of one sample, the models in turn on the machine that made this report"
+    caption = "Median time of one sample, measured by turns on the machine that made this report"
     return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
 
 
@@ -164,9 +188,8 @@ def repairs(data: Mapping[str, Any]) -> Markup | None:
     if not rows:
         return None
     columns = ("", "Improved", "Error before", "Error after")
-    return section(
-        "repairs", "Repairs", table("Mean error of those improved, on rows left out of the fit", columns, rows)
-    )
+    caption = "Mean error of those improved, on data left out of the fit"
+    return section("repairs", "Repairs", table(caption, columns, rows, class_="numbers"))
 
 
 def _means(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -183,7 +206,12 @@ def time(data: Mapping[str, Any]) -> Markup | None:
         return None
     total = sum(stages.values())
     rows: list[Sequence[Child]] = [
-        (stage, drawing.bar(seconds / total, "fill"), figures.seconds(seconds)) for stage, seconds in stages.items()
+        (
+            join((stage, el("span", STAGES[stage], class_="sub"))) if stage in STAGES else stage,
+            drawing.bar(seconds / total, "fill"),
+            figures.seconds(seconds),
+        )
+        for stage, seconds in stages.items()
     ]
     rows.append(("together", None, figures.seconds(total)))
     peak = data.get("peak_rss_bytes")
@@ -204,7 +232,7 @@ def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
             shown.append(el("li", f"and {len(nodes) - limit} more"))
         head = el("summary", el("b", f"{times:,} ×"), f" {reason}")
         items.append(el("details", head, el("ul", *shown, class_="nodes")))
-    text = "Channels that stay as they are, with the reason and the nodes that stand in the way."
+    text = "Channels that stay as they are: how many, why (“it” is the group of channels), and at which nodes."
     return section("left", "Left alone", el("p", text), *items)
 
 

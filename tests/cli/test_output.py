@@ -22,8 +22,8 @@ def test_table_and_notes(monkeypatch):
     result = run("compress", "m.onnx", "o.onnx")
     assert "21.30 M" in result.stdout
     assert "-29.6 %" in result.stdout
-    assert "asked 30.0 % of the units, achieved 28.4 % of the parameters" in result.stdout
-    assert "Units of conv blocks (1 of 2 narrowed)" in result.stdout
+    assert "asked 30.0 % of channels, neurons and heads, achieved 28.4 % of the parameters" in result.stdout
+    assert "Convolution channels (1 of 2 blocks narrowed)" in result.stdout
     assert "1 x no rule for Foo-1" in result.stdout
     assert "stream" not in result.stdout
     assert "Written: o.onnx" in result.stdout
@@ -56,7 +56,8 @@ def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, 
     assert line in text
     assert "Ratio: " not in text
     assert "Allocation: asked global, used global (NMSE uniform 2.00e-01, global 5.00e-02)" in text
-    assert "Rounding: 2 blocks, +1,164 parameters (see --report)" in text
+    assert "Widths rounded (--round-to): 2 blocks, 1,164 parameters more than without" in text
+    assert "1 block left as it was: not selected" in text
 
 
 def printed(monkeypatch, **changes):
@@ -117,7 +118,7 @@ def test_the_table_shows_what_the_report_says(tiny, tmp_path):
     numbers = [f"{model[f'params_{when}']:,}" for when in ("before", "after")]
     assert re.search(r"Parameters +{} +{} ".format(*numbers), result.stdout)
     assert f"achieved {model['achieved_ratio']:.1%}".replace("%", " %") in result.stdout
-    assert "Units of mlp blocks (3 of 3 narrowed)" in result.stdout
+    assert "MLP neurons (3 of 3 blocks narrowed)" in result.stdout
     assert f"Written: {tmp_path / 'm.compressed.onnx'}" in result.stdout
     assert "Dry run" in run("compress", *tiny, "--force", "--dry-run").stdout
 

@@ -238,6 +238,6 @@ def test_asked_and_achieved_are_printed(tmp_path: Path) -> None:
     achieved = data["model"]["budget"]["achieved"]
     assert f"Target params: asked 60% = 133,196, achieved {achieved:,} (" in done.stdout
     assert "Allocation: asked flap, used flap" in done.stdout
-    assert "Rounding: " in done.stdout
+    assert "Widths rounded (--round-to): " in done.stdout
     assert "Ratio: " not in done.stdout
     assert (data["recipe"]["ratio"], data["recipe"]["target_params"]) == (None, "60%")

@@ -26,6 +26,17 @@ from . import minilm
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 SCREENS = [(width, scheme) for width in (390, 1440) for scheme in ("light", "dark")]
+NARROWEST = 320
+TORN = """() => [...document.querySelectorAll(".plain tbody th")].flatMap(th => {
+  const walk = document.createTreeWalker(th, NodeFilter.SHOW_TEXT), torn = [];
+  while (walk.nextNode()) for (const word of walk.currentNode.data.matchAll(/\\p{L}{2,12}/gu)) {
+    const range = document.createRange();
+    range.setStart(walk.currentNode, word.index);
+    range.setEnd(walk.currentNode, word.index + word[0].length);
+    if (range.getClientRects().length > 1) torn.push(word[0]);
+  }
+  return torn;
+})"""
 LONG = "a" * 300
 LARGEST = 1_000_000  # bytes of a page
 CONTRAST = 4.5
@@ -157,6 +168,15 @@ def looked_at(browser: Any, file: Path, width: int, scheme: str, picture: Path) 
     assert wrong == [], picture.name
     assert len(asked) == 1, picture.name
     context.close()
+
+
+@pytest.mark.parametrize("name", ["curves", "inspection"])
+def test_the_narrowest_phone_tears_no_words(browser: Any, tmp_path: Path, name: str) -> None:
+    page = browser.new_page(viewport={"width": NARROWEST, "height": 640})
+    page.goto(page_of(name, tmp_path, tmp_path).as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROWEST
+    assert page.evaluate(TORN) == []
+    page.close()
 
 
 def test_keys_reach_everything(browser: Any, tmp_path: Path) -> None:

@@ -298,4 +298,4 @@ def test_the_command_prints_the_layers(tmp_path: Path) -> None:
         f"GRASP: {len(entry['matrices'])} matrices of {layer['name']} (cosine {layer['redundancy']:.3f})"
         in result.output
     )
-    assert "of the units" not in result.output
+    assert "Ratio: asked" not in result.output

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail import models
+from onnxgrail import decision, models
 from onnxgrail.calibration.batches import ENOUGH
 from onnxgrail.errors import DataError, UsageError
 from tests.command import run
@@ -179,6 +179,23 @@ def test_models_are_timed_for_a_page(folder: Path) -> None:
         assert steps[0]["ratio"] is None
         assert steps[1]["interval"][0] <= steps[1]["ratio"] <= steps[1]["interval"][1]
     assert "Median time of one sample" in (folder / "r.html").read_text()
+
+
+def test_curves_are_measured_for_a_page_of_a_small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, report = folder / "r.html", folder / "r.json"
+    common = ("compress", folder / "m.onnx", "--dry-run", "--data", folder / "d.npz", "--report", report)
+
+    def has(*words: object) -> bool:
+        assert run(*common, *words).exit_code == 0
+        return bool(json.loads(report.read_text())["allocation"]["curves"])
+
+    assert has("--report", page)
+    assert "Error over width" in page.read_text()
+    assert (has(), has("--curves"), has("--report", page, "--no-curves")) == (False, True, False)
+    for few in ((0, 1e12), (64, 0)):  # too many blocks; too large a model
+        monkeypatch.setattr(decision, "CHEAP", few)
+        assert not has("--report", page)
+        assert has("--report", page, "--curves")
 
 
 def test_curves_change_nothing_but_the_report() -> None:

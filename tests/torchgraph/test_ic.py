@@ -123,4 +123,4 @@ def test_the_command_line_says_what_it_cost(tmp_path: Path, monkeypatch: pytest.
     assert done.exit_code == 0, done.output
     assert "Refine ic: held-out error" in done.output
     assert re.search(r", \+\d+ parameters,", done.output)
-    assert "Units of stream blocks (1 of 1 narrowed)" in done.output  # the pool is as wide as the embedding is now
+    assert "Residual stream channels (1 of 1 block" in done.output  # the pool is as wide as the embedding is now

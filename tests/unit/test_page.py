@@ -217,7 +217,7 @@ def test_sensitivity_is_drawn_from_what_there_is() -> None:
     assert "largest 20.0 % in bert.encoder.layer.0.heads" in without
     nothing = Page(report_page(variants()["nothing done"])).text
     assert "Sensitivity" not in nothing
-    assert "skipped: not selected" in nothing
+    assert "left as it was: not selected" in nothing
     assert [_short(e) for e in (0.0, 2e-4, 0.0996, 0.00951, 1.0)] == ["0", ".02", "10", "1.0", "100"]
     assert [heat_step(e) for e in (0.0, *STEPS, 1.0)] == [0, 1, 2, 3, 4, 5, 6, 6]
 
@@ -229,7 +229,7 @@ def test_an_inspection_shows_the_same_map_without_errors() -> None:
     assert "1.0 % of parameters" in page.text
     assert "Add node_add_25" in page.text
     assert "Error" not in page.text
-    assert "25 % of the units removed" in page.text
+    assert "25 % of channels, neurons and heads removed" in page.text
 
 
 def test_held_out_samples_go_first_and_the_head_shows_them() -> None:
@@ -293,7 +293,7 @@ def test_what_followed_the_narrowing_is_told() -> None:
     page = Page(report_page(data)).text
     for words in (
         "2 layers with outliers in their inputs stay in float",
-        "TensorRT 10, table of 2024-06-17: nothing that it refuses",
+        "TensorRT 10, table of 2024-06-17: no problem found",
         "advice: open sizes",
         "2 matrices of these layers keep 10.0 % of their parameters",
         "quantised, 64 calibration samples",

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from onnxgrail.calibration.batches import Batches
-from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot
+from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot, Status
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.paths import check_input, check_output, default_output, write_text
 from onnxgrail.report import (
@@ -19,7 +20,7 @@ from onnxgrail.report import (
     environment,
     make_report,
 )
-from onnxgrail.summary import nothing_text, refusal_counts, summary_rows
+from onnxgrail.summary import OUTCOMES, nothing_text, outcome_text, refusal_counts, summary_rows
 
 REFUSALS = (
     Refusal(value="a", node="n1", op="Foo", reason="no rule for Foo-1"),
@@ -154,7 +155,7 @@ def test_summary():
         ("Parameters", 1000, 700, "count"),
         ("MACs", 2000, 1000, "count"),
         ("File size", 4000, 2800, "bytes"),
-        ("Units of mlp blocks (1 of 1 narrowed)", 3, 2, "count"),
+        ("MLP neurons (1 of 1 block narrowed)", 3, 2, "count"),
     ]
 
 
@@ -163,6 +164,13 @@ def test_refusals_are_counted_by_reason():
     assert refusal_counts(REFUSALS) == refusal_counts(report().data["refusals"]) == expected
     assert nothing_text(REFUSALS) == "nothing could be compressed: no rule for Foo-1 (2x); graph output (1x)"
     assert "no channels" in nothing_text(())
+
+
+def test_how_a_block_went_is_told_in_words():
+    assert set(OUTCOMES) == set(get_args(Status)) - {"ok"}
+    assert outcome_text({"status": "ok", "reason": "2 of 3 consumers keep plain weights"}) == ""
+    assert outcome_text({"status": "plain", "reason": "no use"}) == "narrowed without repair: no use"
+    assert outcome_text({"status": "skipped", "reason": ""}) == "left as it was"
 
 
 def test_inspection_is_json():
