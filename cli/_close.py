@@ -8,7 +8,6 @@ from typing import Any
 from . import _render as render
 
 SHOWN = 6  # outputs with a line of their own: a model with caches has two for every layer
-FEW = 8  # samples below which a repair rests on chance
 FAR = 0.9  # cosine below which a result is hardly of use
 
 
@@ -47,10 +46,6 @@ def _line(check: Mapping[str, Any], kind: str) -> str:
 def advice(data: Any) -> list[str]:
     """What a run suggests to do differently."""
     found = []
-    calibration = data.get("calibration") or {}
-    samples = calibration.get("samples", 0)
-    if calibration and not calibration.get("synthetic") and samples < FEW:
-        found.append(f"{render.several(samples, 'calibration sample')}: a few dozen bring the result closer")
     last = data.get("quantization") or data["verification"]
     far = min((last.get("held_out") or last).get("outputs", ()), key=_cosine, default=None)
     if far is not None and _cosine(far) < FAR:

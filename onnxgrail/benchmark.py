@@ -21,9 +21,10 @@ from onnxgrail.calibration.signature import Signature, signature_of
 from onnxgrail.calibration.threads import count, pinned
 from onnxgrail.calibration.timing import Times, machine, summarise, take_turns
 from onnxgrail.comparison import given, opened, runnable, weigh
-from onnxgrail.core import Array, Feed, Progress, silent
+from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.interface import between, fit
+from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
 
 LEAST, MOST = 9, 10_000  # rounds, where seconds rule

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from onnxgrail.core import Progress
+from onnxgrail.progress import Progress
 
 Words = str | Iterable[str]
 Number = str | float

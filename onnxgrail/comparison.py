@@ -24,7 +24,7 @@ from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
 from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.calibration.timing import Times
-from onnxgrail.core import Feed, Progress, silent
+from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.goals import Goals
@@ -36,6 +36,7 @@ from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.interop import from_any
 from onnxgrail.paths import check_input, path_of
+from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.

@@ -18,7 +18,7 @@ from onnxgrail.allocation.choose import allocate, by_ratio, curves, simple
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, impact_macs, known
 from onnxgrail.calibration.dense import TOGETHER, Dense, size_of
-from onnxgrail.core import Block, Change, Progress, Recipe, Refusal, View, silent
+from onnxgrail.core import Block, Change, Recipe, Refusal, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
@@ -29,6 +29,7 @@ from onnxgrail.norms import Norm
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Clock, Prepared, proved, rounds
+from onnxgrail.progress import Progress, silent
 from onnxgrail.record import Record
 from onnxgrail.refine.gradients import regional_gradients
 from onnxgrail.run import Run, decided, key, needs_data

@@ -19,9 +19,10 @@ import numpy as np
 from onnxgrail import __version__
 from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.calibration.timing import machine, take_turns
-from onnxgrail.core import Array, Feed, Kind, Progress, silent, ticking
+from onnxgrail.core import Array, Feed, Kind
 from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.paths import check_folder
+from onnxgrail.progress import Progress, silent, ticking
 from onnxgrail.report import SCHEMA, environment, to_json
 
 COMPENSATE = ("none", "grail", "best")

@@ -15,7 +15,7 @@ from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.lanes import why_host
 from onnxgrail.comparison import bytes_on_disk, run_each
-from onnxgrail.core import Applied, Change, Progress, Recipe
+from onnxgrail.core import Applied, Change, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
@@ -27,6 +27,7 @@ from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import sha256, weights_file
 from onnxgrail.preparation import HeldOut, Prepared
+from onnxgrail.progress import Progress
 from onnxgrail.refine.job import Refined
 from onnxgrail.report import (
     ModelChange,

@@ -29,12 +29,13 @@ from onnxgrail.algebra.channelwise import (
     zero_sums,
 )
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Progress, Recipe
+from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Recipe
 from onnxgrail.graph import weights
 from onnxgrail.graph.norms import Part, Place, places
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.once import Once
 from onnxgrail.preparation import Prepared, stream_of
+from onnxgrail.progress import Progress
 from onnxgrail.record import Record
 
 FOLDS = 4  # every fourth sample is held out

@@ -16,11 +16,12 @@ from onnxgrail.calibration.rows import Where
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.threads import Step, pass_by, share
 from onnxgrail.calibration.totals import packed, whole
-from onnxgrail.core import Array, Bools, Floats, Ints, Tick
+from onnxgrail.core import Array, Bools, Floats, Ints
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Stage
 from onnxgrail.once import Once
 from onnxgrail.parallel import Shard, Tally
+from onnxgrail.progress import Tick
 from onnxgrail.record import Record
 
 FOLDS = 4  # of the samples; the last one is held out

@@ -18,7 +18,7 @@ from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.choices import Choices
-from onnxgrail.core import Applied, Progress, Recipe, silent
+from onnxgrail.core import Applied, Recipe
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.finish import passes, report_of
@@ -28,6 +28,7 @@ from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import check_input, check_output, default_output, path_of, weights_file
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
+from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
 from onnxgrail.refine.steps import refine, require_torch

@@ -20,7 +20,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.choices import RefineChoices
 from onnxgrail.comparison import bytes_on_disk, counted_macs, same_inputs
-from onnxgrail.core import Progress, Recipe, silent
+from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.finish import passes, verify
 from onnxgrail.graph import cost
@@ -34,6 +34,7 @@ from onnxgrail.journal import NO_JOURNAL, Folder
 from onnxgrail.paths import check_input, check_output, path_of, sha256, weights_file
 from onnxgrail.pipeline import Owned, Result, write
 from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
 from onnxgrail.refine.steps import refine_other, require_torch

@@ -20,13 +20,14 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.calibration.dense import Dense, size_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Probe, Recipe, Selector, Stats, Tick, View
+from onnxgrail.core import Block, Change, Floats, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Refit
 from onnxgrail.norms import Norm
 from onnxgrail.once import Once
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Tick
 from onnxgrail.record import Record, change_of, of_change
 
 Fold = Callable[[Change], tuple[Stats, ...]]

@@ -8,13 +8,14 @@ from onnxgrail import norms
 from onnxgrail.algebra.compensate import BEST
 from onnxgrail.calibration.dense import by_block
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Probe, Progress, Stats, Tick, ticking
+from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.memory import Pile
 from onnxgrail.order import Step, steps
 from onnxgrail.parallel import shard_of
 from onnxgrail.preparation import stream_of
+from onnxgrail.progress import Progress, Tick, ticking
 from onnxgrail.run import Backlog, Run, needs_data, room
 from onnxgrail.sweep import sweep
 

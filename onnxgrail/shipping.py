@@ -15,13 +15,14 @@ from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.timing import Times
 from onnxgrail.comparison import HEAVY, run_both
-from onnxgrail.core import Progress, Recipe
+from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.finish import few, verify
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.serial import pack
 from onnxgrail.preparation import Clock, Prepared
+from onnxgrail.progress import Progress
 from onnxgrail.report import Report, Verification, plain
 
 STEPS = ("original", "narrowed", "quantised")

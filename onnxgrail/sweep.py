@@ -24,7 +24,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.refit import MARGIN, Fitted, refit
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.dense import by_block
-from onnxgrail.core import Array, Block, BlockError, Change, Floats, Progress, Stats, ticking
+from onnxgrail.core import Array, Block, BlockError, Change, Floats, Stats
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer
 from onnxgrail.graph.mapped import in_files
@@ -34,6 +34,7 @@ from onnxgrail.memory import Pile
 from onnxgrail.order import Turn, turns
 from onnxgrail.pair import FOLDS, Pair, moments, starts_of
 from onnxgrail.preparation import stream_of
+from onnxgrail.progress import Progress, ticking
 from onnxgrail.record import Record
 from onnxgrail.run import Backlog, Run, room
 

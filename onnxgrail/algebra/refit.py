@@ -198,9 +198,7 @@ def _measure(
     choices: Sequence[_Choice], folds: Sequence[Moments], total: Moments, alpha: float, rules: _Rules, *, few: bool
 ) -> None:
     """Let choices see what a ridge gives, for a few outputs or all: each judge is held out, one after the other."""
-    if not choices:
-        return
-    for number, held in enumerate(folds[-len(choices[0].judging) :]):
+    for number, held in enumerate(folds[-len(choices[0].judging) :] if choices else ()):
         others = [fold.gram for fold in folds if fold is not held]
         solver = _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, rules)
         for choice in choices:

@@ -21,10 +21,11 @@ from onnxgrail.allocation.statistics import impact, measured
 from onnxgrail.allocation.timed import fitted_to_time
 from onnxgrail.budget import Metric, Target, target_of
 from onnxgrail.calibration.dense import Dense
-from onnxgrail.core import Block, Floats, Progress, Recipe, View
+from onnxgrail.core import Block, Floats, Recipe, View
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import weights
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Progress
 
 CORRECTIONS = 3
 SMALL, LARGE = 1e-6, 1e6  # bounds of shares and weights that are divided by and multiplied with

@@ -14,7 +14,7 @@ from onnxgrail.calibration import dense
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.dense import TOGETHER, Dense
 from onnxgrail.comparison import run_both
-from onnxgrail.core import Block, Change, Progress, Recipe, Stats
+from onnxgrail.core import Block, Change, Recipe, Stats
 from onnxgrail.fidelity import finish
 from onnxgrail.graph import cost, weights
 from onnxgrail.graph.interface import between
@@ -22,6 +22,7 @@ from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Prepared, narrowed, stream_of
+from onnxgrail.progress import Progress
 
 TRIED = 4  # feeds that judge a trial
 ALONE = 2  # feeds that show what one block does

@@ -18,11 +18,12 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Probe, Progress, Stats, ticking
+from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.errors import DataError
 from onnxgrail.graph.serial import skeleton
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.paths import write_whole
+from onnxgrail.progress import Progress, ticking
 
 Dense = Mapping[str, tuple[Stats, ...]]
 """Block name -> statistics of its probes."""

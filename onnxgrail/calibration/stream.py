@@ -28,7 +28,7 @@ from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.threads import Step, ahead, count, pass_by, share, ways
 from onnxgrail.calibration.totals import Part, Totals
-from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats, Tick
+from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.mapped import discard
@@ -38,6 +38,7 @@ from onnxgrail.graph.segment import cut, index_of
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.parallel import SOLO, Group, Shard, shard_of
+from onnxgrail.progress import Tick
 
 KEPT = 2**28  # bytes of activations, of all processes, that are kept until the next step
 

@@ -12,7 +12,6 @@ import onnx
 
 from onnxgrail.calibration.session import runtime
 from onnxgrail.comparison import bytes_on_disk
-from onnxgrail.core import Progress, silent
 from onnxgrail.errors import ModelError, OutputError, UsageError
 from onnxgrail.exporting import writers
 from onnxgrail.exporting.axes import BATCH, opened, outputs, without
@@ -22,6 +21,7 @@ from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
 from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
 from onnxgrail.graph import cost, model_io
 from onnxgrail.paths import check_output, weights_file
+from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, to_json
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgrail import slots
 from onnxgrail.algebra.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Array, Bools, Floats, Ints, Recipe, Tick
+from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
 from onnxgrail.graph.assign import assign
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.facts import key
@@ -20,6 +20,7 @@ from onnxgrail.grasp import kept
 from onnxgrail.grasp.measure import Cursor, masks_of, rows_of, unpadded, walk_of
 from onnxgrail.journal import Journal
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Tick
 
 FOLDS, FEW, SURE = 4, 64, 0.1  # of the samples; below so many each fold judges in turn, and must win that share
 ROWS = 65536  # that a fit looks at

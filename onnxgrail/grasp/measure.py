@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Array, Bools, Feed, Floats, Recipe, Tick
+from onnxgrail.core import Array, Bools, Feed, Floats, Recipe
 from onnxgrail.errors import DataError
 from onnxgrail.graph.facts import constants, key
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.lowrank import Matrix
 from onnxgrail.graph.residual import Layer
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Tick
 
 UNKNOWN = 0.5  # cosine of what cannot be compared
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrail.algebra.lowrank import Pair, saving
 from onnxgrail.algebra.refit import Fitted
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Applied, Progress, Recipe, Refusal, ticking
+from onnxgrail.core import Applied, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.cost import parameters
 from onnxgrail.graph.facts import constants, key
@@ -33,6 +33,7 @@ from onnxgrail.grasp.pairs import RANKS, Slope, pairs_of, rank, slope_of
 from onnxgrail.grasp.rows import Errors
 from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Progress, ticking
 
 Groups = list[tuple[ir.Node | None, list[Matrix]]]
 """Matrices by layer, with its first node."""

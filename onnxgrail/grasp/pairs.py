@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.algebra.lowrank import Pair, Spectrum, attribution, best, pair, rank_of, spectrum, taylor, whitened
-from onnxgrail.core import Array, Floats, Recipe, Tick
+from onnxgrail.core import Array, Floats, Recipe
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.graph.lowrank import Matrix, array_of
 from onnxgrail.grasp.losses import loss_of, said
 from onnxgrail.grasp.measure import Cursor, feeds_of, grams, masks_of
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Tick
 
 RANKS: dict[str, tuple[float, Callable[[Spectrum, Array], Floats]]] = {
     "attribution": (0.5, attribution),

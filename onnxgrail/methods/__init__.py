@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.core import Applied, Progress, Recipe
+from onnxgrail.core import Applied, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.grasp.method import needs_torch, replace_layers
 from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Progress
 
 NARROWING = "grail"
 

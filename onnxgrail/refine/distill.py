@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onnxgrail.core import Progress
 from onnxgrail.graph import cost
 from onnxgrail.graph.trainable import trainable
+from onnxgrail.progress import Progress
 from onnxgrail.refine.blended import blended
 from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.mixed import mixed

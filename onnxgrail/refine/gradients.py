@@ -11,7 +11,7 @@ from onnxgrail import slots
 from onnxgrail.calibration.latency import single
 from onnxgrail.calibration.signature import padding_mask, signature_of
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Block, Bools, Feed, Floats, Progress, Recipe, Slot
+from onnxgrail.core import Block, Bools, Feed, Floats, Recipe, Slot
 from onnxgrail.errors import UnsupportedOpError
 from onnxgrail.graph import weights
 from onnxgrail.graph.chunks import chunks
@@ -19,6 +19,7 @@ from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.trainable import trainable
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Progress
 
 SAMPLES = 32
 STAGE = "gradients"

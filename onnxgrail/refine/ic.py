@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Array, Outcome, Progress
+from onnxgrail.core import Array, Outcome
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.model_io import copy
 from onnxgrail.graph.pool import Entry, Plan, border_of, entry_of, insert, plan_of, strips
+from onnxgrail.progress import Progress
 from onnxgrail.refine import whole as fits
 from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.whole import whole

@@ -13,13 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.walk import Walk
-from onnxgrail.core import Array, Outcome, Progress
+from onnxgrail.core import Array, Outcome
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.graph.chunks import Chunk, chunks
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
+from onnxgrail.progress import Progress
 from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.kept import kept
 from onnxgrail.refine.mixed import mixed

@@ -13,12 +13,13 @@ import onnx_ir as ir
 from onnxgrail.algebra.channelwise import twins
 from onnxgrail.algebra.compensate import BEST
 from onnxgrail.algebra.selectors import GRADIENTS
-from onnxgrail.core import Change, Outcome, Progress, Recipe
+from onnxgrail.core import Change, Outcome, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Progress
 from onnxgrail.refine.distill import distill
 from onnxgrail.refine.ic import ic
 from onnxgrail.refine.job import Job, Refined, masks_of

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from onnxgrail.core import Outcome, Progress
+from onnxgrail.core import Outcome
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.norms import places
 from onnxgrail.graph.survey import Survey
+from onnxgrail.progress import Progress
 from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.whole import entry_of, whole
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgrail.core import Array, Outcome, Progress, ticking
+from onnxgrail.core import Array, Outcome
 from onnxgrail.errors import ModelError, UnsupportedOpError
+from onnxgrail.progress import Progress, ticking
 from onnxgrail.refine.job import Job, Refined, logits
 from onnxgrail.refine.kept import kept
 

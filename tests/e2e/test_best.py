@@ -12,9 +12,10 @@ import pytest
 import onnxgrail
 from onnxgrail import layers, sweep
 from onnxgrail.calibration import stream
-from onnxgrail.core import FITS, silent
+from onnxgrail.core import FITS
 from onnxgrail.decision import Decision, decide
 from onnxgrail.preparation import Clock, prepare
+from onnxgrail.progress import silent
 from onnxgrail.recipe import recipe_of
 from tests.oracle import run
 from tests.tiny import cnn, feed, mlp, tiny

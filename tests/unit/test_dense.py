@@ -13,10 +13,10 @@ from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import read
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import silent
 from onnxgrail.errors import DataError
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Survey
+from onnxgrail.progress import silent
 from tests.e2e import nets
 from tests.oracle import survey_of
 
