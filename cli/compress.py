@@ -321,10 +321,7 @@ def _of_kinds(report: Any, kinds: Collection[str]) -> Any:
 
 def _outcomes(report: Any) -> None:
     """Blocks that did not go as asked, and what was left alone, by reason."""
-    from onnxgrail.summary import outcome_text
-
-    odd = Counter(text for block in report.data["blocks"] if (text := outcome_text(block["outcome"])))
-    for text, times in odd.most_common():
+    for text, times in report.outcome_counts():
         render.say(f"{render.several(times, 'block')} {text}")
     counts = report.refusal_counts()
     if counts:

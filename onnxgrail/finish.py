@@ -17,6 +17,7 @@ from onnxgrail.calibration.lanes import why_host
 from onnxgrail.comparison import bytes_on_disk, run_each
 from onnxgrail.core import Applied, Change, Recipe
 from onnxgrail.decision import Decision
+from onnxgrail.entries import block_entry
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
@@ -33,7 +34,6 @@ from onnxgrail.report import (
     ModelChange,
     Report,
     Verification,
-    block_entry,
     calibration_entry,
     environment,
     make_report,

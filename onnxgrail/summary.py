@@ -18,7 +18,7 @@ UNITS = {
 OUTCOMES = {
     "damped": "repaired more cautiously than asked",
     "plain": "narrowed without repair",
-    "skipped": "left as it was",
+    "skipped": "left at full width",
 }
 
 
@@ -62,6 +62,11 @@ def outcome_text(outcome: Mapping[str, Any]) -> str:
         return ""
     words = OUTCOMES.get(outcome["status"], str(outcome["status"]))
     return words + (f": {outcome['reason']}" if outcome["reason"] else "")
+
+
+def outcome_counts(blocks: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
+    """How blocks went that did not go as asked, with how many did, the most frequent first."""
+    return tuple(Counter(text for block in blocks if (text := outcome_text(block["outcome"]))).most_common())
 
 
 def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:

@@ -217,7 +217,7 @@ def test_sensitivity_is_drawn_from_what_there_is() -> None:
     assert "largest 20.0 % in bert.encoder.layer.0.heads" in without
     nothing = Page(report_page(variants()["nothing done"])).text
     assert "Sensitivity" not in nothing
-    assert "left as it was: not selected" in nothing
+    assert "left at full width: not selected" in nothing
     assert [_short(e) for e in (0.0, 2e-4, 0.0996, 0.00951, 1.0)] == ["0", ".02", "10", "1.0", "100"]
     assert [heat_step(e) for e in (0.0, *STEPS, 1.0)] == [0, 1, 2, 3, 4, 5, 6, 6]
 

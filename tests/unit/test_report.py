@@ -8,6 +8,7 @@ import pytest
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot, Status
+from onnxgrail.entries import block_entry
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.paths import check_input, check_output, default_output, write_text
 from onnxgrail.report import (
@@ -15,7 +16,6 @@ from onnxgrail.report import (
     ModelChange,
     Report,
     Verification,
-    block_entry,
     calibration_entry,
     environment,
     make_report,
@@ -170,7 +170,7 @@ def test_how_a_block_went_is_told_in_words():
     assert set(OUTCOMES) == set(get_args(Status)) - {"ok"}
     assert outcome_text({"status": "ok", "reason": "2 of 3 consumers keep plain weights"}) == ""
     assert outcome_text({"status": "plain", "reason": "no use"}) == "narrowed without repair: no use"
-    assert outcome_text({"status": "skipped", "reason": ""}) == "left as it was"
+    assert outcome_text({"status": "skipped", "reason": ""}) == "left at full width"
 
 
 def test_inspection_is_json():
