@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.algebra.compensate import COMPENSATORS
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.selectors import SELECTORS, needs_gram
 from onnxgrail.core import Change, Floats, Reducer, View
 from onnxgrail.errors import UsageError
 
@@ -38,7 +38,7 @@ class Foreign:
     @property
     def needs_gram(self) -> bool:
         """Whether it reads more of them than the diagonals, which it may deny."""
-        return bool(getattr(self.inner, "needs_gram", self.inner.needs_data))
+        return needs_gram(self.inner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail import slots
+from onnxgrail.algebra import selectors
 from onnxgrail.algebra.compensate import COMPENSATORS, Compensator
 from onnxgrail.algebra.compensate.plain import Plain
 from onnxgrail.algebra.formats import in_range
@@ -172,7 +173,7 @@ def needs_data(recipe: Recipe) -> bool:
 def needs_gram(recipe: Recipe) -> bool:
     """Whether choosing units takes products of channels."""
     reducer = REDUCERS[recipe.reducer]
-    return reducer.needs_data or (reducer.needs_scores and SELECTORS[recipe.selector].needs_gram)
+    return reducer.needs_data or (reducer.needs_scores and selectors.needs_gram(SELECTORS[recipe.selector]))
 
 
 def key(block: Block) -> str:

@@ -42,18 +42,20 @@ NOTES = """\
 - Behind a block that was only narrowed, the measured activation is kept and loses its channels in memory, so that a
   closed loop runs each node once, most of them on the narrowed network.
 - Second moments of a hidden width of four times the model's cost about as much as the forward pass itself: fewer
-  samples (`--samples`) make both cheaper in proportion.
+  samples (`--samples`) make both cheaper in proportion.  `--compensate best` takes only squares of them, unless the
+  selector reads products (`obs`, `gram`, `slimgpt`).
 - The next session is not opened while the current one runs.  In a closed loop it holds what the current one decides, so
   only its graph could be made ready, and opening sessions is little: 0.3 of the 10.5 processor seconds that 24 layers
   of width 256 take (48 sessions).
 - `--compensate best` walks the original and the narrowed network side by side, once, and sums regressors and targets of
-  every layer: on MiniLM that is one more pass through the narrowed network, and as much again for sums and solves.
+  every layer: on MiniLM that is most of one more pass, and as much again for sums and solves.
 - `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS together; unset, it is the number of physical cores.
   From two on, parts of the batches are gone through side by side, as many as there are threads and stretches that are
   summed as one (`docs/distributed.md`), with one thread of BLAS each: several threads of BLAS beside those of ONNX
   Runtime made the same sums 2.8 times slower.  Where the sums of two parts would take more than a quarter of a GiB
   besides, there is one part, and the next batch runs while half of the threads take the sums of the one before.
-  Solving is done by half of the threads.
+  Solving is done by half of the threads, or, with two or three, in parts side by side: the threads of OpenBLAS itself
+  go on waiting busily when they are done, and ONNX Runtime has to share the processor with them.
 - Few rows (a quarter of a layer's inputs or less, from 1024 inputs on) are kept as rows, and products and solutions
   cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) took 23 minutes with `best`, on
   two cores that had other work (`bench/results/large_model_8g.json`).

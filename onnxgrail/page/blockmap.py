@@ -55,9 +55,9 @@ def _legend(blocks: list[BlockRow], *, measured: bool) -> Markup | None:
     if any(block.validation is not None for block in blocks):
         items.append((VALIDATION, "validation"))
     keys = [el("li", _mark(kind), text) for text, kind in items]
-    scale = (
-        "Error: squared, as a share of the block's output; scale from 0.01 % to 100 %, each tick ten times the last."
-    )
+    whose = ", on data left out of the fit, earlier narrowing included" if any(b.held_out for b in blocks) else ""
+    scale = f"Error: squared, as a share of the block's output{whose}; scale from 0.01 % to 100 %, each tick ten times"
+    scale += " the last."
     return el("div", el("p", scale), el("ul", *keys, class_="keys"), class_="legend")
 
 

@@ -20,7 +20,10 @@ END = 2**62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRow:
-    """One block: `kept` equals `units` where nothing was decided; errors are None where nothing was measured."""
+    """One block: `kept` equals `units` where nothing was decided; errors are None where nothing was measured.
+
+    Errors that are of held-out samples already have no `validation`.
+    """
 
     name: str
     kind: str
@@ -30,6 +33,7 @@ class BlockRow:
     plain: float | None = None
     compensated: float | None = None
     validation: float | None = None
+    held_out: bool = False
     outcome: str = ""
     params: float | None = None
     macs: float | None = None
@@ -117,6 +121,8 @@ def _reason(item: BlockRow | Mapping[str, Any]) -> str | None:
 def _block(block: Mapping[str, Any]) -> BlockRow:
     error, outcome = block.get("error") or {}, block.get("outcome") or {}
     units = int(block["units"])
+    validation = error.get("validation")
+    held_out = validation is not None and validation == error.get("compensated")
     return BlockRow(
         name=str(block.get("name") or block["kind"]),
         kind=str(block["kind"]),
@@ -125,7 +131,8 @@ def _block(block: Mapping[str, Any]) -> BlockRow:
         unit_size=int(block.get("unit_size") or 1),
         plain=error.get("plain"),
         compensated=error.get("compensated"),
-        validation=error.get("validation"),
+        validation=None if held_out else validation,
+        held_out=held_out,
         outcome=outcome_text({"status": "ok", "reason": "", **outcome}),
         params=block.get("params"),
         macs=block.get("macs"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxgrail.algebra.curves import fluctuation
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.selectors import SELECTORS, needs_gram
 from onnxgrail.algebra.selectors.flap import Flap, Metric
 from onnxgrail.algebra.selectors.gram import leverage
 from onnxgrail.core import Floats, Role, View
@@ -77,12 +77,21 @@ def test_without_data_they_say_so(name: str, rng: np.random.Generator) -> None:
         SELECTORS[name](view, rng)
 
 
-@pytest.mark.parametrize("name", [n for n, s in SELECTORS.items() if s.needs_data and not s.needs_gram])
+@pytest.mark.parametrize("name", [n for n, s in SELECTORS.items() if s.needs_data and not needs_gram(s)])
 def test_those_that_deny_it_read_no_products(name: str, rng: np.random.Generator) -> None:
     view = gated(rng)
     alone = tuple(replace(stats, gram=np.array(stats.squares)) for stats in view.stats)
     want, got = (SELECTORS[name](v, rng) for v in (view, replace(view, stats=alone)))
     np.testing.assert_array_equal(got, want)
+
+
+def test_who_does_not_deny_it_may_read_products() -> None:
+    assert {name for name, one in SELECTORS.items() if needs_gram(one)} == {"gram", "obs", "slimgpt"}
+
+    class Own:
+        needs_data = True
+
+    assert needs_gram(Own())  # type: ignore[arg-type]
 
 
 def activations(rng: np.random.Generator) -> tuple[View, list[Floats], list[Floats]]:

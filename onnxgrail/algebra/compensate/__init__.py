@@ -19,7 +19,7 @@ class Compensator(Protocol):
         ...
 
 
-BEST = "best"  # GRAIL on the dense network, then every consumer is fitted to the dense outputs (`sweep`)
+BEST = "best"  # every consumer is fitted to the dense outputs (`sweep`), GRAIL where one cannot be
 
 COMPENSATORS: dict[str, Compensator] = {
     "none": Plain(),

@@ -19,10 +19,12 @@ from onnxgrail.core import Floats, View
 
 
 class Scorer(Protocol):
-    """A `core.Selector` that says whether it reads `view.stats`, and whether more of them than the diagonals."""
+    """A `core.Selector` that says whether it reads `view.stats`.
+
+    One with `needs_gram = False` reads only their squares and totals, so that products need not be measured for it.
+    """
 
     needs_data: ClassVar[bool]
-    needs_gram: ClassVar[bool]
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,) of a block's units; high stays."""
@@ -41,3 +43,8 @@ SELECTORS: dict[str, Scorer] = {
     "random": Random(),
 }
 GRADIENTS = frozenset({"wandapp"})  # those that read `view.gradient`, which takes torch
+
+
+def needs_gram(selector: Scorer) -> bool:
+    """Whether a selector reads products of different channels, unless it denies that."""
+    return bool(getattr(selector, "needs_gram", selector.needs_data))

@@ -28,7 +28,6 @@ class Gram:
 
     alpha: float = 1.0
     needs_data: ClassVar[bool] = True
-    needs_gram: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,); `rng` is not used.

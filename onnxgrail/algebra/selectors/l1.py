@@ -22,7 +22,6 @@ class L1:
     """
 
     needs_data: ClassVar[bool] = False
-    needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,); `rng` is not used."""

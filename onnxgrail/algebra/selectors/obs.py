@@ -27,7 +27,6 @@ class Obs:
 
     alpha: float = ALPHA
     needs_data: ClassVar[bool] = True
-    needs_gram: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,); `rng` is not used.

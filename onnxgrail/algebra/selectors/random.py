@@ -15,7 +15,6 @@ class Random:
     """score_u uniform in [0, 1), shape (u,): keeps a random subset, the same one for the same generator state."""
 
     needs_data: ClassVar[bool] = False
-    needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,)."""

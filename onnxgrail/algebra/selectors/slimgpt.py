@@ -34,7 +34,6 @@ class SlimGpt:
     largest: int = 1024
     smallest: int = 8
     needs_data: ClassVar[bool] = True
-    needs_gram: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,); `rng` is not used.
