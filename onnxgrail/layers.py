@@ -113,7 +113,8 @@ class Stage:
 class Refit:
     """One fitted layer, for the report: errors are shares of the target's energy on held-out rows.
 
-    A layer that was not looked at has none, but a reason.
+    A layer that was not looked at has none, but a reason.  Of the fitted numbers, some may be `clamped` to the range of
+    their format; where that would ruin them, the reason says so and the layer stays as it was.
     """
 
     node: str
@@ -122,6 +123,7 @@ class Refit:
     blend: float
     before: float | None
     after: float | None
+    clamped: int = 0
     reason: str = ""
 
 

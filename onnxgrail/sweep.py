@@ -19,12 +19,12 @@ import numpy as np
 
 from onnxgrail import slots
 from onnxgrail.additions import of_addition, with_addition
-from onnxgrail.algebra.formats import MATERIAL
+from onnxgrail.algebra.formats import fit_in_range
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.refit import MARGIN, Fitted, refit
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.dense import by_block
-from onnxgrail.core import Array, Block, BlockError, Change, Floats, Stats
+from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
 from onnxgrail.graph import weights
 from onnxgrail.graph.consumers import Consumer
 from onnxgrail.graph.mapped import in_files
@@ -181,8 +181,9 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guar
     found = refit(folds, starts, judges=guard.judges, margin=guard.margin, **parts)
     after, report = ledger, []
     for task, array, one in zip(stage.tasks, now, found, strict=True):
-        after = _written(task, one, array, after)
-        report.append(dataclasses.asdict(_entry(task.consumer, one)))
+        fit, clamped, why = fit_in_range(one, slots.largest(array.dtype))
+        after = _written(task, fit, array, after)
+        report.append(dataclasses.asdict(_entry(task.consumer, fit, clamped, why)))
     return of_addition(ledger, after, {"refits": report})
 
 
@@ -194,8 +195,8 @@ def _side_by_side(stage: Stage, originals: Sequence[Array]) -> Floats:
 
 def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
     """The ledger with the fitted numbers at the kept positions."""
-    if found.alpha is None or np.abs(found.weights).max(initial=0.0) > MATERIAL * slots.largest(now.dtype):
-        return ledger  # nothing to win, or nothing that the format can hold
+    if found.alpha is None:
+        return ledger
     consumer = task.consumer
     array = np.array(now)
     front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
@@ -209,7 +210,7 @@ def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
     return dataclasses.replace(ledger, arrays={**ledger.arrays, consumer.param: array}, shifts=shifts)
 
 
-def _entry(consumer: Consumer, found: Fitted) -> Refit:
+def _entry(consumer: Consumer, found: Fitted, clamped: int, why: str) -> Refit:
     return Refit(
         node=consumer.node,
         weight=consumer.value,
@@ -217,6 +218,8 @@ def _entry(consumer: Consumer, found: Fitted) -> Refit:
         blend=found.blend,
         before=found.before,
         after=found.after,
+        clamped=clamped,
+        reason=why,
     )
 
 
@@ -230,6 +233,8 @@ def _validated(change: Change, run: Run) -> Change:
     if change.block.name not in run.fitted:
         return replace(change, error=replace(change.error, validation=after))
     change = replace(change, error=BlockError(plain=before, compensated=after, validation=after))
-    if change.outcome.status == "ok" and all(r.alpha is None for r in fits):
-        change = replace(change, outcome=replace(change.outcome, status="plain", reason=WORSE))
-    return change
+    if all(r.alpha is None for r in fits):
+        why = next((r.reason for r in fits if r.reason), WORSE)
+        return replace(change, outcome=Outcome(status="plain", reason=why))
+    clamped = change.outcome.clamped + sum(r.clamped for r in fits)
+    return replace(change, outcome=replace(change.outcome, clamped=clamped))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrail.algebra.narrow import plain_weights
+from onnxgrail.algebra.refit import Fitted
 from onnxgrail.core import Change, Outcome, View
 
 MATERIAL = 2.0  # a number beyond the largest by more than this factor would become another number
@@ -28,10 +29,30 @@ def in_range(view: View, change: Change, limits: Sequence[float]) -> Change:
     worst = max(float(size.max() / limit) for size, limit in beyond)
     if worst <= MATERIAL or change.error.compensated is None:
         return dataclasses.replace(change, outcome=dataclasses.replace(change.outcome, clamped=count))
-    reason = f"{count} compensated weights are beyond the range of their number format, by up to {worst:.2g} times"
     return dataclasses.replace(
         change,
         weights=tuple(plain_weights(view, change.reducer).items()),
-        outcome=Outcome(status="plain", reason=reason),
+        outcome=Outcome(status="plain", reason=_beyond(count, worst)),
         error=dataclasses.replace(change.error, compensated=change.error.plain),
     )
+
+
+def fit_in_range(found: Fitted, limit: float) -> tuple[Fitted, int, str]:
+    """A fit with the count of numbers that will be clamped; or none at all, and why, where clamping would ruin it.
+
+    Args:
+        found: weights of a layer.
+        limit: the largest finite number of their format.
+    """
+    size = np.abs(found.weights)
+    count, worst = int((size > limit).sum()), float(size.max(initial=0.0) / limit)
+    if not count or found.alpha is None:
+        return found, 0, ""
+    if worst <= MATERIAL:
+        return found, count, ""
+    stays = dataclasses.replace(found, alpha=None, blend=0.0, after=found.before)
+    return stays, 0, _beyond(count, worst)
+
+
+def _beyond(count: int, worst: float) -> str:
+    return f"{count} compensated weights are beyond the range of their number format, by up to {worst:.2g} times"

@@ -42,7 +42,7 @@ FIELDS = {
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
     "outcome": "status reason clamped",
-    "refit": "node weight alpha blend before after reason",
+    "refit": "node weight alpha blend before after clamped reason",
     "norm": "node kind before after outcome",
     "refusal": "value node op reason position",
     "output": "name cosine nmse max_abs cosine_min",
