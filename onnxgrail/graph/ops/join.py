@@ -37,7 +37,7 @@ def concat(site: Site) -> None:
 
 def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
     """Labels strung along the concatenated axis; a piece without labels is permanent there,
-    unless it is filled with one number, of which any part will do.
+    unless it is a constant, which is cut, or filled with one number, of which any part will do.
 
     The two halves of a rotary embedding are strung per head, so other axes stay told apart.
     """
@@ -52,8 +52,12 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
                 site.freeze([mark], "the channels of its pieces do not line up one to one")
             else:
                 labels = mark.on(axes, sizes)
-        if len(axes) == 1 and not site.marks(k) and is_filled(site, k):
-            labels = site.flow.labels.fresh(sizes[0])
+        if len(axes) == 1 and not site.marks(k):
+            if site.is_constant(k) and site.letter(k) == "f":
+                labels = site.flow.labels.fresh(sizes[0])
+                site.carry(k, Mark((axis,), labels))
+            elif is_filled(site, k):
+                labels = site.flow.labels.fresh(sizes[0])
         parts.append(labels)
     return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
 
