@@ -30,6 +30,8 @@ def concat(site: Site) -> None:
     pieces = [k for k in site.operands if site.shape(k)[axis] > 0]
     marks = [m for k in pieces for m in site.marks(k)]
     strung = {a for m in marks if axis in m.axes for a in m.axes}
+    if not marks and axis == len(shape) - 1 and any(_loose(site, k) for k in pieces):
+        strung = {axis}  # the first state of an unrolled cell, beside its input
     through = _distinct(site, [m for m in marks if not strung & set(m.axes)])
     found = [_tied(site, mark, pieces) for mark in through]
     site.emit([*found, _string(site, axis, sorted(strung), pieces)] if strung else found)
@@ -52,14 +54,17 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
                 site.freeze([mark], "the channels of its pieces do not line up one to one")
             else:
                 labels = mark.on(axes, sizes)
-        if len(axes) == 1 and not site.marks(k):
-            if site.is_constant(k) and site.letter(k) == "f":
-                labels = site.flow.labels.fresh(sizes[0])
+        if len(axes) == 1 and _loose(site, k):
+            labels = site.flow.labels.fresh(sizes[0])
+            if site.is_constant(k):
                 site.carry(k, Mark((axis,), labels))
-            elif is_filled(site, k):
-                labels = site.flow.labels.fresh(sizes[0])
         parts.append(labels)
     return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
+
+
+def _loose(site: Site, k: int) -> bool:
+    """Whether a piece has no labels, and can be cut all the same."""
+    return not site.marks(k) and (site.letter(k) == "f" if site.is_constant(k) else is_filled(site, k))
 
 
 def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
