@@ -80,6 +80,26 @@ LINEAR = [
     ),
     Case(
         op="MatMul",
+        body="p = MatMul(zeros, v)\nq = Add(h, p)\nr = Tanh(q)\ns = MatMul(r, v)\nt = Add(h, s)\nz = Tanh(t)",
+        weights={"zeros": np.zeros((1, 8), np.float32), "v": (8, 8)},
+        note="state-of-zeros",
+    ),
+    Case(
+        op="MatMul",
+        body="p = MatMul(ones, v)\nq = Add(h, p)\nr = Tanh(q)\ns = MatMul(r, v)\nt = Add(h, s)\nz = Tanh(t)",
+        weights={"ones": np.ones((1, 8), np.float32), "v": (8, 8)},
+        units=(),
+        refused="is also read by MatMul",
+        note="state-of-ones",
+    ),
+    Case(
+        op="Gemm",
+        body="p = Gemm<transB=1>(zeros, v, b)\nq = Add(h, p)\nr = Tanh(q)\ns = Gemm<transB=1>(r, v, b)\nt = Add(h, s)\nz = Tanh(t)",
+        weights={"zeros": np.zeros((1, 8), np.float32), "v": (8, 8), "b": (8,)},
+        note="state-of-zeros",
+    ),
+    Case(
+        op="MatMul",
         body="p = MatMul(h, v)\nz = Unsqueeze(p, one)",
         weights={"v": (8,), "one": ints(1)},
         width=1,
