@@ -127,9 +127,9 @@ def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]
     first = stage.first
     source, like = slim[first.source], goal[stage.goals[0]]
     if first.window is not None:
-        return source.shape[0] == like.shape[0]
+        return bool(source.shape[0] == like.shape[0])
     axes = (a for a in range(source.ndim) if a != first.axis)
-    return [source.shape[a] for a in axes] == [n for a, n in enumerate(like.shape) if a != first.made]
+    return bool([source.shape[a] for a in axes] == [n for a, n in enumerate(like.shape) if a != first.made])
 
 
 def _sizes(stage: Stage) -> tuple[int, int, int]:

@@ -94,7 +94,8 @@ LINEAR = [
     ),
     Case(
         op="Gemm",
-        body="p = Gemm<transB=1>(zeros, v, b)\nq = Add(h, p)\nr = Tanh(q)\ns = Gemm<transB=1>(r, v, b)\nt = Add(h, s)\nz = Tanh(t)",
+        body="p = Gemm<transB=1>(zeros, v, b)\nq = Add(h, p)\nr = Tanh(q)\ns = Gemm<transB=1>(r, v, b)\n"
+        "t = Add(h, s)\nz = Tanh(t)",
         weights={"zeros": np.zeros((1, 8), np.float32), "v": (8, 8), "b": (8,)},
         note="state-of-zeros",
     ),
