@@ -120,11 +120,13 @@ class Pair:
 
 
 def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:
-    """Whether both networks have the same rows; where values decide how many rows there are (a routing), they may not.
+    """Whether both networks have the same rows, and any; where values decide how many (a routing), they may not.
 
     Then no row of one says what a row of the other should be.
     """
     first = stage.first
+    if not goal[stage.goals[0]].size:
+        return False
     source, like = slim[first.source], goal[stage.goals[0]]
     if first.window is not None:
         return bool(source.shape[0] == like.shape[0])
