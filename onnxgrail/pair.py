@@ -98,6 +98,8 @@ class Pair:
     def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
         """Add the rows of one batch to the part that each is in."""
         shard, (goal, slim) = self.dense.shard, side
+        if not _matching(stage, goal, slim):
+            return
         mask = self.dense.masks[number - shard.numbers.start]
         wanted = max(ROWS, 16 * stage.features) // shard.total + 1
         rng = np.random.default_rng((self.seed, stage.first.position, number))
@@ -116,6 +118,21 @@ class Pair:
             mine = np.maximum(fold - FOLDS + parts, 0) == part
             group.add(z[mine], t[mine], None if x is None else x[mine])
             group.take()  # so that one part only is there twice, in float32 as well
+
+
+def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:
+    """Whether both networks have the same rows, and any; where values decide how many (a routing), they may not.
+
+    Then no row of one says what a row of the other should be.
+    """
+    first = stage.first
+    if not goal[stage.goals[0]].size:
+        return False
+    source, like = slim[first.source], goal[stage.goals[0]]
+    if first.window is not None:
+        return bool(source.shape[0] == like.shape[0])
+    axes = (a for a in range(source.ndim) if a != first.axis)
+    return bool([source.shape[a] for a in axes] == [n for a, n in enumerate(like.shape) if a != first.made])
 
 
 def _sizes(stage: Stage) -> tuple[int, int, int]:

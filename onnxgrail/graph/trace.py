@@ -131,12 +131,22 @@ def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
             readers[flow.aliases.get(name, name)].append((node, operand))
     outputs = {flow.aliases.get(v.name or "", v.name) for v in model.graph.outputs}
     for (name, axis), labels in flow.weight_labels.items():
-        for node in [n for n, k in readers[name] if (key(n), k, axis) not in claimed][:1]:
+        strays = ((n, k) for n, k in readers[name] if (key(n), k, axis) not in claimed)
+        for node in [n for n, k in strays if not _idle(flow, n, k)][:1]:
             reason = f"the weight {name} is also read by {node.op_type} {node.name or key(node)}"
             flow.labels.freeze(labels, Refusal(value=name, node=node.name or key(node), op=node.op_type, reason=reason))
         if name in outputs:
             why = Refusal(value=name, node="", op="output", reason=f"the weight {name} is an output of the model")
             flow.labels.freeze(labels, why)
+
+
+def _idle(flow: Flow, node: ir.Node, operand: int) -> bool:
+    """Whether a weight meets zeros alone, as in the first step of an unrolled cell: the product does not hang on it."""
+    if node.op_type not in ("MatMul", "Gemm") or operand not in (0, 1):
+        return False
+    other = node.inputs[1 - operand]
+    value = flow.facts.values.get(other.name or "") if other is not None else None
+    return value is not None and not value.any() and key(node) in flow.facts.constants
 
 
 def _box(flow: Flow) -> None:

@@ -241,4 +241,22 @@ SIZES = [
     ),
 ]
 
-CASES = [*JOIN, *SIZES]
+CASES = [
+    Case(
+        op="Concat",
+        body="p = Concat<axis=1>(x, zeros)\nq = MatMul(p, v)\nr = Tanh(q)\ns = Concat<axis=1>(x, r)\nt = MatMul(s, v)\n"
+        "z = Add(h, t)",
+        weights={"zeros": (3, 8), "v": (14, 8)},
+        note="first-state",
+    ),
+    Case(
+        op="Concat",
+        body="p = Concat<axis=1>(h, zeros)\nq = MatMul(p, v)\nr = Tanh(q)\ns = Concat<axis=1>(h, r)\nz = MatMul(s, v)",
+        weights={"zeros": (3, 6), "v": (14, 6)},
+        width=6,
+        units=(6, 8),
+        note="constant-state",
+    ),
+    *JOIN,
+    *SIZES,
+]

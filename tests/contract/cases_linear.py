@@ -24,15 +24,6 @@ LINEAR = [
     Case(op="MatMul", body="z = MatMul(v, h)", weights={"v": (5, 5)}, frame="tokens", note="constant-left"),
     Case(
         op="MatMul",
-        body="z = MatMul(h, v)",
-        weights={"v": (3, 8, 8)},
-        refused="position of a batch axis",
-        units=(),
-        note="batched-weight",
-        frame="tokens",
-    ),
-    Case(
-        op="MatMul",
         body="t = Transpose<perm=[0,2,1]>(g)\na = MatMul(h, t)\nb = Softmax(a)\nz = MatMul(b, h)",
         units=(),
         refused="product of two tensors",
@@ -53,10 +44,17 @@ LINEAR = [
     Case(
         op="Gemm",
         body="t = Transpose(h)\nz = Gemm<transA=1>(t, v)",
-        weights={"v": (8, 8)},
-        refused="input is transposed",
-        units=(),
+        weights={"v": (8, 6)},
+        width=6,
+        units=(6, 8),
         note="transA",
+    ),
+    Case(
+        op="Gemm",
+        body="t = Transpose(g)\na = Gemm(h, t)\nz = Gemm(a, h)",
+        refused="computed at run time",
+        units=(),
+        note="two-activations",
     ),
     Case(
         op="Gemm",

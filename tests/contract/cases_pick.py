@@ -161,9 +161,8 @@ WRITTEN = [
             op=op,
             body=f"z = {op}(h, i, u)",
             weights=WHOLE,
-            units=(),
             opset=9 if op == "Scatter" else 20,
-            refused="at numbered positions",
+            note="constant",
         )
         for op in ("ScatterElements", "Scatter")
     ),
@@ -171,8 +170,60 @@ WRITTEN = [
         op="ScatterND",
         body="z = ScatterND(h, i, u)",
         weights={"i": ints(0)[:, None], "u": (1, 8)},
+        note="constant-rows",
+    ),
+    Case(
+        op="ScatterND",
+        body="s = Shape(h)\ne = ConstantOfShape(s)\na = Gather(h, i)\nc = Unsqueeze(i, one)\n"
+        'z = ScatterND<reduction="add">(e, c, a)',
+        weights={"i": ints(0, 2, 0), "one": ints(1)},
+        note="sums-of-rows",
+    ),
+    Case(
+        op="ScatterND",
+        body='t = Transpose<perm=[1,0,2]>(h)\nu = Gather(t, i)\nz = ScatterND<reduction="add">(h, at, u)',
+        weights={"i": ints(0, 3), "at": np.array([[[0, 1], [0, 2], [1, 3]], [[2, 0], [1, 1], [0, 0]]])},
+        frame="tokens",
+        note="cells",
+    ),
+    Case(
+        op="ScatterND",
+        body="z = ScatterND(h, i, u)",
+        weights={"i": np.array([[0, 1], [1, 7]]), "u": (2,)},
         units=(),
         refused="at numbered positions",
+        note="channels",
+    ),
+    Case(
+        op="ScatterND",
+        body="u = Gather(k, rows)\nz = ScatterND(h, i, u)",
+        weights={"rows": ints(0, 1), "i": ints(2, 0)[:, None]},
+        inputs="float[N,8] k",
+        units=(),
+        refused="another tensor of the same width",
+        note="fixed-updates",
+    ),
+    Case(
+        op="ScatterElements",
+        body="s = Shape(h)\ne = ConstantOfShape(s)\nw = Slice(s, one, two)\nn = Concat<axis=0>(three, w)\n"
+        'j = Expand(i, n)\na = Gather(h, k)\nz = ScatterElements<axis=0, reduction="add">(e, j, a)',
+        weights={"one": ints(1), "two": ints(2), "three": ints(3), "i": ints(0, 2, 0)[:, None], "k": ints(1, 2, 0)},
+        note="expanded-index",
+    ),
+    Case(
+        op="ScatterElements",
+        body="z = ScatterElements<axis=1>(h, i, g)",
+        weights={"i": np.tile(np.arange(8)[::-1], (3, 1))},
+        units=(),
+        refused="at numbered positions",
+        note="along-channels",
+    ),
+    Case(
+        op="ScatterElements",
+        body='z = ScatterElements<axis=1, reduction="max">(h, i, g)',
+        weights={"i": np.random.default_rng(0).integers(0, 5, (3, 5, 8))},
+        frame="tokens",
+        note="along-tokens",
     ),
     Case(
         op="TensorScatter",

@@ -17,6 +17,7 @@ from tests.contract.cases_pointwise import CASES as POINTWISE
 from tests.contract.cases_quantised import CASES as QUANTISED
 from tests.contract.cases_recurrent import CASES as RECURRENT
 from tests.contract.cases_reduce import CASES as REDUCE
+from tests.contract.cases_stacked import CASES as STACKED
 from tests.contract.cases_standin import CASES as STANDIN
 from tests.contract.cases_standin import DOMAIN
 from tests.contract.cases_vision import CASES as VISION
@@ -25,7 +26,7 @@ from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
 CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN, *PICK, *VISION, *BLOCKED]
-CASES += [*QUANTISED, *STANDIN]
+CASES += [*QUANTISED, *STACKED, *STANDIN]
 
 
 MICROSOFT = "com.microsoft"

@@ -11,8 +11,9 @@ from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.attention import MICROSOFT, PARTIAL, bias, caches, heads_of, joined, key_value
 from onnxgrail.graph.ops.cache import past, present
+from onnxgrail.graph.ops.contraction import FIXED
 from onnxgrail.graph.ops.cut import Cut
-from onnxgrail.graph.ops.linear import FIXED, SHARED
+from onnxgrail.graph.ops.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 
 QUANTISED = "its key-value cache is quantised"

@@ -10,8 +10,8 @@ from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.contraction import FIXED
 from onnxgrail.graph.ops.cut import Cut
-from onnxgrail.graph.ops.linear import FIXED
 from onnxgrail.graph.ops.rule import narrow, rule
 
 

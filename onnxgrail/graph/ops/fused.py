@@ -10,7 +10,7 @@ from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.broadcast import Operand, combine, operand
 from onnxgrail.graph.ops.conv import conv_marks, narrow_conv
 from onnxgrail.graph.ops.cut import Cut
-from onnxgrail.graph.ops.linear import BATCHED, LEFT, VECTOR, Form, beside_constant, gemm, linear, product
+from onnxgrail.graph.ops.linear import VECTOR, Form, gemm, linear, product, stacked
 from onnxgrail.graph.ops.pointwise import binary, unary
 from onnxgrail.graph.ops.reduce import MIXED, mix
 from onnxgrail.graph.ops.rule import narrow, rule
@@ -55,8 +55,7 @@ def fused_matmul(site: Site) -> None:
         second = form.transposed[1]
         linear(site, 0, 1, inward=int(second), outward=int(not second), transposed=form.transposed[0])
     elif any(constant):
-        k = constant.index(False) if not all(constant) else 0
-        beside_constant(site, k, LEFT if k else BATCHED, form=form)
+        stacked(site, form=form)
     else:
         product(site, form=form)
 

@@ -30,6 +30,8 @@ def concat(site: Site) -> None:
     pieces = [k for k in site.operands if site.shape(k)[axis] > 0]
     marks = [m for k in pieces for m in site.marks(k)]
     strung = {a for m in marks if axis in m.axes for a in m.axes}
+    if not marks and axis == len(shape) - 1 and any(_loose(site, k) for k in pieces):
+        strung = {axis}  # the first state of an unrolled cell, beside its input
     through = _distinct(site, [m for m in marks if not strung & set(m.axes)])
     found = [_tied(site, mark, pieces) for mark in through]
     site.emit([*found, _string(site, axis, sorted(strung), pieces)] if strung else found)
@@ -37,7 +39,7 @@ def concat(site: Site) -> None:
 
 def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
     """Labels strung along the concatenated axis; a piece without labels is permanent there,
-    unless it is filled with one number, of which any part will do.
+    unless it is a constant, which is cut, or filled with one number, of which any part will do.
 
     The two halves of a rotary embedding are strung per head, so other axes stay told apart.
     """
@@ -52,10 +54,17 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
                 site.freeze([mark], "the channels of its pieces do not line up one to one")
             else:
                 labels = mark.on(axes, sizes)
-        if len(axes) == 1 and not site.marks(k) and is_filled(site, k):
+        if len(axes) == 1 and _loose(site, k):
             labels = site.flow.labels.fresh(sizes[0])
+            if site.is_constant(k):
+                site.carry(k, Mark((axis,), labels))
         parts.append(labels)
     return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
+
+
+def _loose(site: Site, k: int) -> bool:
+    """Whether a piece has no labels, and can be cut all the same."""
+    return not site.marks(k) and (site.letter(k) == "f" if site.is_constant(k) else is_filled(site, k))
 
 
 def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:

@@ -10,19 +10,16 @@ import numpy as np
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.broadcast import UNLABELLED, Operand, combine
+from onnxgrail.graph.ops.broadcast import UNLABELLED, Operand, combine, operand
 from onnxgrail.graph.ops.cache import adopt, is_input
+from onnxgrail.graph.ops.contraction import CONTRACTED, FIXED, contract, order_of, product_letters
 from onnxgrail.graph.ops.experts import CHOSEN, chosen, consume
 from onnxgrail.graph.ops.layout import permuted
 from onnxgrail.graph.ops.rule import rule
 
-FIXED = "the tensor it reads has a width that stays"
-LEFT = "a constant matrix on the left mixes this axis"
-BATCHED = "its weight holds a matrix for every position of a batch axis"
 SHARED = "it is one value head that several query heads read; it stays, query heads can go"
 VECTOR = "it multiplies with a vector, not a matrix, that is computed at run time"
-COMPUTED = "its weight is computed at run time, or its input is transposed"
-CONTRACTED = "it is summed over in a product of two tensors, none of them a weight"
+COMPUTED = "its weight is computed at run time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +35,13 @@ PLAIN = Form()
 
 @rule("MatMul")
 def matmul(site: Site) -> None:
-    """A constant right operand consumes the last axis and produces one; two activations tie what they mix (heads)."""
+    """A constant consumes and produces, as a matrix, a stack of matrices or from the left; activations tie (heads)."""
     constant = [site.is_constant(k) for k in (0, 1)]
     ranks = [len(site.shape(k)) for k in (0, 1)]
     if constant == [False, True] and ranks[1] == 2:
         linear(site, 0, 1, inward=0, outward=1)
-    elif constant == [True, False]:
-        beside_constant(site, 1, LEFT)
-    elif constant == [False, True]:
-        beside_constant(site, 0, BATCHED if ranks[1] > 2 else CONTRACTED)
+    elif any(constant):
+        stacked(site)
     elif min(ranks) >= 2:
         product(site)
     else:
@@ -55,12 +50,27 @@ def matmul(site: Site) -> None:
 
 @rule("Gemm")
 def gemm(site: Site) -> None:
-    """A constant B consumes the last axis and produces one; the bias is cut with the outputs."""
-    transposed = int(site.attribute("transB", 0))
-    if not site.is_constant(1) or site.attribute("transA", 0):
+    """A constant matrix consumes one axis and produces another; the bias is cut with the outputs."""
+    turned = [bool(site.attribute(name, 0)) for name in ("transA", "transB")]
+    if site.is_constant(1) and not turned[0]:
+        linear(site, 0, 1, inward=int(turned[1]), outward=int(not turned[1]), bias=2)
+    elif site.is_constant(0) != site.is_constant(1):
+        shape = site.out_shape()
+        marks = _letters(site, Form((turned[0], turned[1])))
+        own = Operand(0, shape, tuple(marks), constant=False, offset=0)
+        site.emit(combine(site, [own, *(operand(site, 2, 2) for _ in range(bool(site.name(2))))], shape))
+    else:
         site.refuse(COMPUTED)
-        return
-    linear(site, 0, 1, inward=1 if transposed else 0, outward=0 if transposed else 1, bias=2)
+
+
+def stacked(site: Site, *, form: Form = PLAIN) -> None:
+    """One operand is constant: a stack of matrices, one on the left, or a vector."""
+    site.emit(_letters(site, form))
+
+
+def _letters(site: Site, form: Form) -> list[Mark]:
+    terms, result = product_letters([site.shape(k) for k in (0, 1)], form.transposed, form.moved)
+    return contract(site, 0 if site.is_constant(0) else 1, terms, result)
 
 
 def linear(
@@ -103,20 +113,6 @@ def _bias(site: Site, operand: int, produced: Ints) -> None:
         site.freeze([Mark((0,), produced), *site.marks(operand)], "its bias is computed at run time")
 
 
-def beside_constant(site: Site, k: int, reason: str, *, form: Form = PLAIN) -> None:
-    """Operand `k` times a constant that is no weight matrix: what it mixes stays, other axes pass."""
-    side = _side(site, k, form)
-    rank, own = len(site.out_shape()), len(side.shape)
-    other = len(site.shape(1 - k))
-    if own < 2:
-        site.freeze(side.marks, VECTOR)
-        return
-    place = {a: rank - own + (other == 1) + a for a in range(own - 2)} if other <= 2 else {}
-    place[side.free] = rank - 1 if other == 1 else rank - 2 + k
-    site.freeze([m for m in side.marks if not set(m.axes) <= place.keys()], reason)
-    site.emit(_placed(m, place) for m in side.marks if set(m.axes) <= place.keys())
-
-
 def product(site: Site, *, form: Form = PLAIN) -> None:
     """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands.
 
@@ -157,7 +153,7 @@ class _Side:
 
 def _side(site: Site, k: int, form: Form) -> _Side:
     own = len(site.shape(k))
-    order = [*range(1, own - 1), 0, own - 1] if form.moved[k] else list(range(own))
+    order = order_of(own, moved=form.moved[k])
     shape = tuple(site.shape(k)[a] for a in order)
     contracted = own - (1 if (k == 0) != form.transposed[k] else 2)
     return _Side(k, order, shape, [permuted(m, order) for m in site.marks(k)], contracted, 2 * own - 3 - contracted)

@@ -129,8 +129,8 @@ def narrow_compress(cut: Cut) -> None:
         cut.set_operand(1, condition[stays[: len(condition)]], "condition")
 
 
-@rule("ScatterElements", "Scatter", "ScatterND", "TensorScatter")
-def scatter(site: Site) -> None:
+@rule("TensorScatter")
+def tensor_scatter(site: Site) -> None:
     """Nothing passes: the positions it writes to span the channels."""
     site.refuse(SCATTER)
 

@@ -8,8 +8,8 @@ import onnx_ir as ir
 from onnxgrail.core import Ints
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.contraction import FIXED
 from onnxgrail.graph.ops.cut import Cut
-from onnxgrail.graph.ops.linear import FIXED
 from onnxgrail.graph.ops.rule import narrow, rule
 
 INPUT, WEIGHT, RECURRENCE, BIAS, HIDDEN, CELL, PEEPHOLES = 0, 1, 2, 3, 5, 6, 7  # operands
