@@ -62,7 +62,7 @@ class Run:
     """The decisions so far; lives as long as one call of `decide`.
 
     Attributes:
-        fitted: names of blocks whose consumers are all fitted later on: they are narrowed and not compensated.
+        fitted: names of blocks whose consumers are all fitted later on, and that are only narrowed until then.
     """
 
     def __init__(

@@ -3,8 +3,12 @@
 Two streams walk the network side by side, the dense one and the narrowed one.  The dense one gives the statistics that
 blocks are decided on, and in the same runs what layers are fitted to.  Matrices and convolutions are fitted in the
 order of the network, each behind the ones already fitted: those that lost inputs, and those that kept them all but read
-what is no longer as it was.  A block is compensated as GRAIL does only where a consumer cannot be fitted: a fit that
-begins with weights made from all samples takes them for better than they are on the ones it holds out.
+what is no longer as it was.
+
+Fits begin with GRAIL's weights where a consumer of the block cannot be fitted, and where samples are many and the
+choice of units takes its second moments anyway.  Else they begin with the weights that were kept: moments of wide blocks
+cost as much as a forward pass, and of few samples a fit would take GRAIL's weights, which were made from all of them,
+for better than they are on the ones that it holds out.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from onnxgrail.pair import FOLDS, Pair, moments, starts_of
 from onnxgrail.preparation import stream_of
 from onnxgrail.progress import Progress, ticking
 from onnxgrail.record import Record
-from onnxgrail.run import Backlog, Run, room
+from onnxgrail.run import Backlog, Run, needs_gram, room
 
 FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
 MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
@@ -103,8 +107,9 @@ class _Walk:
         self._run, self._pair = run, pair
         self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
-        params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
-        run.fitted = frozenset(b.name for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params)
+        if self._guard is EVERY or not needs_gram(run.recipe):
+            params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
+            run.fitted = frozenset(b.name for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params)
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._tick = ticking(progress, "calibrating", feeds * walks)
