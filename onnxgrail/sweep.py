@@ -6,9 +6,9 @@ order of the network, each behind the ones already fitted: those that lost input
 what is no longer as it was.
 
 Fits begin with GRAIL's weights where a consumer of the block cannot be fitted, and where samples are many and the
-choice of units takes its second moments anyway.  Else they begin with the weights that were kept: moments of wide blocks
-cost as much as a forward pass, and of few samples a fit would take GRAIL's weights, which were made from all of them,
-for better than they are on the ones that it holds out.
+choice of units takes its second moments anyway.  Else they begin with the weights that were kept: the moments of wide
+blocks cost as much as a forward pass, and of few samples a fit would take GRAIL's weights, which were made from all of
+them, for better than they are on the ones that it holds out.
 """
 
 from __future__ import annotations
