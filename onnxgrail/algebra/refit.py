@@ -20,7 +20,8 @@ from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
-WORTH = 1e-4  # share of the held-out error that a weaker ridge must win to be tried for
+WORTH = 1e-4  # share of the held-out error that a weaker ridge must win
+ENOUGH = 2  # weaker ridges in a row that win nothing end the search; one alone may be a dip
 SOME = 64  # outputs of a layer that are looked at to choose its ridge
 
 
@@ -180,7 +181,7 @@ def _refit(
         mine = [held.outputs(part) for held in judging]
         choices.append(_Choice.among(starts, total.outputs(part), mine, rules))
     for alpha in alphas if total.count else ():
-        searching = [choice for choice in choices if not choice.done]
+        searching = [choice for choice in choices if choice.worse < ENOUGH]
         _measure(searching, folds, total, alpha, rules, few=True)
         for choice in searching:
             choice.note(alpha)
@@ -189,8 +190,7 @@ def _refit(
         _measure(promised, folds, total, alpha, rules, few=False)
         for choice in promised:
             choice.take(alpha)
-    wanted = {c.alpha for c in choices if c.blend and c.alpha}
-    final = {a: _solver(total.gram, a, rules) for a in wanted}
+    final = {a: _solver(total.gram, a, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}}
     return [choice.settled(final) for choice in choices]
 
 
@@ -227,7 +227,7 @@ class _Choice:
         total, judging: sums over all rows, and over those of each fold that judges.
         all, open: what the start leaves of the targets, of all rows and of each fold.
         slopes, curves: of the held-out error of each fold, a parabola in the share of a step.
-        promising, promise: the best ridge for a few outputs so far, and what it gains; done: whether it is the best.
+        promising, promise: the best ridge for a few outputs so far, and what it gains.
     """
 
     total: Moments
@@ -246,7 +246,7 @@ class _Choice:
     blend: float = 0.0
     promising: float = 0.0
     promise: float = 0.0
-    done: bool = False
+    worse: int = 0
 
     @classmethod
     def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: _Rules) -> _Choice:
@@ -298,15 +298,15 @@ class _Choice:
     def note(self, alpha: float) -> None:
         """Remember the ridge that gains most for a few outputs: a strength that suits them suits them all.
 
-        Behind a good one the gain falls with every further step, so the first that gains nothing more ends the search.
+        Behind a good one the gain falls with every further step; `worse` counts them.
         """
-        _, gains = self._gains()
-        found, every = float(gains.sum()), self.start.shape[1]
-        left = self.begin * min(SOME, every) / max(every, 1) - self.promise  # about, for as many outputs
+        gains, every = self._gains()[1], max(self.start.shape[1], 1)
+        found = float(gains.sum())
+        left = self.begin * min(SOME, every) / every - self.promise  # about, for as many outputs
         if found > self.promise + WORTH * max(left, 0.0) and (gains > 0.0).all():
-            self.promise, self.promising = found, alpha
-        else:
-            self.done = self.promising > 0.0
+            self.promise, self.promising, self.worse = found, alpha, 0
+        elif self.promising:
+            self.worse += 1
 
     def take(self, alpha: float) -> None:
         """Take the share of the step if that does better on held-out rows; where folds take turns, on each of them."""

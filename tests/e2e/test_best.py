@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail import layers, sweep
+from onnxgrail import layers, models, sweep
 from onnxgrail.calibration import stream
 from onnxgrail.core import FITS
 from onnxgrail.decision import Decision, decide
@@ -142,6 +142,15 @@ def test_products_of_channels_are_only_measured_where_something_reads_them(
         model, data={"x": x}, **{"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False} | choices
     )
     assert set(asked) == {alone}
+
+
+def test_a_dip_does_not_end_the_search_for_a_ridge() -> None:
+    """The first MLP of the Llama reads a few huge features: strong ridges gain a trace, the weakest one a tenth."""
+    entry = models.load("char_llama")
+    choices: Any = {"ratio": 0.5, "blocks": ("mlp", "heads"), "check": False, "dry_run": True}
+    refits = onnxgrail.compress(entry.model, data=entry.calibration, **choices).report.data["refits"]
+    gates = [r for r in refits if r["alpha"] is not None and r["alpha"] <= 1e-5 and r["after"] < 0.95 * r["before"]]
+    assert len(gates) >= 2
 
 
 def test_few_samples_do_not_spoil_it() -> None:
