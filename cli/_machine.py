@@ -6,15 +6,14 @@ import ctypes
 import gc
 import os
 import sys
-from pathlib import Path
 
 import click
+
+from onnxgrail import processor
 
 TRIM, MAP = -1, -3  # numbers of glibc's mallopt
 OBJECTS = 20_000  # that come before Python looks for cycles among them
 KEPT, MAPPED = 2**28, 2**26  # bytes of freed memory that stay with the process; size from which a block is mapped
-WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what OpenBLAS's kernels for SkylakeX use
-NEWER = 26  # AMD family from which OpenBLAS up to 0.3.31 takes a processor for one without AVX-512
 
 
 def tune() -> None:
@@ -34,7 +33,7 @@ def tune() -> None:
         else:
             mallopt(MAP, MAPPED)
             mallopt(TRIM, KEPT)
-    if "numpy" not in sys.modules and is_newer(_cpu()):
+    if "numpy" not in sys.modules and processor.is_newer(processor.described()):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
@@ -50,23 +49,3 @@ def ready(*names: str) -> None:
     context = click.get_current_context()
     if callable(context.obj):
         context.obj()
-
-
-def _cpu() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def is_newer(cpuinfo: str) -> bool:
-    """Whether this is an AMD processor with AVX-512 that OpenBLAS does not know to have it.
-
-    Args:
-        cpuinfo: text of /proc/cpuinfo.
-    """
-    first = cpuinfo.split("\n\n", 1)[0]
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    family = facts.get("cpu family", "")
-    amd = facts.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= NEWER
-    return amd and set(facts.get("flags", "").split()) >= WIDE

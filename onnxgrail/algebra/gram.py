@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.algebra import blas
+from onnxgrail.algebra.adding import adder
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.errors import DataError
 
 # A float32 batch is summed in float32 where its largest magnitude lies in between: squares neither vanish nor overflow.
 SMALLEST, LARGEST = 3e-13, 1e14
+PANEL = 256  # rows of a triangle that are looked at together
 
 
 def zero_stats(probe: Probe) -> Stats:
@@ -31,7 +32,7 @@ def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
 
 
 class Sums:
-    """Second moments of one probe, added up in the order of the calls; owns two triangles that BLAS adds to in place.
+    """Second moments of one probe, added up in the order of the calls; owns two triangles that are added to in place.
 
     Float32 batches go into a float32 triangle, which costs about 1e-6 relative, a thousand times less than the default
     ridge; `take` moves the triangle of a few batches into the float64 one of all.
@@ -76,7 +77,7 @@ class Sums:
                 if self._double is None:
                     self._double = triangle.astype(np.float64)
                 else:
-                    np.add(self._double, triangle, out=self._double)
+                    add_lower(self._double.T, triangle.T)
                 triangle.fill(0)
         self._total = self._total + part._total
         self._count += part._count
@@ -98,9 +99,8 @@ class Sums:
         """
         if self._count == 0:
             return zero_stats(self._probe)
-        upper = [t.astype(np.float64, copy=False) for t in (self._single, self._double) if t is not None]
-        half = upper[0] if len(upper) == 1 else upper[0] + upper[1]
-        return stats_of(self._probe, mirrored(half), self._total, self._count)
+        lower = [t.T.astype(np.float64) for t in (self._single, self._double) if t is not None]
+        return stats_of(self._probe, mirrored(sum(lower[1:], lower[0])), self._total, self._count)
 
 
 class Squares:
@@ -157,11 +157,26 @@ def summed(stack: Array) -> Array:
     return np.asarray(np.ones(len(sums), sums.dtype) @ sums)
 
 
-def mirrored(half: Floats) -> Floats:
-    """The symmetric matrix (h, h) of a triangle; the other one is zero."""
-    full: Floats = half + half.T
-    np.fill_diagonal(full, half.diagonal())
-    return full
+def mirrored(lower: Floats) -> Floats:
+    """The symmetric matrix (h, h) of a lower triangle, made in its place."""
+    for rows, _ in panels(len(lower)):
+        square = lower[rows, rows]
+        square[...] = np.tril(square) + np.tril(square, -1).T
+        front = slice(0, rows.start)
+        lower[front, rows] = lower[rows, front].T
+    return lower
+
+
+def add_lower(total: Array, part: Array) -> None:
+    """Add the lower triangle of a matrix to that of another one in place; what is above them may be anything."""
+    for place in panels(len(total)):
+        np.add(total[place], part[place], out=total[place])
+
+
+def panels(width: int, rows: int = PANEL) -> list[tuple[slice, slice]]:
+    """Rows of a lower triangle, some at a time, and the columns up to the last of them."""
+    ends = (min(first + rows, width) for first in range(0, width, rows))
+    return [(slice(first, last), slice(0, last)) for first, last in zip(range(0, width, rows), ends, strict=True)]
 
 
 def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
@@ -208,21 +223,23 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
 def syrk(stack: Array, gram: Array | None) -> Array:
     """Upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place, in the stack's dtype.
 
+    What comes to stand below it means nothing.
+
     Args:
         stack: (l, h, p) rows of l locations.
         gram: (h, h), None for zero.
     """
     locations, width, samples = stack.shape
     if gram is None:
-        gram = np.zeros((width, width), stack.dtype, order="F")  # Fortran order lets BLAS add in place
+        gram = np.zeros((width, width), stack.dtype, order="F")  # as BLAS wants it
     if samples < width:
         # Many small products waste BLAS (measured: C = 2048 at 7 x 7 is 2.4 times slower); one copy and one product.
         flat = np.ascontiguousarray(stack.transpose(0, 2, 1)).reshape(locations * samples, width)
-        blas.syrk(flat.T, gram, transposed=False)
+        adder().syrk(flat.T, gram, transposed=False)
         return gram
     for matrix in stack:
         # (h, p) in C order is a (p, h) matrix to Fortran: no copy for the wide early stages of a convolutional net.
-        blas.syrk(matrix.T, gram, transposed=True)
+        adder().syrk(matrix.T, gram, transposed=True)
     return gram
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.algebra import blas
-from onnxgrail.algebra.gram import syrk
+from onnxgrail.algebra.adding import adder
+from onnxgrail.algebra.gram import add_lower, syrk
 from onnxgrail.algebra.refit import Moments
 from onnxgrail.core import Array, Floats
 
@@ -13,7 +13,7 @@ TOGETHER = 8192  # rows whose products are summed in float32
 
 
 class Pairs:
-    """Sums of z zT and z xT, in the order of the calls; BLAS adds to them in place.
+    """Sums of z zT and z xT, in the order of the calls, in place.
 
     x are the targets t, or what these are products of.  Products of some thousand rows are added up in float32, and
     these sums in float64.
@@ -37,7 +37,7 @@ class Pairs:
             self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
         gram, cross = self._single
         self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
-        blas.gemm(z, t if x is None else x, cross)
+        adder().gemm(z, t if x is None else x, cross)
         ones = np.ones(len(z), np.float32)
         for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)
@@ -53,8 +53,8 @@ class Pairs:
         if not self._double:
             self._double = [gram.T.astype(np.float64), cross.astype(np.float64)]
         else:
-            for total, part in zip(self._double, (gram.T, cross), strict=True):
-                np.add(total, part, out=total)
+            add_lower(self._double[0], gram.T)
+            np.add(self._double[1], cross, out=self._double[1])
         self._single, self._rows = [], 0
 
     def drain(self) -> tuple[Floats, ...]:

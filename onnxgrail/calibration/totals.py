@@ -72,8 +72,8 @@ def _arrays(leaf: Any) -> tuple[Floats, Floats, Floats]:
 
 
 def whole(part: Floats, width: int) -> Floats:
-    """The symmetric matrix (width, width) of a triangle, `packed` or not."""
-    return mirrored(part) if part.ndim == 2 else unpacked(part, width)
+    """The symmetric matrix (width, width) of a lower triangle, `packed` or not, which is written over."""
+    return mirrored(part if part.ndim == 2 else unpacked(part, width))
 
 
 def packed(gram: Floats) -> Floats:
@@ -89,11 +89,9 @@ def packed(gram: Floats) -> Floats:
 
 
 def unpacked(part: Floats, width: int) -> Floats:
-    """The symmetric matrix (width, width) whose triangle was `packed`."""
-    if part.ndim == 2:
-        return part
-    gram = np.empty((width, width))
+    """The lower triangle (width, width) that was `packed`."""
+    gram = np.zeros((width, width))
     ends = np.cumsum(np.arange(1, width + 1))
     for row, end in enumerate(ends):
-        gram[row, : row + 1] = gram[: row + 1, row] = part[end - row - 1 : end]
+        gram[row, : row + 1] = part[end - row - 1 : end]
     return gram

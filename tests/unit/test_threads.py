@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+from onnxgrail import processor
 from onnxgrail.calibration import threads
 from onnxgrail.calibration.session import open_session
-from onnxgrail.cli import _machine
 from onnxgrail.graph.serial import LARGE, pack, to_bytes
 from onnxgrail.parallel import SOLO, Shard, shard_of
 from tests.tiny import feed, mlp
 
 ZEN5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
-WIDE = " ".join(sorted(_machine.WIDE))
+WIDE = " ".join(sorted(processor.AVX512))
 
 
 @pytest.fixture(autouse=True)
@@ -68,13 +68,14 @@ def test_blas_is_held_to_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None
     ids=["zen 5", "older", "another maker", "without", "unknown"],
 )
 def test_which_processor_openblas_does_not_know(text: str, wanted: bool) -> None:
-    assert _machine.is_newer(text) is wanted
+    assert processor.is_newer(text) is wanted
 
 
 @pytest.mark.parametrize(("first", "wanted"), [("", "SkylakeX"), ("import numpy;", "None")])
 def test_kernels_are_named_before_numpy_is_there_only(first: str, wanted: str) -> None:
-    code = f"{first}from onnxgrail.cli import _machine; import os; _machine._cpu = lambda: {ZEN5.format(WIDE)!r};"
-    code += "_machine.tune(); print(os.environ.get('OPENBLAS_CORETYPE'))"
+    code = f"{first}import os; from onnxgrail.cli import _machine; from onnxgrail import processor;"
+    code += f"processor.described = lambda: {ZEN5.format(WIDE)!r}; _machine.tune();"
+    code += "print(os.environ.get('OPENBLAS_CORETYPE'))"
     environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == (wanted if sys.platform == "linux" else "None")
