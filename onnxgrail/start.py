@@ -6,13 +6,20 @@ until a command has all that it needs an interrupt raises nothing and ends the p
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
 
 
 def main() -> None:
-    """Run the command line, which calls its context's object as soon as interrupts may be raised in it."""
+    """Run the command line, which calls its context's object when it has imported what it needs.
+
+    From then on interrupts may be raised in it, and Python looks for cycles, among what is made later; at the end they
+    go with the process.
+    """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may be born without it
         signal.signal(signal.SIGINT, _leave)
     from onnxgrail.cli import main as commands
@@ -21,6 +28,9 @@ def main() -> None:
 
 
 def _ready() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.freeze)  # the interpreter would take everything apart, piece by piece
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
