@@ -216,7 +216,11 @@ def _model(
     after = params - gone if slim is None else cost.parameters(slim)
     beside = [] if output is None or final is None else _beside(final, output)
     path = prepared.path
-    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
+    if path is not None:
+        before, given = bytes_on_disk(model, path), prepared.checksums.of(path)
+    else:
+        content = to_bytes(model, run=False)
+        before, given = len(content), hashlib.sha256(content).hexdigest()
     if output is not None and final is not None:
         size = sum(file.stat().st_size for file in (output, *beside))
     elif final is not None and final is not slim:
@@ -227,7 +231,7 @@ def _model(
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
-        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model, run=False)).hexdigest(),
+        sha256_before=given,
         sha256_after=None if output is None else sha256(output),
         params_before=params,
         params_after=after,
@@ -237,7 +241,7 @@ def _model(
         bytes_after=size,
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
-        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
+        sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
         sha256_data_after={file.name: sha256(file) for file in beside},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )

@@ -8,12 +8,15 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import BinaryIO
 
 from onnxgrail.errors import ModelError, OutputError
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+PIECE = 2**24  # bytes of a file that are looked at together
 SCRATCH = "onnxgrail-"  # how folders for files on the way are called
 TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
@@ -153,7 +156,35 @@ def out_of_room(error: BaseException | None) -> OSError | None:
     return None
 
 
+class Checksums:
+    """Checksums of files, some of which are made in threads while other work goes on."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Path, Future[str]] = {}
+
+    def begin(self, path: Path) -> None:
+        """Have the checksum of a file made."""
+        future: Future[str] = Future()
+        Thread(target=_answer, args=(future, path), daemon=True).start()  # nobody waits for it where the work fails
+        self._begun[path] = future
+
+    def of(self, path: Path) -> str:
+        """The checksum, made now where it was not begun."""
+        future = self._begun.get(path)
+        return sha256(path) if future is None else future.result()
+
+
+def _answer(future: Future[str], path: Path) -> None:
+    try:
+        future.set_result(sha256(path))
+    except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
+        future.set_exception(error)
+
+
 def sha256(path: Path) -> str:
-    """Checksum of a file in hexadecimal, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Checksum of a file in hexadecimal, read in pieces: large ones, since between them a thread waits for its turn."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()

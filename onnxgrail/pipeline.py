@@ -16,13 +16,13 @@ from onnxgrail import interop, methods, saved, shipping
 from onnxgrail import plots as drawing
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
-from onnxgrail.calibration.threads import pinned
+from onnxgrail.calibration.threads import count, pinned
 from onnxgrail.choices import Choices
 from onnxgrail.core import Applied, Recipe
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.finish import passes, report_of
-from onnxgrail.graph.mapped import loose
+from onnxgrail.graph.mapped import loose, weight_files
 from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
@@ -142,6 +142,9 @@ def compress(
         if folder is not None:
             begin(folder, prepared, recipe, files)
             folder.about_to_write(*(path for path in (files.write,) if path is not None))
+        if count() > 1 and prepared.path is not None:
+            for file in (prepared.path, *weight_files(prepared.model).values()):
+                prepared.checksums.begin(file)
         journal = folder or NO_JOURNAL
         decision = decide(prepared, recipe, clock, progress, files, journal=journal, group=group, sensitivity=curves)
         if not decision.changes and recipe.ratio != 0 and not methods.beside(recipe):

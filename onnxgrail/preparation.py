@@ -35,7 +35,7 @@ from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.paths import path_of
+from onnxgrail.paths import Checksums, path_of
 from onnxgrail.record import Record
 
 
@@ -57,6 +57,7 @@ class Prepared:
         feed: the small feed of the trace; samples: how many samples it holds.
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
         held_out: what the result is judged on beside `batches`, where there is such a thing.
+        checksums: of the files that are read.
     """
 
     source: Any
@@ -67,6 +68,7 @@ class Prepared:
     feed: Mapping[str, Array]
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     held_out: HeldOut | None = None
+    checksums: Checksums = field(default_factory=Checksums)
 
     @property
     def samples(self) -> int:
