@@ -26,7 +26,7 @@ from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import sha256, weights_file
+from onnxgrail.paths import weights_file
 from onnxgrail.preparation import HeldOut, Prepared
 from onnxgrail.progress import Progress
 from onnxgrail.refine.job import Refined
@@ -232,7 +232,7 @@ def _model(
         input=str(path or "model"),
         output=None if output is None else str(output),
         sha256_before=given,
-        sha256_after=None if output is None else sha256(output),
+        sha256_after=None if output is None else prepared.checksums.of(output),
         params_before=params,
         params_after=after,
         macs_before=cost.macs(model, survey) // prepared.samples,
@@ -242,7 +242,7 @@ def _model(
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
         sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
-        sha256_data_after={file.name: sha256(file) for file in beside},
+        sha256_data_after={file.name: prepared.checksums.of(file) for file in beside},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
 

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
+from io import FileIO
 from pathlib import Path
 from threading import Thread
 from typing import BinaryIO
@@ -159,32 +160,43 @@ def out_of_room(error: BaseException | None) -> OSError | None:
 class Checksums:
     """Checksums of files, some of which are made in threads while other work goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, threads: int) -> None:
+        """With one thread in all, each is made when it is asked for."""
+        self._alone = threads == 1
         self._begun: dict[Path, Future[str]] = {}
 
-    def begin(self, path: Path) -> None:
-        """Have the checksum of a file made."""
+    def begin(self, path: Path, later: Path | None = None) -> None:
+        """Have the checksum of a file made, which is going to be renamed to `later`."""
+        if self._alone or (later and os.name == "nt"):  # there, no file is renamed that somebody reads
+            return
         future: Future[str] = Future()
-        Thread(target=_answer, args=(future, path), daemon=True).start()  # nobody waits for it where the work fails
-        self._begun[path] = future
+        file = path.open("rb", buffering=0)
+        Thread(target=_answer, args=(future, file), daemon=True).start()  # nobody waits for it where the work fails
+        self._begun[later or path] = future
 
     def of(self, path: Path) -> str:
-        """The checksum, made now where it was not begun."""
+        """The checksum."""
         future = self._begun.get(path)
         return sha256(path) if future is None else future.result()
 
 
-def _answer(future: Future[str], path: Path) -> None:
+def _answer(future: Future[str], file: FileIO) -> None:
     try:
-        future.set_result(sha256(path))
+        with file:
+            future.set_result(_digest(file))
     except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
         future.set_exception(error)
 
 
 def sha256(path: Path) -> str:
-    """Checksum of a file in hexadecimal, read in pieces: large ones, since between them a thread waits for its turn."""
-    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    """Checksum of a file in hexadecimal."""
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(piece):
-            digest.update(piece[:count])
+        return _digest(file)
+
+
+def _digest(file: FileIO) -> str:
+    """Read in pieces: large ones, since between them a thread waits for its turn."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    while count := file.readinto(piece):
+        digest.update(piece[:count])
     return digest.hexdigest()
