@@ -26,7 +26,7 @@ from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import sha256, weights_file
+from onnxgrail.paths import weights_file
 from onnxgrail.preparation import HeldOut, Prepared
 from onnxgrail.progress import Progress
 from onnxgrail.refine.job import Refined
@@ -216,7 +216,11 @@ def _model(
     after = params - gone if slim is None else cost.parameters(slim)
     beside = [] if output is None or final is None else _beside(final, output)
     path = prepared.path
-    before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
+    if path is not None:
+        before, given = bytes_on_disk(model, path), prepared.checksums.of(path)
+    else:
+        content = to_bytes(model, run=False)
+        before, given = len(content), hashlib.sha256(content).hexdigest()
     if output is not None and final is not None:
         size = sum(file.stat().st_size for file in (output, *beside))
     elif final is not None and final is not slim:
@@ -227,8 +231,8 @@ def _model(
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
-        sha256_before=sha256(path) if path is not None else hashlib.sha256(to_bytes(model, run=False)).hexdigest(),
-        sha256_after=None if output is None else sha256(output),
+        sha256_before=given,
+        sha256_after=None if output is None else prepared.checksums.of(output),
         params_before=params,
         params_after=after,
         macs_before=cost.macs(model, survey) // prepared.samples,
@@ -237,8 +241,8 @@ def _model(
         bytes_after=size,
         asked_ratio=recipe.ratio,
         achieved_ratio=1 - after / params if params else 0.0,
-        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
-        sha256_data_after={file.name: sha256(file) for file in beside},
+        sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
+        sha256_data_after={file.name: prepared.checksums.of(file) for file in beside},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
 

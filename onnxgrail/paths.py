@@ -8,12 +8,16 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future
+from io import FileIO
 from pathlib import Path
+from threading import Thread
 from typing import BinaryIO
 
 from onnxgrail.errors import ModelError, OutputError
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+PIECE = 2**24  # bytes of a file that are looked at together
 SCRATCH = "onnxgrail-"  # how folders for files on the way are called
 TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
@@ -153,7 +157,46 @@ def out_of_room(error: BaseException | None) -> OSError | None:
     return None
 
 
+class Checksums:
+    """Checksums of files, some of which are made in threads while other work goes on."""
+
+    def __init__(self, *, threads: int) -> None:
+        """With one thread in all, each is made when it is asked for."""
+        self._alone = threads == 1
+        self._begun: dict[Path, Future[str]] = {}
+
+    def begin(self, path: Path, later: Path | None = None) -> None:
+        """Have the checksum of a file made, which is going to be renamed to `later`."""
+        if self._alone or (later and os.name == "nt"):  # there, no file is renamed that somebody reads
+            return
+        future: Future[str] = Future()
+        file = path.open("rb", buffering=0)
+        Thread(target=_answer, args=(future, file), daemon=True).start()  # nobody waits for it where the work fails
+        self._begun[later or path] = future
+
+    def of(self, path: Path) -> str:
+        """The checksum."""
+        future = self._begun.get(path)
+        return sha256(path) if future is None else future.result()
+
+
+def _answer(future: Future[str], file: FileIO) -> None:
+    try:
+        with file:
+            future.set_result(_digest(file))
+    except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
+        future.set_exception(error)
+
+
 def sha256(path: Path) -> str:
-    """Checksum of a file in hexadecimal, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Checksum of a file in hexadecimal."""
+    with path.open("rb", buffering=0) as file:
+        return _digest(file)
+
+
+def _digest(file: FileIO) -> str:
+    """Read in pieces: large ones, since between them a thread waits for its turn."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    while count := file.readinto(piece):
+        digest.update(piece[:count])
+    return digest.hexdigest()

@@ -22,8 +22,8 @@ from onnxgrail.core import Applied, Recipe
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.finish import passes, report_of
-from onnxgrail.graph.mapped import loose
-from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
+from onnxgrail.graph.mapped import loose, weight_files
+from onnxgrail.graph.model_io import LIMIT, Finished, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import check_input, check_output, default_output, path_of, weights_file
@@ -142,6 +142,8 @@ def compress(
         if folder is not None:
             begin(folder, prepared, recipe, files)
             folder.about_to_write(*(path for path in (files.write,) if path is not None))
+        for file in () if prepared.path is None else (prepared.path, *weight_files(prepared.model).values()):
+            prepared.checksums.begin(file)
         journal = folder or NO_JOURNAL
         decision = decide(prepared, recipe, clock, progress, files, journal=journal, group=group, sensitivity=curves)
         if not decision.changes and recipe.ratio != 0 and not methods.beside(recipe):
@@ -154,7 +156,8 @@ def compress(
         shipped = ship(prepared, slim, recipe, clock, progress, latency=latency) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                write(shipped.model, target, external=external, folder=folder)
+                finished = prepared.checksums.begin
+                write(shipped.model, target, external=external, folder=folder, finished=finished)
             if save_recipe is not None and first:
                 places = {"data": _named(data), "held_out": _named(held_out), "output": _named(output)}
                 saved.save(Path(save_recipe), recipe, **places)
@@ -211,13 +214,15 @@ def _worked_over(
     return refined, applied
 
 
-def write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> None:
+def write(
+    slim: ir.Model, target: Path, *, external: bool, folder: Folder | None, finished: Finished | None = None
+) -> None:
     """Write the model; a run that may be killed keeps its draft in its folder."""
     if folder is None:
-        save(slim, target, external=external)
+        save(slim, target, external=external, finished=finished)
         return
     folder.about_to_write(target, *([weights_file(target)] if external else []))
-    save(slim, target, external=external, scratch=folder.scratch(target))
+    save(slim, target, external=external, scratch=folder.scratch(target), finished=finished)
     folder.finish()
 
 

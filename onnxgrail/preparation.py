@@ -23,6 +23,7 @@ from onnxgrail.calibration.session import shapes_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import others, synthetic
+from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.graph.facts import Facts
@@ -35,7 +36,7 @@ from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.paths import path_of
+from onnxgrail.paths import Checksums, path_of
 from onnxgrail.record import Record
 
 
@@ -57,6 +58,7 @@ class Prepared:
         feed: the small feed of the trace; samples: how many samples it holds.
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
         held_out: what the result is judged on beside `batches`, where there is such a thing.
+        checksums: of the files that are read and written.
     """
 
     source: Any
@@ -67,6 +69,7 @@ class Prepared:
     feed: Mapping[str, Array]
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     held_out: HeldOut | None = None
+    checksums: Checksums = field(default_factory=lambda: Checksums(threads=count()))
 
     @property
     def samples(self) -> int:

@@ -7,27 +7,30 @@ until a command has all that it needs an interrupt raises nothing and ends the p
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
-import threading
 
 
 def main() -> None:
-    """Run the command line, which calls its context's object as soon as interrupts may be raised in it."""
+    """Run the command line, which calls its context's object when it has imported what it needs.
+
+    From then on interrupts may be raised in it, and Python looks for cycles, among what is made later; at the end they
+    go with the process.
+    """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may be born without it
         signal.signal(signal.SIGINT, _leave)
     from onnxgrail.cli import main as commands
 
-    try:
-        commands(prog_name="onnxgrail", obj=_ready)
-    except SystemExit as end:
-        if isinstance(end.code, int):
-            _end(end.code)
-        raise
+    commands(prog_name="onnxgrail", obj=_ready)
 
 
 def _ready() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.freeze)  # the interpreter would take everything apart, piece by piece
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,19 +39,3 @@ def _leave(*_: object) -> None:
     """End at once, as a command ends that was interrupted."""
     os.write(2 if sys.__stderr__ is None else sys.__stderr__.fileno(), b"Error: interrupted\n")
     os._exit(1)
-
-
-def _end(code: int) -> None:
-    """End without taking the interpreter apart, which frees one by one what the system frees at once: a quarter second.
-
-    Returns where another thread still works or the last words cannot be said: Python knows what to do then.
-    """
-    if threading.active_count() > 1:
-        return
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # the reader went away, it is closed, or there is none
-        return
-    os._exit(code)

@@ -20,6 +20,7 @@ from onnxgrail.errors import ModelError
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are written from here: one folder that holds every file
 LARGE = 2**16  # bytes from which on a changed weight goes to a file where the old one lay in one
 
+PIECE = 2**20  # bytes that are copied at once
 SHELF = 2**20  # bytes from which on changed numbers wait in a file
 SHELVED = 400  # arrays without a name that may be open at once: each takes a file descriptor
 _shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()
@@ -82,8 +83,15 @@ class Mapped(ir.ExternalTensor):
 
     def tofile(self, file: Any) -> None:
         """Write the bytes to an open file; they are never all in memory."""
-        if self.size:
+        if self._whole is not None:
             file.write(self._bytes().data)
+            return
+        with Path(self.path).open("rb", buffering=0) as source:  # reading takes half the time of mapping
+            source.seek(self.offset or 0)
+            left = self.nbytes
+            while left and (piece := source.read(min(left, PIECE))):
+                file.write(piece)
+                left -= len(piece)
 
     def _bytes(self) -> Array:
         if self._whole is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgrail.graph.writing import unload, write_inline
 from onnxgrail.paths import SCRATCH, TEMPORARY, weights_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
+Finished = Callable[[Path, Path], object]
 PROTOBUF = 2**31 - 1  # bytes of the largest message
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
 
@@ -141,11 +143,19 @@ def copy(model: ir.Model) -> ir.Model:
     return clone
 
 
-def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path | None = None) -> None:
+def save(
+    model: ir.Model,
+    path: Path,
+    *,
+    external: bool = False,
+    scratch: Path | None = None,
+    finished: Finished | None = None,
+) -> None:
     """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
 
     Files are written in a hidden folder beside the target (or in `scratch`, which must be on the same file system) and
-    renamed into place, so a failure leaves nothing behind.  Weights are copied one by one.
+    renamed into place, so a failure leaves nothing behind.  Weights are copied one by one.  `finished` is told of each
+    file and its place before that.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -161,6 +171,8 @@ def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path |
             write_inline(whole, draft)
             for name in [data, path.name]:
                 if (Path(drafts) / name).exists():
+                    if finished is not None:
+                        finished(Path(drafts) / name, path.parent / name)
                     (Path(drafts) / name).replace(path.parent / name)
     except OSError as error:
         on_the_way = path.parent.name.startswith(SCRATCH)

@@ -63,3 +63,19 @@ def test_while_it_works(tmp_path):
     code, stderr = interrupted(tmp_path, START + WORK, lines=2)
     assert code == 1
     assert stderr == "Error: interrupted. With --resume DIR the same command would go on where it was\n"
+
+
+def test_cycles_are_looked_for_once_it_works(tmp_path):
+    work = """
+import gc, onnxgrail
+
+def compress(*args, **options):
+    print(gc.isenabled(), gc.get_freeze_count() > 1000)
+    raise onnxgrail.ModelError("enough")
+
+onnxgrail.compress = compress
+"""
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    command = [sys.executable, "-c", f"{START}{work}\nmain()", "compress", "m.onnx"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("begun\nTrue True\n", "Error: enough\n", 1)

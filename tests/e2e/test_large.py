@@ -323,3 +323,12 @@ def test_new_weights_of_all_layers_wait_in_files(
     (ledger,) = ledgers
     assert len(ledger.arrays) >= 4
     assert all(lies_in_a_file(array) for array in ledger.arrays.values())
+
+
+def test_weights_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "PIECE", 16)
+    weights = np.arange(15, dtype=np.float32)  # four pieces, the last of them short
+    (tmp_path / "weights").write_bytes(b"before!!" + weights.tobytes() + b"behind")
+    with (tmp_path / "copy").open("wb") as file:
+        Mapped(tmp_path / "weights", 8, ir.tensor(weights)).tofile(file)
+    assert (tmp_path / "copy").read_bytes() == weights.tobytes()
