@@ -14,7 +14,7 @@ import numpy as np
 from scipy import linalg
 
 from onnxgrail.algebra.blas import deduct, divide, factorise, substitute
-from onnxgrail.core import Floats
+from onnxgrail.core import Floats, Ints
 
 LARGE = 2**16  # numbers of a matrix from which on work with it is split
 PARTS, LEAST = 4, 32  # parts, and rows or columns in one
@@ -39,6 +39,9 @@ class Linear(Protocol):
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
+
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+        """Some rows and columns of a matrix, in this order."""
 
     def cholesky(self, matrix: Floats) -> Factor:
         """The factor of a symmetric matrix, which may be written over; LinAlgError where it is not positive."""
@@ -69,6 +72,18 @@ class Host:
             np.matmul(left[rows], right, out=found[rows])
 
         self._in_parts(part, len(left))
+        return found
+
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+        """Some rows and columns of a matrix, in this order."""
+        found = np.empty((len(rows), len(columns)))
+
+        def part(some: slice) -> None:
+            for first in range(some.start, some.stop, LEAST):  # so that what lies between stays in the cache
+                few = slice(first, min(first + LEAST, some.stop))
+                np.take(matrix[rows[few]], columns, axis=1, out=found[few], mode="clip")
+
+        self._in_parts(part, len(rows))
         return found
 
     def cholesky(self, matrix: Floats) -> Factor:

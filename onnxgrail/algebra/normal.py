@@ -119,11 +119,11 @@ def _pruned(gram: Floats, columns: Floats, kept: Ints) -> dict[str, Any]:
     """The sums where features are only dropped: with G in blocks of kept and dropped ones, no product is made twice."""
     dropped = np.delete(np.arange(len(gram)), kept)
     stays, goes = columns[kept], columns[dropped]
-    rows = gram[kept]
-    inner, across = rows.take(kept, axis=1), linear().product(rows.take(dropped, axis=1), goes)
+    inner = linear().picked(gram, kept, kept)
+    across = linear().product(linear().picked(gram, kept, dropped), goes)
     target = linear().product(inner, stays)
     target += across
-    lost = _dots(goes, linear().product(gram[dropped].take(dropped, axis=1), goes))
+    lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
     energy = _dots(stays, target) + _dots(stays, across) + lost
     return {"gram": inner, "target": target, "energy": energy, "plain": stays, "lost": lost}
 
@@ -159,7 +159,7 @@ def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
     """(R ⊗ I) G (R ⊗ I)ᵀ; where units are only dropped, without a matrix that is narrowed on one side."""
     if reducer.cluster is None:
         features = _features(units, len(gram), reducer)
-        return np.asarray(gram[features].take(features, axis=1))
+        return linear().picked(gram, features, features)
     half = _lifted(gram, units, reducer)
     return _lifted(np.ascontiguousarray(half.T), units, reducer)
 
