@@ -71,6 +71,48 @@ def substitute(factor: Floats, rhs: Floats) -> None:
         _call("dpotrs", b"L", n, k, factor, n, rhs, n, 0)
 
 
+def factorise(matrix: Floats) -> None:
+    """A := L of A = L Lᵀ, in place; what lies above the diagonal is left alone and means nothing.
+
+    Args:
+        matrix: A (n, n), or a part of a larger one, in Fortran order.
+
+    Raises:
+        LinAlgError: where it is not positive definite.
+    """
+    fault = ctypes.c_int(0)
+    if len(matrix):
+        _call("dpotrf", b"L", len(matrix), matrix, _leading(matrix), fault)
+    if fault.value:
+        raise np.linalg.LinAlgError(f"the leading minor of order {fault.value} is not positive definite")
+
+
+def divide(side: Floats, factor: Floats) -> None:
+    """B := B L⁻ᵀ, in place, for B (m, n) and L (n, n), which may be parts of larger ones in Fortran order."""
+    m, n = side.shape
+    one = _number(np.float64)
+    if m * n:
+        _call("dtrsm", b"R", b"L", YES, NO, m, n, one, factor, _leading(factor), side, _leading(side))
+
+
+def deduct(left: Floats, right: Floats, c: Floats) -> None:
+    """C -= A Bᵀ, in place, for A (m, k) and B (n, k), all of which may be parts of larger ones in Fortran order."""
+    (m, n), k = c.shape, left.shape[1]
+    one = _number(np.float64)
+    sizes = [_leading(array) for array in (left, right, c)]
+    if m * n * k:
+        minus = ctypes.c_double(-1.0)
+        _call("dgemm", NO, YES, m, n, k, minus, left, sizes[0], right, sizes[1], one, c, sizes[2])
+
+
+def _leading(array: Floats) -> int:
+    """How far one column lies from the next."""
+    down, along = array.strides
+    if array.dtype != np.float64 or down != array.itemsize or along % down or along < down * len(array):
+        raise ValueError(f"cannot work on {array.dtype} {array.shape} with strides {array.strides}")
+    return along // down
+
+
 def _check(c: Array, shape: tuple[int, int], dtype: Any) -> None:
     if c.shape != shape or c.dtype != dtype or not c.flags.f_contiguous or not c.flags.writeable:
         raise ValueError(f"cannot add {dtype} {shape} to {c.dtype} {c.shape}")

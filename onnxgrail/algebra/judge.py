@@ -59,4 +59,6 @@ def _true(view: View, system: Normal, gram: Floats) -> Normal:
     narrow = system.gram.shape[0]
     wide = gram.shape[0] - narrow
     columns = np.concatenate([view.weights[n].reshape(wide, -1) for n, _ in system.parts], axis=1)
-    return dataclasses.replace(system, gram=gram[wide:, wide:], target=gram[wide:, :wide] @ columns, rows=None)
+    return dataclasses.replace(
+        system, gram=gram[wide:, wide:], target=gram[wide:, :wide] @ columns, lost=None, rows=None
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from typing import Protocol
 import numpy as np
 from scipy import linalg
 
-from onnxgrail.algebra.blas import substitute
-from onnxgrail.core import Floats
+from onnxgrail.algebra.blas import deduct, divide, factorise, substitute
+from onnxgrail.core import Floats, Ints
 
 LARGE = 2**16  # numbers of a matrix from which on work with it is split
-PARTS, LEAST = 4, 64  # parts, and rows or columns in one
+PARTS, LEAST = 4, 32  # parts, and rows or columns in one
+WHOLE = 512  # rows of a matrix up to which it is factorised as a whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +39,9 @@ class Linear(Protocol):
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
+
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+        """Some rows and columns of a matrix, in this order."""
 
     def cholesky(self, matrix: Floats) -> Factor:
         """The factor of a symmetric matrix, which may be written over; LinAlgError where it is not positive."""
@@ -69,9 +74,22 @@ class Host:
         self._in_parts(part, len(left))
         return found
 
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+        """Some rows and columns of a matrix, in this order."""
+        found = np.empty((len(rows), len(columns)))
+
+        def part(some: slice) -> None:
+            for first in range(some.start, some.stop, LEAST):  # so that what lies between stays in the cache
+                few = slice(first, min(first + LEAST, some.stop))
+                np.take(matrix[rows[few]], columns, axis=1, out=found[few], mode="clip")
+
+        self._in_parts(part, len(rows))
+        return found
+
     def cholesky(self, matrix: Floats) -> Factor:
         """The factor of a symmetric matrix, which may be written over."""
-        factor = linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
+        factor = np.asfortranarray(matrix)
+        self._factorise(factor)
 
         def solve(rhs: Floats) -> Floats:
             if factor.size < LARGE:
@@ -88,17 +106,38 @@ class Host:
 
         return Factor(np.diagonal(factor), solve)
 
+    def _factorise(self, matrix: Floats) -> None:
+        """A := L of A = L Lᵀ, in place: one half, then what it leaves of the other; what lies above means nothing."""
+        if len(matrix) <= WHOLE:
+            factorise(matrix)
+            return
+        half = len(matrix) // 2
+        first, side, rest = matrix[:half, :half], matrix[half:, :half], matrix[half:, half:]
+
+        def left(columns: slice) -> None:
+            below = slice(columns.start, None)
+            deduct(side[below], side[columns], rest[below, columns])
+
+        self._factorise(first)
+        self._in_parts(lambda rows: divide(side[rows], first), len(side))
+        self._in_parts(left, len(rest))
+        self._factorise(rest)
+
     def _in_parts(self, work: Callable[[slice], None], count: int) -> None:
         """Do some work for rows or columns, a part of them at a time."""
         each = max(-(-count // PARTS), LEAST)
-        parts = [slice(first, min(first + each, count)) for first in range(0, count, each)]
-        if self.threads == 1 or len(parts) == 1:
-            for one in parts:
+        parts = iter([slice(first, min(first + each, count)) for first in range(0, count, each)])
+
+        def some() -> None:
+            for one in parts:  # shared by all threads: each takes the next
                 work(one)
-            return
-        with ThreadPoolExecutor(self.threads) as pool:
-            for done in [pool.submit(work, one) for one in parts]:
-                done.result()
+
+        helpers = [_helpers(self.threads - 1).submit(some) for _ in range(1, self.threads) if count > each]
+        try:
+            some()
+        finally:
+            for helper in helpers:
+                helper.result()
 
     def inverse(self, matrix: Floats) -> Floats:
         """A⁻¹ of a positive definite matrix, all of it."""
@@ -109,6 +148,12 @@ class Host:
         whole = half + half.T
         whole.flat[:: len(whole) + 1] *= 0.5
         return np.asarray(whole)
+
+
+@functools.cache
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Threads beside the one that has something done; to start them anew costs as much as many a part."""
+    return ThreadPoolExecutor(count)
 
 
 HOST = Host()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.narrow import mean_rows, sum_rows
 from onnxgrail.algebra.solve import ridge_solve
 from onnxgrail.algebra.thin import rows_of
-from onnxgrail.core import BlockError, Bools, Floats, Probe, Reducer, Slot, Stats, View
+from onnxgrail.core import BlockError, Bools, Floats, Ints, Probe, Reducer, Slot, Stats, View
 from onnxgrail.errors import UsageError
 
 
@@ -23,6 +25,7 @@ class Normal:
         target: R G C (h', c), their products with the original outputs.
         energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
         plain: (h', c) weights without compensation: kept rows, or cluster sums.
+        lost: (c,) squared errors of these, where known.
         parts: slot number and columns of each consumer.
         rows: X Rᵀ (r, h') and X C (r, c), where G is XᵀX for few rows X.
     """
@@ -32,6 +35,7 @@ class Normal:
     energy: Floats
     plain: Floats
     parts: tuple[tuple[int, slice], ...]
+    lost: Floats | None = None
     rows: tuple[Floats, Floats] | None = None
 
     def product(self, weights: Floats) -> Floats:
@@ -103,27 +107,59 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
     """Normal equations of the given consumers, which share the second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = np.concatenate([part for _, part in parts], axis=1)
-    few, rows = rows_of(stats.gram, stats.count), None
+    few = rows_of(stats.gram, stats.count)
+    if few is None and reducer.cluster is None:
+        sums = _pruned(stats.gram, columns, _features(units, len(columns), reducer))
+    else:
+        sums = _narrowed(stats.gram, few, columns, units, reducer)
+    return Normal(**sums, parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)))
+
+
+def _pruned(gram: Floats, columns: Floats, kept: Ints) -> dict[str, Any]:
+    """The sums where features are only dropped: with G in blocks of kept and dropped ones, no product is made twice."""
+    dropped = np.delete(np.arange(len(gram)), kept)
+    stays, goes = columns[kept], columns[dropped]
+    inner = linear().picked(gram, kept, kept)
+    across = linear().product(linear().picked(gram, kept, dropped), goes)
+    target = linear().product(inner, stays)
+    target += across
+    lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
+    energy = _dots(stays, target) + _dots(stays, across) + lost
+    return {"gram": inner, "target": target, "energy": energy, "plain": stays, "lost": lost}
+
+
+def _narrowed(gram: Floats, few: Floats | None, columns: Floats, units: int, reducer: Reducer) -> dict[str, Any]:
+    """The sums for any reducer, from G or from the `few` rows that it stands for."""
+    rows = None
     if few is None:
-        output = linear().product(stats.gram, columns)
+        output = linear().product(gram, columns)
     else:
         made = linear().product(few, columns)
         output, rows = linear().product(few.T, made), (_lifted(few.T, units, reducer).T, made)
-    return Normal(
-        gram=_both_sides(stats.gram, units, reducer),
-        target=_lifted(output, units, reducer),
-        energy=np.einsum("hc,hc->c", columns, output),
-        plain=sum_rows(columns.reshape(units, -1), reducer).reshape(-1, columns.shape[1]),
-        parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)),
-        rows=rows,
-    )
+    return {
+        "gram": _both_sides(gram, units, reducer),
+        "target": _lifted(output, units, reducer),
+        "energy": _dots(columns, output),
+        "plain": sum_rows(columns.reshape(units, -1), reducer).reshape(-1, columns.shape[1]),
+        "rows": rows,
+    }
+
+
+def _dots(left: Floats, right: Floats) -> Floats:
+    """Of each column of one with that of the other."""
+    return np.asarray(np.einsum("hc,hc->c", left, right))
+
+
+def _features(units: int, width: int, reducer: Reducer) -> Ints:
+    """The features of the kept units."""
+    return np.arange(width).reshape(units, -1)[reducer.kept].ravel()
 
 
 def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
     """(R ⊗ I) G (R ⊗ I)ᵀ; where units are only dropped, without a matrix that is narrowed on one side."""
     if reducer.cluster is None:
-        features = np.arange(len(gram)).reshape(units, -1)[reducer.kept].ravel()
-        return np.asarray(gram[np.ix_(features, features)])
+        features = _features(units, len(gram), reducer)
+        return linear().picked(gram, features, features)
     half = _lifted(gram, units, reducer)
     return _lifted(np.ascontiguousarray(half.T), units, reducer)
 
@@ -146,7 +182,12 @@ def squared_errors(normal: Normal, weights: Floats, product: Floats | None = Non
     """
     if product is None:
         product = normal.product(weights)
-    return np.asarray(normal.energy + np.einsum("hc,hc->c", weights, product - 2.0 * normal.target))
+    return np.asarray(normal.energy + _dots(weights, product - 2.0 * normal.target))
+
+
+def plain_errors(normal: Normal) -> Floats:
+    """The same, of the weights without compensation."""
+    return squared_errors(normal, normal.plain) if normal.lost is None else normal.lost
 
 
 def block_error(systems: list[Normal], compensated: list[Floats] | None = None) -> BlockError:
@@ -155,11 +196,13 @@ def block_error(systems: list[Normal], compensated: list[Floats] | None = None) 
     Returns:
         Shares (0 is perfect), clipped at 0; None where the consumers put out nothing.
     """
+    energy = sum(float(system.energy.sum()) for system in systems)
 
-    def share(choices: list[Floats]) -> float | None:
-        energy = sum(float(system.energy.sum()) for system in systems)
-        error = sum(float(squared_errors(system, w).sum()) for system, w in zip(systems, choices, strict=True))
+    def share(errors: Iterable[Floats]) -> float | None:
+        error = sum(float(each.sum()) for each in errors)
         return max(error / energy, 0.0) if energy > 0.0 else None
 
-    plain = share([system.plain for system in systems])
-    return BlockError(plain=plain, compensated=None if compensated is None else share(compensated))
+    plain = share(map(plain_errors, systems))
+    return BlockError(
+        plain=plain, compensated=None if compensated is None else share(map(squared_errors, systems, compensated))
+    )

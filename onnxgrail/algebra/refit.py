@@ -8,14 +8,14 @@ and not only its own narrowing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.solve import ridge_solver
-from onnxgrail.algebra.thin import are_few, directions, rows_of
+from onnxgrail.algebra.thin import span
 from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -140,21 +140,12 @@ def refit(
     """
     features = len(folds[0].gram) - 1
     rules = _Rules(margin, prior, blend, affine, features)
-    basis = _basis(folds, features)
+    basis = span([fold.gram[:-1, :-1] for fold in folds], sum(fold.count for fold in folds))
     if basis is None:
         return _refit(folds, layers, judges, alphas, rules)
     narrow = [[basis.T @ start for start in starts] for starts in layers]
     found = _refit([fold.within(basis) for fold in folds], narrow, judges, alphas, rules)
     return [_lifted(one, starts, basis, rules) for one, starts in zip(found, layers, strict=True)]
-
-
-def _basis(folds: Sequence[Moments], features: int) -> Floats | None:
-    """Orthonormal directions (f, r) that hold all rows, where these are few."""
-    count = sum(fold.count for fold in folds)
-    if not are_few(count, features):
-        return None
-    rows = rows_of(functools.reduce(np.add, (fold.gram[:-1, :-1] for fold in folds)), count)
-    return None if rows is None else directions(rows)
 
 
 def _lifted(found: Fitted, starts: Sequence[Floats], basis: Floats, rules: _Rules) -> Fitted:
@@ -180,29 +171,38 @@ def _refit(
         part = slice(first, first := first + starts[0].shape[1])
         mine = [held.outputs(part) for held in judging]
         choices.append(_Choice.among(starts, total.outputs(part), mine, rules))
+    solvers = functools.partial(_solvers, folds, judges, total, rules)
+    last: dict[float, Solver] = {}  # of the last ridge that promised something, where one fold judges
     for alpha in alphas if total.count else ():
         searching = [choice for choice in choices if choice.worse < ENOUGH]
-        _measure(searching, folds, total, alpha, rules, few=True)
-        for choice in searching:
-            choice.note(alpha)
+        solver = _measure(searching, solvers(alpha) if searching else (), few=True)
+        promises = [choice.note(alpha) for choice in searching]
+        if solver and judges == 1 and any(promises):
+            last = {alpha: solver}
+        del solver  # or it would lie there beside the next one
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
         promised = [choice for choice in choices if choice.promising == alpha]
-        _measure(promised, folds, total, alpha, rules, few=False)
+        _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), few=False)
         for choice in promised:
             choice.take(alpha)
     final = {a: _solver(total.gram, a, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}}
     return [choice.settled(final) for choice in choices]
 
 
-def _measure(
-    choices: Sequence[_Choice], folds: Sequence[Moments], total: Moments, alpha: float, rules: _Rules, *, few: bool
-) -> None:
-    """Let choices see what a ridge gives, for a few outputs or all: each judge is held out, one after the other."""
-    for number, held in enumerate(folds[-len(choices[0].judging) :] if choices else ()):
-        others = [fold.gram for fold in folds if fold is not held]
-        solver = _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, rules)
+def _measure(choices: Sequence[_Choice], solvers: Iterable[Solver], *, few: bool) -> Solver | None:
+    """Let choices see what a ridge gives, for a few outputs or all: each judge is held out; the last solver."""
+    solver = None
+    for number, solver in enumerate(solvers):
         for choice in choices:
             choice.see(number, solver, few=few)
+    return solver
+
+
+def _solvers(folds: Sequence[Moments], judges: int, total: Moments, rules: _Rules, alpha: float) -> Iterator[Solver]:
+    """Of each judge, from all rows but its own."""
+    for held in folds[-judges:]:
+        others = [fold.gram for fold in folds if fold is not held]
+        yield _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, rules)
 
 
 Solver = Callable[[Floats], Floats]
@@ -295,8 +295,8 @@ class _Choice:
         share = float(share) if self.rules.blend else 1.0
         return share, 2.0 * share * self.slopes - share * share * self.curves
 
-    def note(self, alpha: float) -> None:
-        """Remember the ridge that gains most for a few outputs: a strength that suits them suits them all.
+    def note(self, alpha: float) -> bool:
+        """Whether a ridge gains most for a few outputs so far: a strength that suits them suits them all.
 
         Behind a good one the gain falls with every further step; `worse` counts them.
         """
@@ -307,6 +307,7 @@ class _Choice:
             self.promise, self.promising, self.worse = found, alpha, 0
         elif self.promising:
             self.worse += 1
+        return self.promising == alpha
 
     def take(self, alpha: float) -> None:
         """Take the share of the step if that does better on held-out rows; where folds take turns, on each of them."""
@@ -341,10 +342,4 @@ def _solver(gram: Floats, alpha: float, rules: _Rules) -> Solver:
     if rules.affine:
         diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is free, up to rounding
     inverse = ridge_solver(gram[:size, :size], diagonal)
-
-    def solve(todo: Floats) -> Floats:
-        step = np.zeros_like(todo)
-        step[:size] = inverse(todo[:size])
-        return step
-
-    return solve
+    return inverse if rules.affine else lambda todo: np.append(inverse(todo[:-1]), np.zeros((1, todo.shape[1])), axis=0)

@@ -35,9 +35,12 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     References:
         Golub and Van Loan, Matrix Computations, 4th edition, sections 4.2 (Cholesky) and 5.5 (rank deficiency).
     """
+    solution = _cholesky(gram, rhs, lam) if 0.0 <= lam < np.inf else None
+    if solution is not None:
+        return solution, lam  # finite, so what went in was
     if not (np.isfinite(gram).all() and np.isfinite(rhs).all() and 0.0 <= lam < np.inf):
         raise DataError("a ridge solve got NaN, infinity or a negative ridge", hint="Check weights and activations.")
-    for growth in range(GROWTHS + 1 if lam else 1):
+    for growth in range(1, GROWTHS + 1 if lam else 1):
         used = lam * 10.0**growth
         solution = _cholesky(gram, rhs, used)
         if solution is not None:
@@ -51,7 +54,7 @@ def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats]
     Raises:
         DataError: if A, r or B is not finite.
     """
-    factor = _factor(gram, ridge) if np.isfinite(gram).all() and np.isfinite(ridge).all() else None
+    factor = _factor(gram, ridge)
 
     def solve(rhs: Floats) -> Floats:
         solution = _substituted(factor, rhs) if factor is not None else None
@@ -79,7 +82,7 @@ def _factor(gram: Floats, ridge: Floats | float) -> Factor | None:
         return None
     # A pivot that lost all its digits to cancellation is noise.  Relative to its own diagonal, so scales may differ.
     noise = len(gram) * np.finfo(np.float64).eps * diagonal
-    return None if (factor.diagonal**2 <= noise).any() else factor
+    return factor if (factor.diagonal**2 > noise).all() else None  # and none where NaN or infinity went in
 
 
 def _substituted(factor: Factor, rhs: Floats) -> Floats | None:

@@ -6,6 +6,9 @@ what they cost with the matrix itself.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import numpy as np
 from scipy import linalg
 
@@ -58,6 +61,14 @@ def rows_of(gram: Floats, count: int) -> Floats | None:
             left[pivot] = 0.0
             rank += 1
     return rows[:rank] * scale if float(left.max()) <= NOISE else None
+
+
+def span(grams: Sequence[Floats], count: int) -> Floats | None:
+    """Orthonormal directions (k, r) that hold all rows, where these are few, from sums over parts of them."""
+    if not are_few(count, len(grams[0])):
+        return None
+    rows = rows_of(functools.reduce(np.add, grams), count)
+    return None if rows is None else directions(rows)
 
 
 def directions(rows: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from onnxgrail.algebra.linear import HOST, Factor
-from onnxgrail.core import Floats
+from onnxgrail.core import Floats, Ints
 from onnxgrail.device import Device
 
 SIDE = 1024  # below it the way to the device and back costs more than it saves
@@ -31,6 +31,10 @@ class TensorLinear:
             lambda: _back(self._there(left) @ self._there(right)),
             lambda: HOST.product(left, right),
         )
+
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+        """Some rows and columns of a matrix, in this order."""
+        return HOST.picked(matrix, rows, columns)
 
     def cholesky(self, matrix: Floats) -> Factor:
         """The factor of a symmetric matrix; it stays on the device."""

@@ -55,6 +55,42 @@ def test_what_cannot_be_added_to_is_refused() -> None:
             blas.gemm(a, some(3, 5, dtype=np.float32), wrong)
 
 
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_factors(size: int) -> None:
+    """Of a part of a larger matrix, the rest of which is left alone."""
+    half = some(size, size + 3, dtype=np.float64)
+    gram, whole = half @ half.T, some(size + 4, size + 2, dtype=np.float64, order="F")
+    kept, inner = whole.copy(), whole[3:-1, 1:-1]
+    inner[...] = gram
+    blas.factorise(inner)
+    lower = np.tril(inner)
+    np.testing.assert_allclose(lower @ lower.T, gram, rtol=1e-12, atol=1e-12)
+    inner[...] = kept[3:-1, 1:-1]
+    np.testing.assert_array_equal(whole, kept)
+
+
+def test_quotients_and_differences_of_parts() -> None:
+    """B L⁻ᵀ and C - A Bᵀ, both in place, between rows and columns that stay as they are."""
+    whole = some(12, 10, dtype=np.float64, order="F")
+    whole[np.arange(4), np.arange(4)] += 5.0
+    kept = whole.copy()
+    blas.divide(whole[5:9, :4], whole[:4, :4])
+    wanted = np.linalg.solve(np.tril(kept[:4, :4]), kept[5:9, :4].T).T
+    np.testing.assert_allclose(whole[5:9, :4], wanted, rtol=1e-12)
+    whole[5:9, :4] = kept[5:9, :4]
+    np.testing.assert_array_equal(whole, kept)
+    blas.deduct(whole[5:9, :4], whole[9:, :4], whole[1:5, 6:9])
+    np.testing.assert_allclose(whole[1:5, 6:9], kept[1:5, 6:9] - kept[5:9, :4] @ kept[9:, :4].T, rtol=1e-12)
+    whole[1:5, 6:9] = kept[1:5, 6:9]
+    np.testing.assert_array_equal(whole, kept)
+
+
+@pytest.mark.parametrize("wrong", [np.eye(3, dtype=np.float32), np.eye(6)[::2, ::2], np.ones((4, 4))[:3, :3]])
+def test_what_is_not_in_columns_of_doubles_is_refused(wrong: Array) -> None:
+    with pytest.raises(ValueError, match="cannot work on"):
+        blas.factorise(wrong)
+
+
 def test_other_threads_go_on_meanwhile() -> None:
     """A thread that only counts gets its turns within a product of about a second."""
     a, c = some(2500, 3000, dtype=np.float64, order="F"), np.zeros((2500, 2500), order="F")

@@ -8,7 +8,7 @@ import pytest
 from onnxgrail.algebra import linear
 from onnxgrail.algebra.linear import Host
 
-SIZES = [(3, 2), (300, 1), (300, 70), (520, 0), (520, 700)]
+SIZES = [(3, 2), (300, 1), (300, 70), (520, 0), (520, 700), (1101, 40)]
 
 
 def system(size: int, columns: int) -> tuple[linear.Floats, linear.Floats]:
@@ -38,6 +38,24 @@ def test_parts_make_the_whole(size: int, columns: int, turned: bool) -> None:
     np.testing.assert_allclose(gram @ solution, rhs, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(given, kept)
     assert solution.shape == rhs.shape
+
+
+@pytest.mark.parametrize("place", [0, 300, 700, 1100])
+def test_what_is_not_positive_is_refused(place: int) -> None:
+    """In whatever part of a large matrix it shows."""
+    gram = np.array(system(1101, 0)[0], order="F")
+    gram[place, place] = -1.0
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        Host(threads=2).cholesky(gram)
+
+
+def test_rows_and_columns_are_picked() -> None:
+    matrix, _ = system(300, 0)
+    rows, columns = np.arange(299, 2, -1), np.array([7, 7, 0, 299])
+    for threads in (1, 3):
+        found = Host(threads).picked(matrix, rows, columns)
+        np.testing.assert_array_equal(found, matrix[np.ix_(rows, columns)])
+    assert Host().picked(matrix, rows[:0], columns).shape == (0, 4)
 
 
 def test_an_error_in_a_part_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

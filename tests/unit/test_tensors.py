@@ -23,6 +23,7 @@ def test_large_matrices_are_solved_there() -> None:
     matrix, rhs, device = half.T @ half, rng.standard_normal((30, 7)), TensorLinear(Device(), side=1)
     np.testing.assert_allclose(device.product(half, matrix), half @ matrix, rtol=1e-12)
     np.testing.assert_allclose(device.inverse(matrix), np.linalg.inv(matrix), rtol=1e-7, atol=1e-9)
+    np.testing.assert_array_equal(device.picked(half, np.array([3, 1]), np.array([2, 0])), half[[3, 1]][:, [2, 0]])
     factor, wanted = device.cholesky(matrix.copy()), linear.HOST.cholesky(matrix.copy())
     np.testing.assert_allclose(factor.diagonal, wanted.diagonal, rtol=1e-12)
     np.testing.assert_allclose(factor.solve(rhs), wanted.solve(rhs), rtol=1e-9)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from onnxgrail.algebra.narrow import plain_weights
-from onnxgrail.algebra.normal import Normal, normals, squared_errors
+from onnxgrail.algebra.normal import Normal, normals, plain_errors, squared_errors
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
 from onnxgrail.errors import UsageError
 
@@ -96,7 +96,7 @@ def fit(normal: Normal, alpha: float) -> Fit:
     diagonal = np.diagonal(normal.gram)
     alive = diagonal > DEAD * diagonal.mean()
     weights = normal.plain.copy()
-    before = squared_errors(normal, normal.plain)
+    before = plain_errors(normal)
     plain = float(before.sum())
     if not alive.any():
         return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
@@ -130,10 +130,14 @@ def _error(systems: list[Normal], fits: list[Fit]) -> BlockError:
 
 
 def _fault(view: View) -> str:
-    """Why nothing can be learned from the second moments; empty if something can."""
-    if not all(np.isfinite(stats.gram).all() for stats in view.stats):
+    """Why nothing can be learned from the second moments; empty if something can.
+
+    Their diagonals say it: no product of two features is larger than the larger of their squares.
+    """
+    squares = [np.diagonal(stats.gram) for stats in view.stats]
+    if not all(np.isfinite(some).all() for some in squares):
         return "second moments hold NaN or infinity"
-    if not any(stats.gram.any() for stats in view.stats):
+    if not any(some.any() for some in squares):
         return "the consumers saw nothing but zeros on the calibration rows"
     return ""
 
