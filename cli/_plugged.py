@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import click
@@ -18,6 +17,9 @@ class Plugged(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The name, if somebody has it."""
-        if value not in self.choices and metadata.entry_points(group=self.group, name=str(value)):
-            return value
+        if value not in self.choices:
+            from importlib import metadata  # a tenth of what --help takes
+
+            if metadata.entry_points(group=self.group, name=str(value)):
+                return value
         return super().convert(value, param, ctx)

@@ -31,7 +31,6 @@ from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Clock, Prepared, proved, rounds
 from onnxgrail.progress import Progress, silent
 from onnxgrail.record import Record
-from onnxgrail.refine.gradients import regional_gradients
 from onnxgrail.run import Run, decided, key, needs_data
 from onnxgrail.settling import bring_back, settle
 
@@ -171,6 +170,8 @@ def _with_gradients(
     prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, once: Once, progress: Progress
 ) -> Prepared:
     """With the gradients that the selector reads, taken by the first process."""
+    from onnxgrail.refine.gradients import regional_gradients  # slow to import
+
     known = once.known("gradients")
     made = known or once.make(
         "gradients", lambda: Record(arrays=regional_gradients(prepared, blocks, recipe, progress))

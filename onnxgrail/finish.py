@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
@@ -29,7 +29,6 @@ from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.paths import weights_file
 from onnxgrail.preparation import HeldOut, Prepared
 from onnxgrail.progress import Progress
-from onnxgrail.refine.job import Refined
 from onnxgrail.report import (
     ModelChange,
     Report,
@@ -38,6 +37,9 @@ from onnxgrail.report import (
     environment,
     make_report,
 )
+
+if TYPE_CHECKING:
+    from onnxgrail.refine.job import Refined
 
 CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16
 CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
 import onnx_ir as ir
 
 from onnxgrail import interop, methods, saved, shipping
-from onnxgrail import plots as drawing
 from onnxgrail.allocation.statistics import StatsFiles
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
@@ -30,12 +29,14 @@ from onnxgrail.paths import check_input, check_output, default_output, path_of, 
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
-from onnxgrail.refine.job import Refined
-from onnxgrail.refine.steps import refine, require_torch
+from onnxgrail.refine.needed import require_torch
 from onnxgrail.report import Report
 from onnxgrail.resume import agree, begin, replaceable
 from onnxgrail.shipping import ship
 from onnxgrail.summary import nothing_text
+
+if TYPE_CHECKING:
+    from onnxgrail.refine.job import Refined
 
 Owned = Callable[[Path], bool]
 """Whether a file is this very run's and may be replaced."""
@@ -189,6 +190,8 @@ def _require(recipe: Recipe, plots: str | Path | None) -> None:
     methods.require(recipe)
     shipping.require(recipe)
     if plots is not None:
+        from onnxgrail import plots as drawing
+
         drawing.require()
         drawing.check(Path(plots))
 
@@ -207,6 +210,8 @@ def _worked_over(
     with clock.stage("methods"):
         applied = methods.further(prepared, recipe, decision.ledger, slim, progress, journal, last=False)
     if recipe.refine:
+        from onnxgrail.refine.steps import refine  # slow to import
+
         with clock.stage("refine"):
             refined = refine(prepared, recipe, decision.ledger, decision.changes, slim, progress, journal)
     with clock.stage("methods"):

@@ -37,7 +37,8 @@ from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
-from onnxgrail.refine.steps import refine_other, require_torch
+from onnxgrail.refine.needed import require_torch
+from onnxgrail.refine.steps import refine_other
 from onnxgrail.report import (
     ModelChange,
     Report,

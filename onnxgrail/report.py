@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail import page, plots
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.errors import ModelError
@@ -90,6 +89,8 @@ class Report:
 
     def to_html(self) -> str:
         """The report as one HTML file that needs nothing else."""
+        from onnxgrail import page  # slow to import
+
         return page.report_page(plain(self.data))
 
     def save_plots(self, folder: str | Path) -> list[Path]:
@@ -99,6 +100,8 @@ class Report:
             MissingExtraError: matplotlib is not installed.
             OutputError: the folder cannot be written.
         """
+        from onnxgrail import plots
+
         return plots.write(plain(self.data), Path(folder))
 
     def summary_rows(self) -> tuple[SummaryRow, ...]:
@@ -163,6 +166,8 @@ class Inspection:
 
     def to_html(self) -> str:
         """As one HTML file that needs nothing else."""
+        from onnxgrail import page
+
         return page.inspection_page(plain(self.to_data()))
 
     def save(self, path: Path) -> None:

@@ -10,12 +10,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
+
+from tests.e2e import nets
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTING = {"click", "rich"}
 HEAVY = {"onnx_ir", "onnxruntime", "torch", "transformers"}
 HELP_LIMIT = 1.5  # seconds; what matters is HEAVY, this only catches a start that became slow by other means
+
+UNASKED = {"grasp.method", "page", "plots", "refine.gradients", "refine.job", "refine.steps", "torchgraph"}
+EXTRAS = {"PIL", "matplotlib", "onnx_graphsurgeon", "onnxslim", "pyarrow", "rich", "tokenizers", "torch", "yaml"}
 
 HELP = """
 import json, sys
@@ -25,6 +31,17 @@ try:
 except SystemExit as end:
     code = end.code
 print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+RUN = """
+import atexit, gc, json, sys
+from onnxgrail.start import main
+
+def told():
+    print(json.dumps([gc.isenabled(), gc.get_freeze_count(), sorted(sys.modules)]), file=sys.stderr)
+
+atexit.register(told)
+main()
 """
 
 
@@ -95,6 +112,20 @@ def test_help_starts_quickly() -> None:
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(3)) < HELP_LIMIT
+
+
+def test_a_plain_run_imports_only_what_it_needs(tmp_path: Path) -> None:
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    words = ["compress", "m.onnx", "--report", "m.json", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    collects, frozen, modules = json.loads(done.stderr.splitlines()[-1])
+    assert sorted({*EXTRAS, *(f"onnxgrail.{name}" for name in UNASKED)} & set(modules)) == []
+    assert "onnxgrail.decision" in modules
+    assert collects
+    assert frozen > len(modules)
 
 
 @pytest.mark.parametrize("launch", [["-m", "onnxgrail"], ["-c", "from onnxgrail.cli import main; main()"]])

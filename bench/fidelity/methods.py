@@ -87,7 +87,7 @@ def known(methods: Iterable[Method]) -> tuple[list[Method], list[str]]:
     from onnxgrail.errors import MissingExtraError, UsageError
     from onnxgrail.methods import require
     from onnxgrail.recipe import recipe_of
-    from onnxgrail.refine.steps import require_torch
+    from onnxgrail.refine.needed import require_torch
 
     found, missing = [], []
     for method in methods:

@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onnxgrail.core import Array, Bools
 from onnxgrail.graph.attributes import integer
@@ -178,6 +177,8 @@ def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
 
 def _evaluator(model: ir.Model, facts: Facts, sums: Arithmetic) -> Callable[[Callable[[ir.Node], Array]], Values]:
     """A function that computes every size, given what the Shape nodes report."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and many models compute with no size that changes
+
     nodes = [ir.to_proto(node) for node in sums.nodes]
     made = [v.name for node in sums.nodes for v in node.outputs if v.name]
     read = {v.name for node in sums.nodes for v in node.inputs if v is not None and v.name}

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from onnxgrail.core import Applied, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.grasp.method import needs_torch, replace_layers
 from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.preparation import Prepared
 from onnxgrail.progress import Progress
@@ -41,9 +40,13 @@ class Method:
     last: bool = False
 
 
-METHODS: dict[str, Method] = {
-    "grasp": Method(run=replace_layers, needs_torch=needs_torch),
-}
+def _grasp() -> Method:
+    from onnxgrail.grasp.method import needs_torch, replace_layers  # slow to import
+
+    return Method(run=replace_layers, needs_torch=needs_torch)
+
+
+METHODS: dict[str, Callable[[], Method]] = {"grasp": _grasp}
 
 
 def narrows(recipe: Recipe) -> bool:
@@ -62,8 +65,8 @@ def require(recipe: Recipe) -> None:
     Raises:
         MissingExtraError: it takes gradients, and torch is not installed.
     """
-    for name, method in METHODS.items():
-        if name in recipe.method and method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
+    for name, method in _chosen(recipe).items():
+        if method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
             raise MissingExtraError(
                 f"--method {name} needs torch for this, which is not installed",
                 hint="Run: pip install 'onnxgrail[torch]'",
@@ -81,5 +84,9 @@ def further(
     last: bool,
 ) -> dict[str, Applied]:
     """Run the methods that come in front of `--refine`, or those that come behind it, by name."""
-    chosen = {n: m for n, m in METHODS.items() if n in recipe.method and m.last == last}
+    chosen = {n: m for n, m in _chosen(recipe).items() if m.last == last}
     return {n: m.run(prepared, recipe, ledger, slim, progress, journal) for n, m in chosen.items()}
+
+
+def _chosen(recipe: Recipe) -> dict[str, Method]:
+    return {name: load() for name, load in METHODS.items() if name in recipe.method}

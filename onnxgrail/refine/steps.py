@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,9 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.channelwise import twins
 from onnxgrail.algebra.compensate import BEST
-from onnxgrail.algebra.selectors import GRADIENTS
 from onnxgrail.core import Change, Outcome, Recipe
-from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.journal import NO_JOURNAL, Journal
@@ -25,6 +22,7 @@ from onnxgrail.refine.ic import ic
 from onnxgrail.refine.job import Job, Refined, masks_of
 from onnxgrail.refine.laco import laco, regional
 from onnxgrail.refine.match import aliases
+from onnxgrail.refine.needed import require_torch
 from onnxgrail.refine.tuned_norms import norms
 
 KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {
@@ -34,21 +32,6 @@ KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {
     "norms": norms,
     "ic": ic,
 }
-
-
-def require_torch(recipe: Recipe) -> None:
-    """Whether what was asked for can run at all.
-
-    Raises:
-        MissingExtraError: it takes gradients, and torch is not installed.
-    """
-    gradients = f"--selector {recipe.selector}" if recipe.selector in GRADIENTS else ""
-    what = f"--refine {','.join(recipe.refine)}" if recipe.refine else gradients
-    if what and importlib.util.find_spec("torch") is None:
-        raise MissingExtraError(
-            f"{what} needs torch, which is not installed",
-            hint="Run: pip install 'onnxgrail[torch]'",
-        )
 
 
 def refine(
