@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, which calls its context's object when it has imported what it needs.
+    """Run the command line, which has the process tuned where it computes, and says when its imports are done.
 
     From then on interrupts may be raised in it, and Python looks for cycles, among what is made later; at the end they
     go with the process.
@@ -24,7 +24,13 @@ def main() -> None:
         signal.signal(signal.SIGINT, _leave)
     from onnxgrail.cli import main as commands
 
-    commands(prog_name="onnxgrail", obj=_ready)
+    commands(prog_name="onnxgrail", obj={"tune": _tune, "ready": _ready})
+
+
+def _tune() -> None:
+    from onnxgrail.tuning import tune
+
+    tune()
 
 
 def _ready() -> None:

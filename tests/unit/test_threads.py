@@ -73,8 +73,8 @@ def test_which_processor_openblas_does_not_know(text: str, wanted: bool) -> None
 
 @pytest.mark.parametrize(("first", "wanted"), [("", "SkylakeX"), ("import numpy;", "None")])
 def test_kernels_are_named_before_numpy_is_there_only(first: str, wanted: str) -> None:
-    code = f"{first}import os; from onnxgrail.cli import _machine; from onnxgrail import processor;"
-    code += f"processor.described = lambda: {ZEN5.format(WIDE)!r}; _machine.tune();"
+    code = f"{first}import os; from onnxgrail import processor, tuning;"
+    code += f"processor.described = lambda: {ZEN5.format(WIDE)!r}; tuning.tune();"
     code += "print(os.environ.get('OPENBLAS_CORETYPE'))"
     environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
