@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from threading import Thread
@@ -165,14 +166,21 @@ class Checksums:
         self._alone = threads == 1
         self._begun: dict[Path, Future[str]] = {}
 
-    def begin(self, path: Path, later: Path | None = None) -> None:
-        """Have the checksum of a file made, which is going to be renamed to `later`."""
-        if self._alone or (later and os.name == "nt"):  # there, no file is renamed that somebody reads
-            return
-        future: Future[str] = Future()
-        file = path.open("rb", buffering=0)
-        Thread(target=_answer, args=(future, file), daemon=True).start()  # nobody waits for it where the work fails
-        self._begun[later or path] = future
+    def begin(self, *paths: Path) -> None:
+        """Have the checksums of files made, one after the other."""
+        if not self._alone:
+            self._start({path: partial(sha256, path) for path in paths})
+
+    def renamed(self, path: Path, later: Path) -> None:
+        """Have the checksum of a file made that is going to be renamed."""
+        if not self._alone and os.name != "nt":  # there, no file is renamed that somebody reads
+            self._start({later: partial(_read, path.open("rb", buffering=0))})
+
+    def _start(self, makers: dict[Path, Callable[[], str]]) -> None:
+        futures: dict[Path, Future[str]] = {path: Future() for path in makers}
+        self._begun |= futures
+        todo = list(zip(futures.values(), makers.values(), strict=True))
+        Thread(target=_answer, args=(todo,), daemon=True).start()  # nobody waits for it where the work fails
 
     def of(self, path: Path) -> str:
         """The checksum."""
@@ -180,23 +188,23 @@ class Checksums:
         return sha256(path) if future is None else future.result()
 
 
-def _answer(future: Future[str], file: FileIO) -> None:
-    try:
-        with file:
-            future.set_result(_digest(file))
-    except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
-        future.set_exception(error)
+def _answer(todo: list[tuple[Future[str], Callable[[], str]]]) -> None:
+    for future, make in todo:
+        try:
+            future.set_result(make())
+        except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
+            future.set_exception(error)
 
 
 def sha256(path: Path) -> str:
     """Checksum of a file in hexadecimal."""
-    with path.open("rb", buffering=0) as file:
-        return _digest(file)
+    return _read(path.open("rb", buffering=0))
 
 
-def _digest(file: FileIO) -> str:
-    """Read in pieces: large ones, since between them a thread waits for its turn."""
+def _read(file: FileIO) -> str:
+    """Of an open file, in pieces: large ones, since between them a thread waits for its turn."""
     digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
-    while count := file.readinto(piece):
-        digest.update(piece[:count])
+    with file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
     return digest.hexdigest()

@@ -143,8 +143,8 @@ def compress(
         if folder is not None:
             begin(folder, prepared, recipe, files)
             folder.about_to_write(*(path for path in (files.write,) if path is not None))
-        for file in () if prepared.path is None else (prepared.path, *weight_files(prepared.model).values()):
-            prepared.checksums.begin(file)
+        if first and prepared.path is not None:
+            prepared.checksums.begin(prepared.path, *weight_files(prepared.model).values())
         journal = folder or NO_JOURNAL
         decision = decide(prepared, recipe, clock, progress, files, journal=journal, group=group, sensitivity=curves)
         if not decision.changes and recipe.ratio != 0 and not methods.beside(recipe):
@@ -157,7 +157,7 @@ def compress(
         shipped = ship(prepared, slim, recipe, clock, progress, latency=latency) if first else None
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                finished = prepared.checksums.begin
+                finished = prepared.checksums.renamed
                 write(shipped.model, target, external=external, folder=folder, finished=finished)
             if save_recipe is not None and first:
                 places = {"data": _named(data), "held_out": _named(held_out), "output": _named(output)}

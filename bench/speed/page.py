@@ -61,8 +61,8 @@ NOTES = """\
   two cores that had other work (`bench/results/large_model_8g.json`).
 - OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
   (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
-  It was not set for this page.  With the kernels of Haswell MiniLM takes 2.5 and, with `best`, 4.1 forward passes, on
-  two threads 3.0 and 4.8.
+  Where OpenBLAS does without AVX-512 all the same, ONNX Runtime makes the sums.  The variable was not set for this page.
+  Set to `Haswell`, MiniLM takes XX and, with `best`, YY forward passes, on two threads ZZ and WW.
 """
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 
 import pytest
 
@@ -32,24 +33,36 @@ def test_begun_or_not_it_is_the_same(file, threads):
 def test_a_draft_counts_under_its_later_name(file, threads):
     checksums, wanted, later = Checksums(threads=threads), sha256(file), file.with_name("model.onnx")
     later.write_bytes(b"what was there")
-    checksums.begin(file, later)
+    checksums.renamed(file, later)
     file.replace(later)
     assert checksums.of(later) == wanted
 
 
 @pytest.mark.skipif(os.name == "nt", reason="open files stay")
-def test_it_is_made_before_anybody_asks(file):
-    checksums, wanted = Checksums(threads=2), sha256(file)
-    checksums.begin(file)
+def test_a_draft_may_go_before_anybody_asks(file):
+    checksums, wanted, later = Checksums(threads=2), sha256(file), file.with_name("model.onnx")
+    checksums.renamed(file, later)
     file.unlink()  # it stays open
-    assert checksums.of(file) == wanted
+    assert checksums.of(later) == wanted
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_files_are_read_one_after_the_other(file, threads):
+    """Each reader takes the memory of a piece; exports of large models have a file per weight."""
+    others = [file.with_name(str(number)) for number in range(50)]
+    for number, path in enumerate(others):
+        path.write_bytes(bytes([number]))
+    before, checksums = threading.active_count(), Checksums(threads=threads)
+    checksums.begin(file, *others)
+    assert threading.active_count() <= before + 1
+    assert [checksums.of(path) for path in others] == [sha256(path) for path in others]
 
 
 def test_a_failure_is_raised_where_it_is_asked_for(file, monkeypatch):
     def broken(_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(paths, "_digest", broken)
+    monkeypatch.setattr(paths, "_read", broken)
     checksums = Checksums(threads=2)
     checksums.begin(file)
     with pytest.raises(OSError, match="Input/output error"):
