@@ -246,19 +246,20 @@ def run_each(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     once: bool = False,
     texts: bool = False,
+    sizes: Mapping[str, int] | None = None,
     progress: Progress = silent,
 ) -> list[dict[str, Sums]]:
     """The same for several sets of batches, each with sums of its own; the models are opened once.
 
-    With `texts` it is found out whether the model predicts tokens of the feeds, which costs one run of `a`.
+    With `texts` it is found out whether the model predicts tokens of the feeds, which costs one run of `a`; `sizes` as
+    in `open_session`, of both.
     """
     found: list[dict[str, Sums]] = []
     total = sum(len(batches) for batches in every)
     done = itertools.count()
     with ExitStack() as stack:
-        one, two = (
-            stack.enter_context(open_session(m, providers=providers, optimise=not once, once=once)) for m in (a, b)
-        )
+        common: dict[str, Any] = {"providers": providers, "optimise": not once, "once": once, "sizes": sizes}
+        one, two = (stack.enter_context(open_session(model, **common)) for model in (a, b))
         for batches in every:
             sums: dict[str, Sums] = {}
             text: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,13 @@ import onnx_ir as ir
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.lanes import why_host
+from onnxgrail.calibration.relay import DEEP
+from onnxgrail.calibration.signature import free_sizes, signature_of
 from onnxgrail.comparison import bytes_on_disk, run_each
 from onnxgrail.core import Applied, Change, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.entries import block_entry
+from onnxgrail.errors import ModelError
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
@@ -73,17 +77,18 @@ def verify(
     held = in_files(prepared.model)
     inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
-    apart = prepared.held_out
-    every = run_each(
-        before,
-        pack(slim),
-        [few(prepared.batches), *([] if apart is None else [apart.batches])],
-        ports=between(prepared.model, slim),
-        providers=recipe.providers,
-        once=held,
-        texts=apart is not None,
-        progress=progress,
-    )
+    apart, ports = prepared.held_out, between(prepared.model, slim)
+    sets = [few(prepared.batches), *([] if apart is None else [apart.batches])]
+    common: dict[str, Any] = {"providers": recipe.providers, "once": held, "texts": apart is not None}
+    run = functools.partial(run_each, before, pack(slim), sets, ports=ports, progress=progress, **common)
+    deep = len(prepared.model.graph) >= DEEP and not apart and not ports
+    sizes = free_sizes(signature_of(prepared.model), sets[0]) if deep else {}
+    try:
+        every = run(sizes=sizes)
+    except ModelError:
+        if not sizes:
+            raise
+        every = run()  # a file that contradicts itself may run with open sizes only
     results = [finish(sums) for sums in every]
     verification = Verification(
         checker=_checks(slim),

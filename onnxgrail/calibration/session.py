@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -120,6 +120,7 @@ def open_session(
     threads: int | None = None,
     once: bool = False,
     extended: bool = True,
+    sizes: Mapping[str, int] | None = None,
 ) -> Session:
     """A session for a model file or a serialised model.
 
@@ -132,6 +133,8 @@ def open_session(
         once: few runs: weights stay where they are and are not packed for faster products.
         extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
             layouts would be converted back for each.
+        sizes: of dimensions of the inputs, by name, where all feeds have the same; with open ones, the runtime takes
+            quadratic time for a deep model (measured: 0.58 s for 1586 nodes, 0.05 s with the batch size).
 
     Raises:
         MissingExtraError: ONNX Runtime is not installed, or two builds of it fight.
@@ -154,6 +157,8 @@ def open_session(
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # Spinning workers would take the cores from the linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
     if isinstance(source, bytes | Packed):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", ROOT)
     if once:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.ids import table_rows
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DataError, ModelError
 
 
@@ -63,6 +63,17 @@ def signature_of(model: ir.Model) -> Signature:
 def _dims(shape: ir.Shape) -> tuple[int | str | None, ...]:
     # A negative size is how some writers say that it is open, and how ONNX Runtime takes it.
     return tuple((dim if dim >= 0 else None) if isinstance(dim, int) else dim.value for dim in shape)
+
+
+def free_sizes(signature: Signature, feeds: Iterable[Feed]) -> dict[str, int]:
+    """Sizes of the named dimensions that are the same wherever they stand, in all feeds."""
+    found: dict[str, set[int]] = {}
+    for feed in feeds:
+        for entry in signature:
+            for dim, size in zip(entry.shape or (), np.shape(feed[entry.name]), strict=False):
+                if isinstance(dim, str):
+                    found.setdefault(dim, set()).add(size)
+    return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
 
 
 def describe(signature: Signature) -> str:
