@@ -124,7 +124,8 @@ def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str,
     """One row: medians over rounds in which everything takes its turn."""
     threads = cell.threads or threads
     model, data = cell.written(folder)
-    row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch, "threads": threads}
+    row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch}
+    row |= {"threads": threads, "rounds": rounds}
     out, report = folder / "slim.onnx", folder / "report.json"
     words = [sys.executable, "-m", "onnxgrail", "compress", str(model), str(out), "--data", str(data), "--force", "-q"]
     words += ["--batch-size", str(cell.batch), "--report", str(report), "--compensate", "grail", *cell.options]
