@@ -57,8 +57,8 @@ NOTES = """\
   Solving is done by half of the threads, or, with two or three, in parts side by side: the threads of OpenBLAS itself
   go on waiting busily when they are done, and ONNX Runtime has to share the processor with them.
 - Few rows (a quarter of a layer's inputs or less, from 1024 inputs on) are kept as rows, and products and solutions
-  cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) took 23 minutes with `best`, on
-  two cores that had other work (`bench/results/large_model_8g.json`).
+  cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) takes 6.5 minutes with `best`
+  and 4.9 with `grail` (`bench/results/large_model_8g.json`, `large_model_8g_grail.json`).
 - OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
   (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
   Where OpenBLAS does without AVX-512 all the same, ONNX Runtime makes the sums.  For this page it was not set.
