@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.algebra.adding import adder
+from onnxgrail.algebra.linear import linear
+from onnxgrail.algebra.triangles import add_lower, mirrored
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.errors import DataError
 
 # A float32 batch is summed in float32 where its largest magnitude lies in between: squares neither vanish nor overflow.
 SMALLEST, LARGEST = 3e-13, 1e14
-PANEL = 256  # rows of a triangle that are looked at together
 
 
 def zero_stats(probe: Probe) -> Stats:
@@ -84,7 +84,7 @@ class Sums:
         part._total, part._count = np.zeros_like(part._total), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken: the lower triangle (h, h), `total` (h,) and `count`; then all begins anew."""
+        """What was taken: (h, h) whose lower triangle counts, `total` (h,) and `count`; then all begins anew."""
         width = self._probe.width
         half = np.zeros((width, width)) if self._double is None else self._double.T
         found = half, self._total, self._count
@@ -157,28 +157,6 @@ def summed(stack: Array) -> Array:
     return np.asarray(np.ones(len(sums), sums.dtype) @ sums)
 
 
-def mirrored(lower: Floats) -> Floats:
-    """The symmetric matrix (h, h) of a lower triangle, made in its place."""
-    for rows, _ in panels(len(lower)):
-        square = lower[rows, rows]
-        square[...] = np.tril(square) + np.tril(square, -1).T
-        front = slice(0, rows.start)
-        lower[front, rows] = lower[rows, front].T
-    return lower
-
-
-def add_lower(total: Array, part: Array) -> None:
-    """Add the lower triangle of a matrix to that of another one in place; what is above them may be anything."""
-    for place in panels(len(total)):
-        np.add(total[place], part[place], out=total[place])
-
-
-def panels(width: int, rows: int = PANEL) -> list[tuple[slice, slice]]:
-    """Rows of a lower triangle, some at a time, and the columns up to the last of them."""
-    ends = (min(first + rows, width) for first in range(0, width, rows))
-    return [(slice(first, last), slice(0, last)) for first, last in zip(range(0, width, rows), ends, strict=True)]
-
-
 def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
     """Finished sums: all of G (h, h), or its diagonal (h,), s (h,) and the number of rows.
 
@@ -235,11 +213,11 @@ def syrk(stack: Array, gram: Array | None) -> Array:
     if samples < width:
         # Many small products waste BLAS (measured: C = 2048 at 7 x 7 is 2.4 times slower); one copy and one product.
         flat = np.ascontiguousarray(stack.transpose(0, 2, 1)).reshape(locations * samples, width)
-        adder().syrk(flat.T, gram, transposed=False)
+        linear().adder.syrk(flat.T, gram, transposed=False)
         return gram
     for matrix in stack:
         # (h, p) in C order is a (p, h) matrix to Fortran: no copy for the wide early stages of a convolutional net.
-        adder().syrk(matrix.T, gram, transposed=True)
+        linear().adder.syrk(matrix.T, gram, transposed=True)
     return gram
 
 

@@ -13,8 +13,10 @@ from typing import Protocol
 import numpy as np
 from scipy import linalg
 
+from onnxgrail.algebra import blas
 from onnxgrail.algebra.blas import deduct, divide, factorise, substitute
-from onnxgrail.core import Floats, Ints
+from onnxgrail.algebra.triangles import mirrored
+from onnxgrail.core import Array, Floats, Ints
 
 LARGE = 2**16  # numbers of a matrix from which on work with it is split
 PARTS, LEAST = 4, 32  # parts, and rows or columns in one
@@ -34,8 +36,22 @@ class Factor:
     solve: Callable[[Floats], Floats]
 
 
+class Adder(Protocol):
+    """Adds products of rows in place, in float32 or float64; arrays as in `onnxgrail.algebra.blas`, which is one."""
+
+    def syrk(self, a: Array, c: Array, *, transposed: bool) -> None:
+        """C += A Aᵀ, or C += Aᵀ A where `transposed`: the upper triangle; what is below it means nothing."""
+
+    def gemm(self, a: Array, b: Array, c: Array) -> None:
+        """C += Aᵀ B."""
+
+
 class Linear(Protocol):
-    """Something that computes in float64."""
+    """Something that computes in float64, and knows who adds up rows on the host."""
+
+    @property
+    def adder(self) -> Adder:
+        """Who adds products of rows that lie on the host."""
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
@@ -58,9 +74,11 @@ class Host:
 
     Attributes:
         threads: how many.
+        adder: as in `Linear`.
     """
 
     threads: int = 1
+    adder: Adder = blas
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
@@ -144,10 +162,7 @@ class Host:
         factor = linalg.cholesky(matrix, lower=True, check_finite=False)
         if not np.isfinite(factor[-1]).all():  # the last row has seen all others; NaN passes through LAPACK unseen
             raise np.linalg.LinAlgError("not finite")
-        half = linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0]  # above the diagonal stay the factor's zeros
-        whole = half + half.T
-        whole.flat[:: len(whole) + 1] *= 0.5
-        return np.asarray(whole)
+        return mirrored(linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
 
 
 @functools.cache

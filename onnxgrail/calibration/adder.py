@@ -11,8 +11,9 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from onnxgrail import processor
-from onnxgrail.algebra.adding import BLAS, Adder
-from onnxgrail.algebra.gram import panels
+from onnxgrail.algebra import blas
+from onnxgrail.algebra.linear import Adder
+from onnxgrail.algebra.triangles import panels
 from onnxgrail.calibration.kernels import Kernels, product, triangle
 from onnxgrail.calibration.session import CPU
 from onnxgrail.calibration.threads import of_algebra
@@ -37,7 +38,7 @@ class RuntimeAdder:
         """C += A Aᵀ, or C += Aᵀ A where `transposed`."""
         width = len(c)
         if transposed or width < NARROW or a.dtype != np.float32 or not a.size:
-            BLAS.syrk(a, c, transposed=transposed)
+            blas.syrk(a, c, transposed=transposed)
             return
         rows, lower = PANELS[width >= WIDE], c.T
         found = self._kernels.session(triangle, width, rows).run({"x": np.ascontiguousarray(a.T)})
@@ -47,7 +48,7 @@ class RuntimeAdder:
     def gemm(self, a: Array, b: Array, c: Array) -> None:
         """C += Aᵀ B."""
         if a.dtype != np.float32 or not a.size or not b.size:
-            BLAS.gemm(a, b, c)
+            blas.gemm(a, b, c)
             return
         rows = {"a": np.ascontiguousarray(a), "b": np.ascontiguousarray(b)}
         np.add(c, self._kernels.session(product).run(rows)["y"], out=c)
@@ -57,4 +58,4 @@ def fastest() -> Adder:
     """Who makes products in the least time."""
     cores = {pool.get("architecture") for pool in threadpool_info() if pool.get("internal_api") == "openblas"}
     left_out = bool(cores) and not cores & WITH_AVX512 and processor.has_avx512(processor.described())
-    return RuntimeAdder(of_algebra()) if left_out else BLAS
+    return RuntimeAdder(of_algebra()) if left_out else blas

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxgrail.algebra.gram import panels
+from onnxgrail.algebra.triangles import panels
 from onnxgrail.calibration.session import Session, open_session
 
 OPSET, IR = 13, 8

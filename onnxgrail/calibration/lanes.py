@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxgrail.algebra.adding import adding_by
 from onnxgrail.algebra.gram import Squares, Sums
 from onnxgrail.algebra.linear import Host, using
 from onnxgrail.calibration.adder import fastest
@@ -126,7 +125,7 @@ def solving_on(providers: Sequence[str]) -> Iterator[None]:
     """Have large matrices multiplied and solved where models run, or else by who is fastest on the host."""
     device = device_of(providers)
     if device.kind == "cpu" or why_host(providers):
-        with using(Host(of_solving())), adding_by(fastest()):
+        with using(Host(of_solving(), fastest())):
             yield
         return
     from onnxgrail.calibration.solver import TensorLinear

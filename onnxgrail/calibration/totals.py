@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.gram import mirrored, stats_of
+from onnxgrail.algebra.gram import stats_of
+from onnxgrail.algebra.triangles import mirrored
 from onnxgrail.calibration.lanes import HOST, Lane
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.parallel import Shard, Tally

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from onnxgrail import processor
-from onnxgrail.algebra.adding import BLAS, adder, adding_by
-from onnxgrail.algebra.gram import gram_of, mirrored
+from onnxgrail.algebra import blas
+from onnxgrail.algebra.gram import gram_of
+from onnxgrail.algebra.linear import Host, linear, using
 from onnxgrail.algebra.pairs import Pairs, moments_of
+from onnxgrail.algebra.triangles import mirrored
 from onnxgrail.calibration import adder as adders
 from onnxgrail.calibration.adder import NARROW, PANELS, WIDE, RuntimeAdder, fastest
 from onnxgrail.calibration.lanes import solving_on
@@ -46,7 +48,7 @@ def test_other_triangles_are_those_of_blas(dtype: Any, transposed: bool, runtime
     a = np.asfortranarray(some(NARROW, NARROW, dtype=dtype))
     found, wanted = (np.zeros((NARROW, NARROW), dtype, order="F") for _ in range(2))
     runtime.syrk(a, found, transposed=transposed)
-    BLAS.syrk(a, wanted, transposed=transposed)
+    blas.syrk(a, wanted, transposed=transposed)
     assert found.any()
     assert np.array_equal(found, wanted)
 
@@ -64,8 +66,8 @@ def test_sums_are_the_same_whoever_adds(runtime: RuntimeAdder) -> None:
     """To what float32 allows: second moments, and the products that layers are fitted to."""
     x, t, probe = some(60, WIDE + 5), some(60, 11), probe_of(WIDE + 5)
     found = []
-    for who in (BLAS, runtime):
-        with adding_by(who):
+    for who in (blas, runtime):
+        with using(Host(adder=who)):
             pairs = Pairs(x.shape[1], 11, 11)
             pairs.add(x, t)
             gram, *others = pairs.drain()
@@ -80,9 +82,9 @@ def test_sums_are_the_same_whoever_adds(runtime: RuntimeAdder) -> None:
     ("cores", "avx512", "wanted"),
     [
         (["Haswell"], True, RuntimeAdder),
-        (["Haswell"], False, type(BLAS)),
-        (["Haswell", "SkylakeX"], True, type(BLAS)),
-        ([], True, type(BLAS)),
+        (["Haswell"], False, type(blas)),
+        (["Haswell", "SkylakeX"], True, type(blas)),
+        ([], True, type(blas)),
     ],
     ids=["left out", "not there", "used", "not OpenBLAS"],
 )
@@ -97,5 +99,5 @@ def test_runs_are_added_up_by_the_fastest(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(adders, "threadpool_info", lambda: [{"internal_api": "openblas", "architecture": "Zen"}])
     monkeypatch.setattr(processor, "has_avx512", lambda _: True)
     with solving_on(CPU):
-        assert isinstance(adder(), RuntimeAdder)
-    assert adder() is BLAS
+        assert isinstance(linear().adder, RuntimeAdder)
+    assert linear().adder is blas
