@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -12,9 +12,9 @@ from onnxgrail.calibration.computed import Values, compute, heavy
 from onnxgrail.calibration.relay import STRETCH, Relay
 from onnxgrail.calibration.session import CPU
 from onnxgrail.calibration.signature import Signature, signature_of
-from onnxgrail.core import Array, Feed
+from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.facts import Facts, constants
+from onnxgrail.graph.facts import Facts, constants, grid_of, indices
 from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
 from onnxgrail.graph.widen import has_bfloat16, true_types
 
@@ -43,7 +43,8 @@ def _observed(model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
-    hidden = below_a_byte(model)
+    grids: dict[str, tuple[Ints, ...]] = {}
+    hidden, numbering = below_a_byte(model), indices(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
     later = heavy(model, known & set(names))
@@ -55,19 +56,19 @@ def _observed(model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str
                     shapes[name], dtypes[name] = array.shape, array.dtype
                     if name in known or (array.dtype.kind in "iub" and array.size <= SMALL):
                         values[name] = array
+                    if name in numbering:
+                        grids[name] = grid_of(array)
         other, sizes = _elsewhere(relay, other_sizes(feed, signature_of(model)))
     for name in later:
         array = compute(model, name)
         shapes[name], dtypes[name] = array.shape, array.dtype
-    for name, kind in (true_types(model) if has_bfloat16(model) else {}).items():
-        if name in known and name in dtypes:  # what is rewritten must be what the file has
-            dtypes[name] = kind
-            if name in values:
-                values[name] = values[name].astype(kind)
+    _narrow_types(model, known, dtypes, values)
     for name, tensor in _tensors(model):
         shapes[name], dtypes[name] = tuple(tensor.shape.numpy()), tensor.dtype.numpy()
         if tensor.size <= SMALL or name in hidden:
             values[name] = tensor.numpy()
+        if name in numbering:
+            grids[name] = grid_of(tensor.numpy())
     weights = stored(model, known, shapes)
     shapes.update({name: weight.shape for name, weight in weights.items()})
     dtypes.update({name: weight.dtype for name, weight in weights.items()})
@@ -79,7 +80,19 @@ def _observed(model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str
         varying=_varying(sizes, shapes),
         other=other,
         stored=weights,
+        grids=grids,
     )
+
+
+def _narrow_types(
+    model: ir.Model, known: Collection[str], dtypes: dict[str, np.dtype], values: dict[str, Array]
+) -> None:
+    """Give constants that ran as wider floats the type that the file has: that is what is rewritten."""
+    for name, kind in (true_types(model) if has_bfloat16(model) else {}).items():
+        if name in known and name in dtypes:
+            dtypes[name] = kind
+            if name in values:
+                values[name] = values[name].astype(kind)
 
 
 def _tensors(model: ir.Model) -> list[tuple[str, ir.TensorProtocol]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array, Feed
+from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.graph.stored import Stored
 
 RANDOM = frozenset(
@@ -28,6 +28,7 @@ class Facts:
         varying: per tensor, the axes whose size follows the input.
         other: a feed of other sizes that the model takes, None where there is none.
         stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
+        grids: of an index that numbers every axis of a tensor, what it says along each: see `grid_of`.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,6 +38,7 @@ class Facts:
     varying: Mapping[str, frozenset[int]]
     other: Feed | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
+    grids: Mapping[str, tuple[Ints, ...]] = field(default_factory=dict)
 
 
 def constants(model: ir.Model) -> frozenset[str]:
@@ -52,6 +54,32 @@ def constants(model: ir.Model) -> frozenset[str]:
         if all(value is None or value.name in known for value in inputs):
             known.update(value.name for value in node.outputs if value.name)
     return frozenset(known)
+
+
+def indices(model: ir.Model) -> frozenset[str]:
+    """Names of the indices of all ScatterND nodes."""
+    found = (node.inputs[1] for node in model.graph if node.op_type == "ScatterND")
+    return frozenset(value.name for value in found if value is not None and value.name)
+
+
+def grid_of(index: Array) -> tuple[Ints, ...]:
+    """Return the numbers of an index along each axis of its grid, or nothing if it is not a grid.
+
+    Args:
+        index: (s_1, ..., s_r, r) positions in a tensor of r axes, as ScatterND reads them.
+
+    Returns:
+        For each axis a the s_a positions along it; empty for an axis whose positions depend on other axes too.
+    """
+    rank = index.shape[-1] if index.ndim else 0
+    if not index.size or index.ndim != rank + 1:
+        return ()
+    lines = []
+    for axis in range(rank):
+        component = np.moveaxis(index[..., axis], axis, -1)
+        line = component[(0,) * (rank - 1)]
+        lines.append(line.astype(np.int64) if (component == line).all() else np.zeros(0, dtype=np.int64))
+    return tuple(lines)
 
 
 def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None:

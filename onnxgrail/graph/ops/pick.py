@@ -18,11 +18,10 @@ POSITION = "it treats these positions by where they stand"
 SCATTER = "it writes into a tensor at numbered positions, which is not followed"
 
 
-def _freeze_along(site: Site, axes: set[int], reason: str) -> list[Mark]:
-    """Marks of input 0 that touch none of the axes; the others are frozen."""
-    stuck = [m for m in site.marks(0) if axes & set(m.axes)]
-    site.freeze(stuck, reason)
-    return [m for m in site.marks(0) if not axes & set(m.axes)]
+def _whole_along(site: Site, axes: set[int], reason: str) -> list[Mark]:
+    """Marks of input 0 with nothing that can go alone along the given axes."""
+    tied = [site.tie(m, sorted(axes), reason) if axes & set(m.axes) else m for m in site.marks(0)]
+    return [m for m in tied if m is not None]
 
 
 def _axis(site: Site, default: int = 0) -> int:
@@ -33,7 +32,7 @@ def _axis(site: Site, default: int = 0) -> int:
 def gather_elements(site: Site) -> None:
     """Axes that are not picked along pass; the index is tied to them, or loses the same positions."""
     passing = []
-    for mark in _freeze_along(site, {_axis(site)}, RUNTIME):
+    for mark in _whole_along(site, {_axis(site)}, RUNTIME):
         found = _with_index(site, mark)
         if found is not None:
             passing.append(found)
@@ -83,7 +82,7 @@ def narrow_gather_elements(cut: Cut) -> None:
 @rule("TopK")
 def top_k(site: Site) -> None:
     """The ranked axis stays whole, others pass."""
-    passing = _freeze_along(site, {_axis(site, -1)}, RANKED)
+    passing = _whole_along(site, {_axis(site, -1)}, RANKED)
     for output in (0, 1):
         site.emit(passing, output)
 
@@ -93,14 +92,14 @@ def top_k(site: Site) -> None:
 def trilu(site: Site) -> None:
     """Rows and columns stay whole, others pass."""
     rank = len(site.shape(0))
-    site.emit(_freeze_along(site, {rank - 2, rank - 1}, POSITION))
+    site.emit(_whole_along(site, {rank - 2, rank - 1}, POSITION))
 
 
 @rule("ReverseSequence", since=10)
 def reverse_sequence(site: Site) -> None:
     """Time and batch stay whole, others pass."""
     axes = {int(site.attribute("time_axis", 0)), int(site.attribute("batch_axis", 1))}
-    site.emit(_freeze_along(site, axes, POSITION))
+    site.emit(_whole_along(site, axes, POSITION))
 
 
 @rule("Compress", since=9)
@@ -112,7 +111,7 @@ def compress(site: Site) -> None:
         return
     axis = _axis(site)
     if condition is None or not site.is_constant(1):
-        site.emit(_freeze_along(site, {axis}, RUNTIME))
+        site.emit(_whole_along(site, {axis}, RUNTIME))
         return
     picked = np.flatnonzero(condition)
     site.emit(taken(m, axis, picked) for m in site.marks(0))
