@@ -56,7 +56,7 @@ def _quantised(entry: Any) -> list[str]:
     if entry is None:
         return []
     sizes = f"{render.size(entry['bytes_before'])} -> {render.size(entry['bytes_after'])}"
-    found = [f"Quantised to {entry['kind']}: {sizes}{_kept(entry['kept_float'])}"]
+    found = [f"Quantised to {entry['kind']}: {sizes}{_kept(entry)}"]
     narrowed = {check["name"]: check for check in entry["to_narrowed"]}
     for check in close.worst(entry["outputs"]):
         words = [f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"]
@@ -78,8 +78,9 @@ def _latency(steps: Any) -> list[str]:
     return [f"Latency of one sample: {times}"] if times else []
 
 
-def _kept(names: Any) -> str:
-    return f"; {len(names)} layers stay in float, whose inputs have outliers" if names else ""
+def _kept(entry: Any) -> str:
+    names, reason = entry["kept_float"], entry.get("kept_float_reason") or "outliers in their inputs"
+    return f"; kept in float: {render.several(len(names), 'node')} ({reason})" if names else ""
 
 
 def _target(entry: Any) -> list[str]:

@@ -132,13 +132,17 @@ def _quantised(
     ports = between(prepared.model, slim)
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
-    made = quantise.quantise(slim, feeds, recipe.quantize, symmetric=symmetric)
+    probe = fit(prepared.feed, ports)
+    made = quantise.quantise(
+        slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers
+    )
     results: tuple[Fidelity, ...] = ()
     entry: dict[str, Any] = {
         "kind": recipe.quantize,
         "samples": prepared.batches.samples if feeds else 0,
         "symmetric": symmetric,
         "kept_float": list(made.kept),
+        "kept_float_reason": made.why if made.kept else "",
         "ops": dict(made.ops),
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,

@@ -6,10 +6,10 @@ import contextlib
 import io
 import logging
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.calibration import half
 from onnxgrail.calibration.session import CPU, open_session, reason, runtime
+from onnxgrail.calibration.trial import Trial, try_out
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
@@ -30,6 +32,7 @@ INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 NOISE = 7e-4  # share of an activation's energy that 8 bits may add as noise; beyond, its layer stays in float
 STEPS = 255
 FIRST_OPSET = 13  # scales per channel
+OUTLIERS = "outliers in their inputs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,13 +41,14 @@ class Quantised:
 
     Attributes:
         model: the graph.
-        kept: names of layers that stay in float, since outliers in what they read would drown the rest.
+        kept: names of layers that stay in float; why: the reason.
         ops: how many operators of each kind were added.
         bytes_before, bytes_after: of the file, with and without.
     """
 
     model: ir.Model
     kept: tuple[str, ...]
+    why: str
     ops: Mapping[str, int]
     bytes_before: int
     bytes_after: int
@@ -95,44 +99,86 @@ def _weight_type(node: ir.Node) -> ir.DataType | None:
     return node.inputs[1].dtype if node.inputs[1].const_value is not None else None
 
 
-def quantise(model: ir.Model, feeds: Iterable[Feed], kind: str, *, symmetric: bool = False) -> Quantised:
+def quantise(
+    model: ir.Model,
+    feeds: Iterable[Feed],
+    kind: str,
+    *,
+    symmetric: bool = False,
+    probe: Feed | None = None,
+    providers: Sequence[str] = CPU,
+) -> Quantised:
     """The model in `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
+
+    The result is tried in a child process.  Nodes with which ONNX Runtime dies in half precision stay in float32.
 
     Args:
         model: a float model; not changed.
         feeds: calibration data, read once or twice, for `int8` only.
         kind: one of the three.
         symmetric: zero points are zero and activations signed, as TensorRT wants it; on a CPU unsigned ones are faster.
+        probe: a small feed that the result is tried on; without one it is only opened.
+        providers: execution providers that the result is tried with.
 
     Raises:
-        ModelError: ONNX Runtime's tool fails.
+        ModelError: ONNX Runtime's tool fails, or ONNX Runtime dies with the result.
     """
     runtime()
     kept: tuple[str, ...] = ()
+    why = OUTLIERS
     with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder, _quiet():
         source, target = Path(folder) / "narrowed.onnx", Path(folder) / "quantised.onnx"
         save(model, source)
+        trial = partial(_tried, model, target, probe, providers)
         try:
             if kind == "fp16":
-                _halve(source, target)
+                kept, why, found = _halve(source, target, trial)
             elif kind == "int8-dynamic":
                 _dynamic(source, target)
+                found = trial()
             else:
                 kept = _static(source, list(feeds), target, symmetric=symmetric)
-        except ModelError:
+                found = trial()
+        except (ModelError, OSError):
             raise
         except Exception as error:  # whatever the tool meets in a graph it does not know
             raise ModelError(
                 f"--quantize {kind}: {type(error).__name__}: {reason(error)}",
                 hint="The narrowed model without --quantize is not affected",
             ) from error
+        if found.died:
+            hint = "The narrowed model without --quantize is not affected"
+            raise ModelError(f"--quantize {kind}: {found.problem} when it opens or runs the result", hint=hint)
         made = load(target.read_bytes())
-        made.metadata_props.clear()
-        made.metadata_props.update(model.metadata_props)
-        made.graph.name = model.graph.name
-        save(made, target)  # as the file will be: the tool leaves shapes of intermediates in its own
         sizes = source.stat().st_size, target.stat().st_size
-    return Quantised(model=made, kept=kept, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1])
+    return Quantised(
+        model=made, kept=kept, why=why, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]
+    )
+
+
+def _tried(model: ir.Model, target: Path, probe: Feed | None, providers: Sequence[str]) -> Trial:
+    """Write a tool's result again as the final file will be, and try that."""
+    made = load(target.read_bytes())
+    made.metadata_props.clear()
+    made.metadata_props.update(model.metadata_props)
+    made.graph.name = model.graph.name
+    save(made, target)  # the tools leave shapes of intermediates in their files
+    inputs = [value.name for value in made.graph.inputs if value.name not in made.graph.initializers]
+    arrays = [np.asarray(probe[name]) for name in inputs if name] if probe is not None else []
+    return try_out(target, arrays, providers=providers)
+
+
+def _halve(source: Path, target: Path, trial: Callable[[], Trial]) -> tuple[tuple[str, ...], str, Trial]:
+    """Return names of the nodes that stay in float32, the reason, and how the written file did."""
+
+    def make(blocked: Sequence[str]) -> Trial:
+        half.convert(source, target, blocked)
+        return trial()
+
+    first = make(())
+    kept = half.culprits(source, make) if first.problem else ()
+    last = make(kept) if first.problem else first
+    return kept, f"in half precision {first.problem}" if kept else "", last
 
 
 def _plain(source: Path) -> onnx.ModelProto:
@@ -146,15 +192,6 @@ def _added(before: ir.Model, after: ir.Model) -> dict[str, int]:
     counts = Counter(node.op_type for node in after.graph)
     counts.subtract(Counter(node.op_type for node in before.graph))
     return {name: number for name, number in sorted(counts.items()) if number > 0}
-
-
-def _halve(source: Path, target: Path) -> None:
-    from onnxruntime.transformers import float16
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # small weights become zero, which the comparison judges
-        made = float16.convert_float_to_float16(_plain(source), keep_io_types=True)
-    onnx.save(made, target)
 
 
 def _dynamic(source: Path, target: Path) -> None:

@@ -286,7 +286,12 @@ def shapes_of(feed: Feed) -> str:
 
 def reason(error: BaseException) -> str:
     """The message of an ONNX Runtime exception without its error-code prefix, source lines and stack."""
-    text = " ".join(str(error).split())
+    return reason_of(str(error))
+
+
+def reason_of(message: str) -> str:
+    """Return a message of ONNX Runtime without its error-code prefix, source lines and stack."""
+    text = " ".join(message.split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+?/onnxruntime/\S+:\d+ .*?\) ", "", text)
     text = re.sub(r" ; GPU=-?\d+ ; hostname=.*", "", text)

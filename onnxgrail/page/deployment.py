@@ -39,9 +39,10 @@ def deployment(data: Mapping[str, Any]) -> Markup | None:
         parts.append(
             table("What followed the narrowing", ("Step", "Before", "After", "Change"), steps, class_="numbers")
         )
-    kept = (data.get("quantization") or {}).get("kept_float") or ()
+    entry = data.get("quantization") or {}
+    kept, reason = entry.get("kept_float") or (), entry.get("kept_float_reason") or "outliers in their inputs"
     if kept:
-        parts.append(_listed(f"{figures.plural(len(kept), 'layer')} with outliers in their inputs stay in float", kept))
+        parts.append(_listed(f"Kept in float: {figures.plural(len(kept), 'node')} ({reason})", kept))
     if target is not None:
         said = "no problem found" if target["passed"] else "it would refuse this model"
         parts.append(el("h3", f"{target['table']}, table of {target['date']}: {said}"))

@@ -1,0 +1,53 @@
+"""A program of its own: open a model file in ONNX Runtime and run it once.
+
+`trial.py` runs this file in a child process, because ONNX Runtime can end the process with a signal.  It imports
+nothing of onnxgrail, so that starting it is cheap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+REFUSED = 7  # exit code: ONNX Runtime has raised an error, which is printed
+
+
+def main(path: str, feed: str, setup: str) -> int:
+    """Open the model with default optimization and run it.
+
+    Args:
+        path: of the model.
+        feed: of an .npz file with one array per input, in the order of the inputs; empty to run nothing.
+        setup: JSON with `providers`, `threads` and `libraries` of custom operators.
+
+    Returns:
+        The exit code: 0, or `REFUSED`.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    import numpy as np
+    import onnxruntime as ort
+
+    asked = json.loads(setup)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = asked["threads"]
+    try:
+        for library in asked["libraries"]:
+            options.register_custom_ops_library(library)
+        session = ort.InferenceSession(path, options, providers=asked["providers"])
+        if feed:
+            with np.load(feed) as arrays:
+                names = [port.name for port in session.get_inputs()]
+                session.run(None, dict(zip(names, (arrays[key] for key in arrays.files), strict=True)))
+    except Exception as error:  # noqa: BLE001  ONNX Runtime raises types of its own
+        sys.stdout.write(str(error))
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
