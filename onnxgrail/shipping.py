@@ -133,9 +133,7 @@ def _quantised(
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
     probe = fit(prepared.feed, ports)
-    made = quantise.quantise(
-        slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers
-    )
+    made = quantise.quantise(slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers)
     results: tuple[Fidelity, ...] = ()
     entry: dict[str, Any] = {
         "kind": recipe.quantize,

@@ -292,7 +292,7 @@ def test_what_followed_the_narrowing_is_told() -> None:
     )
     page = Page(report_page(data)).text
     for words in (
-        "2 layers with outliers in their inputs stay in float",
+        "Kept in float: 2 nodes (outliers in their inputs)",
         "TensorRT 10, table of 2024-06-17: no problem found",
         "advice: open sizes",
         "2 matrices of these layers keep 10.0 % of their parameters",
