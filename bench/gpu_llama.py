@@ -65,7 +65,7 @@ def command(options: argparse.Namespace, folder: Path) -> list[str]:
     start = ["torch.distributed.run", "--nproc-per-node", str(count), "-m"] if count > 1 else []
     words = ["compress", str(folder / "llama.onnx"), str(folder / "small.onnx"), "--data", str(folder / "ids.npy")]
     choices = {
-        "ratio": options.ratio,
+        "unit-ratio": options.ratio,
         "blocks": "mlp,heads",
         "compensate": "grail",
         "batch-size": options.batch_size,

@@ -242,7 +242,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     write(path, depth=depth, **sizes)
     made = time.perf_counter() - started
     ids = np.random.default_rng(1).integers(0, options.words, (options.samples, options.tokens)).tolist()
-    names = ("ratio", "compensate", "selector", "cache_budget", "batch_size", "save_as_external_data")
+    names = ("unit_ratio", "compensate", "selector", "cache_budget", "batch_size", "save_as_external_data")
     choices = {name: getattr(options, name) for name in names}
     target = None if options.inspect else str(small)
     found, peak = watched(RUN, json.dumps([str(path), target, ids, choices]))
@@ -268,7 +268,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--ratio", type=float, default=0.3)
+    parser.add_argument("--unit-ratio", type=float, default=0.3)
     parser.add_argument("--compensate", default="grail")
     parser.add_argument("--selector", default="wanda")
     parser.add_argument("--cache-budget", default="64M")

@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.float32]
 Tokens = dict[str, npt.NDArray[np.int64]]
 
 SETTINGS: tuple[dict[str, Any], ...] = (
-    {"blocks": ("mlp",), "ratio": 0.3, "selector": "wanda"},
-    {"blocks": ("heads",), "ratio": 0.25, "selector": "wanda"},
+    {"blocks": ("mlp",), "unit_ratio": 0.3, "selector": "wanda"},
+    {"blocks": ("heads",), "unit_ratio": 0.25, "selector": "wanda"},
 )
 COMPENSATIONS: dict[str, dict[str, Any]] = {
     "none": {"compensate": "none"},
@@ -104,7 +104,7 @@ def measure(form: str, model: Path, out: Path, data: Mapping[str, Path], threads
             row = {
                 "form": form,
                 "blocks": ",".join(setting["blocks"]),
-                "ratio": setting["ratio"],
+                "ratio": setting["unit_ratio"],
                 "selector": setting["selector"],
                 "compensate": label,
                 "cosine": float(cosines.mean()),

@@ -63,7 +63,7 @@ def main() -> None:
     for number in args.rows:
         blocks, ratio, options = ROWS[number]
         out = work / "minilm.best.onnx"
-        sizes, seconds = minilm.compress(model, out, calibration, {"blocks": (blocks,), "ratio": ratio, **options})
+        sizes, seconds = minilm.compress(model, out, calibration, {"blocks": (blocks,), "unit_ratio": ratio, **options})
         gap = float(1.0 - np.sum(embed(out) * reference, axis=1).mean())
         if options is GRAIL:
             base[blocks, ratio] = gap

@@ -53,8 +53,14 @@ class Stages:
         """Half of every MLP gone."""
         import onnxgrail
 
-        choices: dict[str, Any] = {"selector": selector, "compensate": compensate, "blocks": ("mlp",), "ratio": RATIO}
-        common = {"data": self.calibration, "batch_size": minilm.BATCH, "check": False, "force": True}
+        choices: dict[str, Any] = {"selector": selector, "compensate": compensate, "blocks": ("mlp",)}
+        common = {
+            "unit_ratio": RATIO,
+            "data": self.calibration,
+            "batch_size": minilm.BATCH,
+            "check": False,
+            "force": True,
+        }
         return self.made(
             f"{selector}.{compensate}", lambda path: onnxgrail.compress(self.model, path, **choices, **common)
         )

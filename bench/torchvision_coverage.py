@@ -102,7 +102,7 @@ def narrowed(path: Path, ratio: float) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         report = onnxgrail.compress(
-            path, path.with_name("o.onnx"), ratio=ratio, compensate="none", selector="l2", check=False, samples=2
+            path, path.with_name("o.onnx"), unit_ratio=ratio, compensate="none", selector="l2", check=False, samples=2
         ).report
     except onnxgrail.OnnxgrailError as error:
         return {"verdict": "refused", "note": _brief(error), "seconds": round(time.perf_counter() - started, 1)}

@@ -100,7 +100,7 @@ def measure(proto: onnx.ModelProto, folder: Path) -> dict[str, Any]:
     onnx.save(proto, path)
     started = time.perf_counter()
     report = onnxgrail.compress(
-        path, target, ratio=0.5, compensate="none", selector="l2", check=False, force=True, samples=2
+        path, target, unit_ratio=0.5, compensate="none", selector="l2", check=False, force=True, samples=2
     ).report.data
     seconds = time.perf_counter() - started
     started = time.perf_counter()

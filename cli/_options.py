@@ -287,12 +287,14 @@ def keeps(resume: Path | None) -> None:
 
 
 def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
-    """Of the ratio and the targets at most one is asked for; a ratio that nobody gave gives way to a target.
+    """Make sure that at most one of the ratios and targets is given; the default of `--ratio` gives way to the others.
 
     Raises:
         click.UsageError: two of them are.
     """
     given = [f"--target-{name}" for name in values.TARGETS if recipe.get(f"target_{name}") is not None]
+    if recipe.get("unit_ratio") is not None:
+        given.insert(0, "--unit-ratio")
     default = ctx.get_parameter_source("ratio") == click.core.ParameterSource.DEFAULT
     if not default or ctx.get_parameter_source("sparsity") == click.core.ParameterSource.COMMANDLINE:
         given.insert(0, "--ratio")

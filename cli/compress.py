@@ -33,6 +33,12 @@ REASONS = 8  # lines in the list of refusals; the report has them all
     show_default=True,
     help="Share of units to remove per block.",
 )
+@click.option(
+    "--unit-ratio",
+    type=values.ratio,
+    metavar="R",
+    help="Instead: the share of the units (channels, neurons, heads) of every block.",
+)
 @options.budget_options
 @click.option("--sparsity", type=values.ratio, metavar="R", hidden=True, help="Same as --ratio.")
 @click.option(

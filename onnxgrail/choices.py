@@ -45,6 +45,7 @@ class Choices(RefineChoices, total=False):
     """What `compress` takes: the fields of `Recipe`."""
 
     ratio: float | None
+    unit_ratio: float | None
     target_params: Number | None
     target_macs: Number | None
     target_size: Number | None

@@ -259,10 +259,11 @@ class Change:
 class Recipe:
     """The user's choices, JSON-able; the field names are the option names of the command line.
 
-    `ratio` is None where one of the targets rules.
+    One of `ratio`, `unit_ratio` and the targets says how much goes; `ratio` is None where another one does.
     """
 
     ratio: float | None = 0.3
+    unit_ratio: float | None = None
     target_params: str | None = None
     target_macs: str | None = None
     target_size: str | None = None
@@ -305,6 +306,11 @@ class Recipe:
     strict: bool = False
     check: bool = True
     min_cosine: float | None = None
+
+    @property
+    def keeps_everything(self) -> bool:
+        """True if the share asked for is 0, so that nothing is narrowed."""
+        return 0 in (self.ratio, self.unit_ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -246,7 +246,7 @@ def _model(
         macs_after=macs,
         bytes_before=before,
         bytes_after=size,
-        asked_ratio=recipe.ratio,
+        asked_ratio=recipe.ratio if recipe.unit_ratio is None else recipe.unit_ratio,
         achieved_ratio=1 - after / params if params else 0.0,
         sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
         sha256_data_after={file.name: prepared.checksums.of(file) for file in beside},

@@ -147,7 +147,7 @@ def compress(
             prepared.checksums.begin(prepared.path, *weight_files(prepared.model).values())
         journal = folder or NO_JOURNAL
         decision = decide(prepared, recipe, clock, progress, files, journal=journal, group=group, sensitivity=curves)
-        if not decision.changes and recipe.ratio != 0 and not methods.beside(recipe):
+        if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):
             raise _nothing(prepared, recipe, decision, clock)
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)

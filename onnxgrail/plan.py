@@ -52,6 +52,11 @@ def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
         raise UsageError(f"--{option} {text!r} is not a regular expression: {error}") from error
 
 
+def unit_share(recipe: Recipe) -> float:
+    """Return the share of the units of every block that goes; 0 where a target rules."""
+    return (recipe.ratio if recipe.unit_ratio is None else recipe.unit_ratio) or 0.0
+
+
 def widths(blocks: Sequence[Block], ratio: float, round_to: int) -> dict[str, int]:
     """Block name -> units that stay when the same share of every block goes."""
     return {b.name: kept_units(b.units, b.unit_size, ratio, round_to) for b in blocks}

@@ -72,18 +72,20 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
 
 
 def _ruled(given: dict[str, Any]) -> None:
-    """Either a ratio or one target says how much goes.
+    """Make sure that one of the ratios and targets says how much goes.
 
     Raises:
-        UsageError: both do.
+        UsageError: several do.
     """
     targets = [f"target_{m}" for m in METRICS if f"target_{m}" in given]
-    if targets and "ratio" in given:
-        raise UsageError(f"{_option('ratio')} and {_option(targets[0])} exclude each other", hint="Give one of them")
+    rulers = [*(name for name in ("ratio", "unit_ratio") if name in given), *targets]
+    if len(rulers) > 1:
+        names = " and ".join(map(_option, rulers))
+        raise UsageError(f"{names} exclude each other", hint="Give one of them")
     for name in targets:
         value = given[name]
         given[name] = f"{value:f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-    if targets:
+    if rulers and rulers != ["ratio"]:
         given["ratio"] = None
 
 
@@ -95,10 +97,10 @@ def _check(recipe: Recipe) -> None:
     target_of(recipe)
     cache_bytes(recipe)
     _among("allocate", recipe.allocate, ALLOCATIONS)
-    if recipe.ratio is not None and not 0 <= recipe.ratio < 1:
-        raise UsageError(
-            f"ratio must be at least 0 and below 1, got {recipe.ratio:g}", hint="1 would remove everything"
-        )
+    for name in ("ratio", "unit_ratio"):
+        share = getattr(recipe, name)
+        if share is not None and not 0 <= share < 1:
+            raise UsageError(f"{name} must be at least 0 and below 1, got {share:g}", hint="1 would remove everything")
     for block in recipe.blocks:
         _among("blocks", block, KINDS)
     if not recipe.blocks:

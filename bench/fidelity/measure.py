@@ -73,7 +73,7 @@ def _own(subject: Subject, method: Method, ratio: float, data: Path, target: Pat
             subject.model,
             target,
             data=data,
-            ratio=ratio,
+            unit_ratio=ratio,
             blocks=subject.blocks,
             round_to=1,
             check=False,

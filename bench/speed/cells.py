@@ -16,7 +16,7 @@ import numpy as np
 from bench.speed import clock, nets
 
 START = 1.0  # seconds for the interpreter and its imports that a ratio does not count
-GRAIL = ("--ratio", "0.3")
+GRAIL = ("--unit-ratio", "0.3")
 BEST = ("--compensate", "best")
 DEPTHS = (12, 24, 48)
 
@@ -55,7 +55,7 @@ class Cell:
 
 def cells() -> list[Cell]:
     """All rows that need nothing from outside."""
-    image, conv = (3, 224, 224), ("--ratio", "0.3", "--blocks", "conv")
+    image, conv = (3, 224, 224), ("--unit-ratio", "0.3", "--blocks", "conv")
     found = [
         Cell(name=n, group="models", make=lambda p, n=n: nets.resnet(p, n), shape=image, options=conv)  # type: ignore[misc]
         for n in nets.STAGES
@@ -66,7 +66,7 @@ def cells() -> list[Cell]:
     found += [_encoder(f"depth {d}, best", "depth", d, 256, 64, samples=128, more=BEST) for d in DEPTHS]
     found += [_encoder(f"width {w}", "width", 2, w, 128, samples=32) for w in (768, 1536, 3072, 4096)]
     found += [_encoder(f"samples {n}", "samples", 6, 384, 128, samples=n) for n in (32, 128, 512)]
-    half = ("--ratio", "0.5", "--round-to", "8", "--compensate", "none", "--selector", "l2", "--no-check")
+    half = ("--unit-ratio", "0.5", "--round-to", "8", "--compensate", "none", "--selector", "l2", "--no-check")
     for name, make in (("resnet50", lambda p: nets.resnet(p, "resnet50")), ("vit_b_32", nets.vit)):
         for batch in (1, 8):
             options = (*half, "--blocks", "conv" if name == "resnet50" else "mlp,heads")

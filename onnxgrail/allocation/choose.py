@@ -57,12 +57,12 @@ class Job:
 
 def simple(recipe: Recipe) -> bool:
     """Whether widths follow from the ratio alone, block by block."""
-    return target_of(recipe) is None and (recipe.allocate in ("uniform", "depth") or recipe.ratio == 0)
+    return target_of(recipe) is None and (recipe.allocate in ("uniform", "depth") or recipe.keeps_everything)
 
 
 def by_ratio(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Allocation:
     """Widths of a simple recipe: the same ratio for every block, or one that grows with depth."""
-    ratio = recipe.ratio or 0.0
+    ratio = plan.unit_share(recipe)
     widths: Widths = plan.widths(blocks, ratio, recipe.round_to)
     ideal = {b.name: b.units * (1 - ratio) for b in blocks}
     if recipe.allocate == "depth" and ratio > 0:
@@ -110,7 +110,7 @@ def allocate(
         metric, measure = "params", measure_of(prepared, "params")
     if target is not None and metric == "latency":
         return _within_time(job, target, measure)
-    uniform = plan.widths(blocks, recipe.ratio or 0.0, recipe.round_to)
+    uniform = plan.widths(blocks, plan.unit_share(recipe), recipe.round_to)
     limit = measure(uniform) if target is None else target.limit(measure.before)
     if recipe.allocate == "global":
         return _validated(job, metric, measure, limit, target)

@@ -213,7 +213,7 @@ def _nothing(
     recipe: Recipe, refusals: Sequence[Refusal], layers: Sequence[Mapping[str, Any]], notes: tuple[str, ...]
 ) -> Applied:
     """The result where nothing is replaced; an error where that is all that was asked for."""
-    if recipe.method == ("grasp",) and recipe.ratio != 0:
+    if recipe.method == ("grasp",) and not recipe.keeps_everything:
         reasons = "; ".join(dict.fromkeys(r.reason for r in refusals))
         what = "no residual layer with a weight matrix" if not layers else "no matrix that can be replaced"
         raise NothingToCompressError(f"nothing could be compressed: the model has {what}{reasons and f' ({reasons})'}")

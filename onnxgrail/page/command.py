@@ -31,10 +31,11 @@ def command_of(data: Mapping[str, Any]) -> str:
     held = str(((data.get("verification") or {}).get("held_out") or {}).get("asked") or "")
     if held:
         words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
-    if recipe.get("ratio") is not None:
-        words.append(["--ratio", f"{recipe['ratio']:g}"])
+    for name in ("ratio", "unit_ratio"):
+        if recipe.get(name) is not None:
+            words += _option(name, float(recipe[name]))
     for name, value in recipe.items():
-        if name != "ratio" and name in defaults and _plain(value) != defaults[name]:
+        if name not in ("ratio", "unit_ratio") and name in defaults and _plain(value) != defaults[name]:
             words += _option(name, value)
     if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
         words.append(["--curves"])

@@ -79,7 +79,7 @@ def test_a_model_without_functions_is_itself() -> None:
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_compress_through_functions(as_bytes: bool) -> None:
     source = ir.to_proto(calling())
-    result = onnxgrail.compress(source.SerializeToString() if as_bytes else source, ratio=0.5, round_to=1)
+    result = onnxgrail.compress(source.SerializeToString() if as_bytes else source, unit_ratio=0.5, round_to=1)
     slim = result.model
     assert isinstance(slim, ir.Model)
     assert {n: tuple(v.shape or ()) for n, v in slim.graph.initializers.items()}["upa"] == (6, 4)

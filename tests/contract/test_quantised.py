@@ -103,7 +103,7 @@ def test_blocks_with_another_scale_elsewhere_are_refused() -> None:
 def test_packed_weights_pass_the_proof(note: str) -> None:
     model = build(named(note))
     x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
-    result = onnxgrail.compress(model, data={"x": x}, ratio=0.5, round_to=1)
+    result = onnxgrail.compress(model, data={"x": x}, unit_ratio=0.5, round_to=1)
     kept = {b["name"]: (b["units"], b["kept"]) for b in result.report.data["blocks"]}
     assert sorted(kept.values()) == [(2, 1), (6, 3), (7, 3), (8, 4)]
 

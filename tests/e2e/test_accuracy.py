@@ -50,7 +50,7 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits ResNet, cut so hard that it errs."""
     path = tmp_path_factory.mktemp("slim") / "slim.onnx"
     digits = models.load("digits_resnet")
-    choices: dict[str, Any] = {"ratio": 0.7, "compensate": "grail", "check": False, "samples": 64}
+    choices: dict[str, Any] = {"unit_ratio": 0.7, "compensate": "grail", "check": False, "samples": 64}
     onnxgrail.compress(digits.model, path, data=digits.calibration, **choices)
     return path
 

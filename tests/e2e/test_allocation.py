@@ -85,7 +85,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
     for name in ("uniform", "global"):
         target = tmp_path / f"{name}.onnx"
         samples = None if source is DIGITS else 32
-        choices = {"ratio": 0.5, "compensate": "grail", "allocate": name, "samples": samples}
+        choices = {"unit_ratio": 0.5, "compensate": "grail", "allocate": name, "samples": samples}
         result = onnxgrail.compress(source.model, target, data=source.calibration, **choices)
         reports[name] = result.report.data
         with np.load(source.heldout) as file:
@@ -186,7 +186,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common: dict[str, Any] = {"compensate": "grail", "closed_loop": False, "ratio": 0.5}
+    common: dict[str, Any] = {"compensate": "grail", "closed_loop": False, "unit_ratio": 0.5}
     compressed(DIGITS.model, DIGITS.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     assert len(passes) == 1  # measured once, kept, and used at once
     compressed(DIGITS.model, DIGITS.calibration, tmp_path / "b.onnx", stats=kept, **common)

@@ -45,7 +45,7 @@ def net() -> Any:
 def made() -> tuple[dict[str, Any], Any, Decision]:
     model, weights = net()
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)) + 1.0  # so that a bias pays
-    choices = {"compensate": "best", "ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS}
+    choices = {"compensate": "best", "unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS}
     recipe = recipe_of(choices)
     return weights, x, decide(prepare(model, {"x": x}, recipe, Clock()), recipe, Clock(), silent)
 
@@ -109,7 +109,7 @@ def test_a_block_that_no_fit_helps_says_so() -> None:
     weights = {name: array.astype(np.float32) for name, array in weights.items()}
     model = tiny("float[N,6] x => float[N,4] y", "g = Gemm(x, w1, b1)\nr = Relu(g)\ny = MatMul(r, w2)", weights)
     x = np.random.default_rng(1).random((ROWS, 6)).astype(np.float32)
-    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, ratio=0.5, round_to=1, compensate="best")
+    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, unit_ratio=0.5, round_to=1, compensate="best")
     (entry,) = result.report.data["blocks"]
     outcome = entry["outcome"]
     assert (outcome["status"], outcome["reason"]) == ("plain", sweep.WORSE)
@@ -139,7 +139,7 @@ def test_products_of_channels_are_only_measured_where_something_reads_them(
     model, _ = net()
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64)
     onnxgrail.compress(
-        model, data={"x": x}, **{"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False} | choices
+        model, data={"x": x}, **{"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False} | choices
     )
     assert set(asked) == {alone}
 
@@ -147,7 +147,7 @@ def test_products_of_channels_are_only_measured_where_something_reads_them(
 def test_a_dip_does_not_end_the_search_for_a_ridge() -> None:
     """The first MLP of the Llama reads a few huge features: strong ridges gain a trace, the weakest one a tenth."""
     entry = models.load("char_llama")
-    choices: Any = {"ratio": 0.5, "blocks": ("mlp", "heads"), "check": False, "dry_run": True}
+    choices: Any = {"unit_ratio": 0.5, "blocks": ("mlp", "heads"), "check": False, "dry_run": True}
     refits = onnxgrail.compress(entry.model, data=entry.calibration, **choices).report.data["refits"]
     gates = [r for r in refits if r["alpha"] is not None and r["alpha"] <= 1e-5 and r["after"] < 0.95 * r["before"]]
     assert len(gates) >= 2
@@ -162,7 +162,7 @@ def test_few_samples_do_not_spoil_it() -> None:
     wanted = run(model.SerializeToString(), {"x": unseen})["y"]
 
     def loss(compensate: str) -> float:
-        made = onnxgrail.compress(model, data={"x": x}, ratio=0.5, round_to=1, compensate=compensate, check=False)
+        made = onnxgrail.compress(model, data={"x": x}, unit_ratio=0.5, round_to=1, compensate=compensate, check=False)
         return float(np.square(run(made.to_bytes(), {"x": unseen})["y"] - wanted).mean())
 
     assert loss("best") < min(loss("grail"), 1.05 * loss("none"))
@@ -173,7 +173,7 @@ def test_nothing_that_can_be_fitted() -> None:
     text = 'h = MatMul(x, w1)\nr = Relu(h)\ny = Einsum<equation="nh,ho->no">(r, w2)'
     model = tiny("float[N,6] x => float[N,4] y", text, {"w1": (6, 8), "w2": (8, 4)})
     x = np.random.default_rng(1).standard_normal((ROWS, 6)).astype(np.float32)
-    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, ratio=0.5, round_to=1, compensate="best")
+    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, unit_ratio=0.5, round_to=1, compensate="best")
     assert result.report.data["refits"] == []
     assert result.report.data["blocks"][0]["kept"] == 4
 
@@ -189,7 +189,14 @@ def test_every_part_of_the_fit_can_be_left_out(part: str) -> None:
     x = rng.standard_normal((80, 3, 5, 5)).astype(np.float32)
 
     def made(fit: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-        choices = {"ratio": 0.5, "round_to": 1, "blocks": ("conv",), "compensate": "best", "fit": fit, "check": False}
+        choices = {
+            "unit_ratio": 0.5,
+            "round_to": 1,
+            "blocks": ("conv",),
+            "compensate": "best",
+            "fit": fit,
+            "check": False,
+        }
         result = onnxgrail.compress(model, data={"x": x}, **choices)
         found = result.model.graph.initializers.values()
         return result.report.data["refits"], {v.name: v.const_value.numpy() for v in found}
@@ -250,7 +257,13 @@ def test_sums_with_the_dense_input_give_the_same_weights(
         monkeypatch.setattr(layers, "WIDER", wider)
         ways.clear()
         data = {"x": feed(model, N=samples)["x"] + np.float32(0.5)}
-        choices: Any = {"ratio": 0.4, "round_to": 1, "blocks": ("conv", "mlp"), "compensate": "best", "check": False}
+        choices: Any = {
+            "unit_ratio": 0.4,
+            "round_to": 1,
+            "blocks": ("conv", "mlp"),
+            "compensate": "best",
+            "check": False,
+        }
         result = onnxgrail.compress(model, data=data, **choices)
         return result.report.data["refits"], numbers_of(result)
 
@@ -274,7 +287,7 @@ def test_a_layer_whose_sums_would_be_too_large_says_so(monkeypatch: pytest.Monke
     """It keeps GRAIL's weights; a larger cache budget brings it back."""
     model, _ = net()
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64) + 1.0
-    choices = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False}
+    choices = {"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False}
     wide = 8 * (5 * (HIDDEN // 2) ** 2 + 12 * WIDTH * HIDDEN // 2)  # what v0 and v1 need, w1 needs less
     monkeypatch.setattr(sweep, "MEMORY", wide - 1)
     small = onnxgrail.compress(model, data={"x": x}, cache_budget="16", **choices)

@@ -37,20 +37,20 @@ def judged(tmp_path: Path) -> Judge:
 def test_hidden_channels_of_the_digits(judged: Judge) -> None:
     """A tenth of the error at half the channels, and hardly a digit lost where GRAIL loses most of them."""
     common: dict[str, Any] = {"blocks": ("conv",), "selector": "l1"}
-    grail, best = (judged("digits_resnet", ratio=0.5, compensate=c, **common) for c in ("grail", "best"))
+    grail, best = (judged("digits_resnet", unit_ratio=0.5, compensate=c, **common) for c in ("grail", "best"))
     assert best[1] <= 0.1 * grail[1]
-    grail, best = (judged("digits_resnet", ratio=0.7, compensate=c, **common) for c in ("grail", "best"))
+    grail, best = (judged("digits_resnet", unit_ratio=0.7, compensate=c, **common) for c in ("grail", "best"))
     assert grail[0] < 0.6
     assert best[0] >= 0.98
-    assert judged("digits_resnet", ratio=0.85, compensate="best", **common)[0] >= 0.95
+    assert judged("digits_resnet", unit_ratio=0.85, compensate="best", **common)[0] >= 0.95
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.5])
 def test_perplexity_of_the_llama(ratio: float, judged: Judge) -> None:
-    common: dict[str, Any] = {"ratio": ratio, "blocks": INNER}
+    common: dict[str, Any] = {"unit_ratio": ratio, "blocks": INNER}
     dense, grail, best = (
         judged("char_llama", **choices)[0]
-        for choices in ({"ratio": 0.0}, {**common, "compensate": "grail"}, {**common, "compensate": "best"})
+        for choices in ({"unit_ratio": 0.0}, {**common, "compensate": "grail"}, {**common, "compensate": "best"})
     )
     assert best - dense <= 0.65 * (grail - dense)
 
@@ -63,7 +63,7 @@ def test_few_samples_do_no_harm(name: str, blocks: tuple[str, ...], selector: st
     """Sixteen samples cannot tell much: what they do tell must not make it worse than the GRAIL that it starts from."""
     found = models.load(name)
     data = {key: array[:16] for key, array in np.load(found.calibration).items()}
-    common: dict[str, Any] = {"data": data, "ratio": 0.5, "blocks": blocks, "selector": selector}
+    common: dict[str, Any] = {"data": data, "unit_ratio": 0.5, "blocks": blocks, "selector": selector}
     grail = judged(name, compensate="grail", closed_loop=False, **common)[0]
     best = judged(name, compensate="best", **common)[0]
     assert best >= 0.98 * grail if found.metric == "accuracy" else best <= 1.02 * grail

@@ -35,7 +35,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }.items():
         target = folder / f"{name}.onnx"
         result = onnxgrail.compress(
-            DIGITS.model, target, data=DIGITS.calibration, ratio=0.5, blocks=("conv",), **choices
+            DIGITS.model, target, data=DIGITS.calibration, unit_ratio=0.5, blocks=("conv",), **choices
         )
         found[name] = (result.report.data, accuracy(target))
     return found

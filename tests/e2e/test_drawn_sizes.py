@@ -81,7 +81,7 @@ def fresh() -> bytes:
     ids=["twelve positions", "five positions", "recording", "image", "empty cache"],
 )
 def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
-    result = onnxgrail.compress(model, ratio=0.5, samples=16)
+    result = onnxgrail.compress(model, unit_ratio=0.5, samples=16)
     calibration: dict[str, Any] = result.report.data["calibration"]
     assert calibration["synthetic"]
     assert calibration["notes"][-1].endswith(f"drawn instead: {drawn}")
@@ -89,7 +89,7 @@ def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
 
 
 def test_where_the_usual_sizes_run_nothing_is_said() -> None:
-    notes = onnxgrail.compress(positions(16), ratio=0.5, samples=16).report.data["calibration"]["notes"]
+    notes = onnxgrail.compress(positions(16), unit_ratio=0.5, samples=16).report.data["calibration"]["notes"]
     assert not [note for note in notes if "drawn instead" in note]
 
 
@@ -97,10 +97,10 @@ def test_where_the_usual_sizes_run_nothing_is_said() -> None:
 def test_where_none_will_do_the_option_is_named(choices: dict[str, Any]) -> None:
     length = 7 if choices else 16
     with pytest.raises(ModelError, match=rf"ids\[8, {length}\].*these are --input-shapes ids:8,{length}$"):
-        onnxgrail.compress(positions(3), ratio=0.5, **choices)
+        onnxgrail.compress(positions(3), unit_ratio=0.5, **choices)
 
 
 def test_shapes_that_are_given_are_kept() -> None:
-    result = onnxgrail.compress(positions(12), ratio=0.5, samples=16, input_shapes={"ids": (8, 11)})
+    result = onnxgrail.compress(positions(12), unit_ratio=0.5, samples=16, input_shapes={"ids": (8, 11)})
     assert not [note for note in result.report.data["calibration"]["notes"] if "drawn instead" in note]
     assert np.isfinite(result.report.data["verification"]["outputs"][0]["cosine"])

@@ -96,7 +96,7 @@ def test_types_stay_and_the_file_is_sound(kind: str, keep: str, tmp_path: Path) 
     source.write_bytes(ir.to_proto(model).SerializeToString())
     for compensate in ("none", "grail", "best"):
         data = {"x": tiny.feed(model, N=64)["x"]}
-        result = onnxgrail.compress(source, target, data=data, ratio=0.5, compensate=compensate, force=True)
+        result = onnxgrail.compress(source, target, data=data, unit_ratio=0.5, compensate=compensate, force=True)
         report = result.report.data
         before, after = weights(model), weights(model_io.load(target))
         assert all(array.dtype == before[name].dtype for name, array in after.items() if name in before)
@@ -111,7 +111,7 @@ def test_types_stay_and_the_file_is_sound(kind: str, keep: str, tmp_path: Path) 
 
 def test_bfloat16_is_fitted_in_float32_and_rounded_once() -> None:
     model = halved(tiny.mlp(depth=1), "bf16")
-    choices = {"ratio": 0.5, "blocks": ("mlp",), "check": False, "compensate": "grail"}
+    choices = {"unit_ratio": 0.5, "blocks": ("mlp",), "check": False, "compensate": "grail"}
     got, _ = compressed(model, **choices)
     want, _ = compressed(single(model), **choices)
     changed = [n for n in got if n.startswith("c") and not np.array_equal(got[n], weights(model)[n][: len(got[n])])]
@@ -129,7 +129,7 @@ def test_bfloat16_inputs_and_outputs(tmp_path: Path) -> None:
         value.name, value.type.tensor_type.elem_type = name, onnx.TensorProto.BFLOAT16
     path = tmp_path / "m.onnx"
     onnx.save(proto, path)
-    result = onnxgrail.compress(path, ratio=0.5)
+    result = onnxgrail.compress(path, unit_ratio=0.5)
     assert result.report.data["verification"]["outputs"][0]["cosine"] > 0.3
     out = onnx.load(result.output)
     onnx.checker.check_model(out, full_check=True)
@@ -160,7 +160,7 @@ def copies(size: float) -> ir.Model:
 def fitted(size: float, ratio: float) -> tuple[np.ndarray, dict[str, Any]]:
     model = copies(size)
     data = {"x": np.abs(tiny.feed(model, N=64)["x"])}
-    result = onnxgrail.compress(ir.to_proto(model), data=data, ratio=ratio, round_to=1)
+    result = onnxgrail.compress(ir.to_proto(model), data=data, unit_ratio=ratio, round_to=1)
     return weights(result.model)["c"].astype(np.float64), dict(result.report.data)
 
 

@@ -204,7 +204,7 @@ def test_blocks_are_named_as_inspect_lists_them() -> None:
     assert layers_of(grasp_layers="all", include=r"1\.mlp") == mlp_of_1
     every = {(str(k), *sizes) for k in range(4) for _, *sizes in mlp_of_1}
     assert layers_of(grasp_layers="all", blocks="mlp") == every
-    both = {"method": "grail,grasp", "ratio": 0.5, "blocks": "mlp", "compensate": "none"}
+    both = {"method": "grail,grasp", "unit_ratio": 0.5, "blocks": "mlp", "compensate": "none"}
     assert layers_of(grasp_layers="llama.model.layers.1", **both) == {
         ("1", 128, 192), ("1", 192, 128), ("1", 128, 128), ("1", 128, 64),
     }  # fmt: skip
@@ -214,7 +214,7 @@ def test_blocks_are_named_as_inspect_lists_them() -> None:
 
 def test_narrowed_first_and_then_replaced() -> None:
     model = mlp(3, 24, features=12)
-    common = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "grasp_layers": 1, "grasp_retain": 0.4}
+    common = {"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "grasp_layers": 1, "grasp_retain": 0.4}
     both = grasped(model, method="grail,grasp", **common)
     entry = both.report.data["methods"]["grasp"]
     assert {tuple(sorted((row["inputs"], row["outputs"]))) for row in entry["matrices"]} == {(12, 12)}

@@ -50,7 +50,7 @@ def test_what_is_fitted_to_few_samples_is_far_off_on_others(count: int) -> None:
     entry = models.load("digits_vit")
     with np.load(entry.calibration) as archive, np.load(entry.heldout) as other:
         data, held = {"images": archive["images"][:count]}, {"images": other["images"][:64]}
-    options = {"data": data, "held_out": held, "ratio": 0.4, "dry_run": True}
+    options = {"data": data, "held_out": held, "unit_ratio": 0.4, "dry_run": True}
     plain, fitted = (
         onnxgrail.compress(entry.model, compensate=how, **options).report.data["verification"]["held_out"]["outputs"][0]
         for how in ("none", "grail")
@@ -94,7 +94,17 @@ def test_the_gate_judges_held_out_samples(folder: Path) -> None:
     """Calibration samples are fitted closely; those held out are of another kind, and do not come close."""
     other = {"x": np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32) * 9}
     np.savez(folder / "h.npz", **other)
-    common = ("compress", folder / "m.onnx", "--data", folder / "d.npz", "--samples", 16, "--ratio", 0.5, "--dry-run")
+    common = (
+        "compress",
+        folder / "m.onnx",
+        "--data",
+        folder / "d.npz",
+        "--samples",
+        16,
+        "--unit-ratio",
+        0.5,
+        "--dry-run",
+    )
     free = run(*common, "--held-out", folder / "h.npz", "--report", folder / "r.json")
     assert free.exit_code == 0, free.output
     data = json.loads((folder / "r.json").read_text())["verification"]

@@ -41,7 +41,7 @@ def run(data: bytes) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_in_and_out(form: str, tmp_path: Path) -> None:
-    result = onnxgrail.compress(given(form, tmp_path), tmp_path / "o.onnx", ratio=0.5, data=nets.vectors())
+    result = onnxgrail.compress(given(form, tmp_path), tmp_path / "o.onnx", unit_ratio=0.5, data=nets.vectors())
     wanted = run((tmp_path / "o.onnx").read_bytes())
     assert not result.proto().graph.initializer[0].external_data
     np.testing.assert_array_equal(run(result.to_bytes()), wanted)
@@ -50,14 +50,14 @@ def test_in_and_out(form: str, tmp_path: Path) -> None:
     assert isinstance(graph, gs.Graph)
     np.testing.assert_array_equal(run(gs.export_onnx(graph).SerializeToString()), wanted)
     assert onnx.load_from_string(result.to_bytes()) == onnx.load(tmp_path / "o.onnx")
-    again = onnxgrail.compress(graph, ratio=0, data=nets.vectors())
+    again = onnxgrail.compress(graph, unit_ratio=0, data=nets.vectors())
     np.testing.assert_array_equal(run(again.to_bytes()), wanted)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_compared_and_timed(form: str, tmp_path: Path) -> None:
     dense = given(form, tmp_path)
-    result = onnxgrail.compress(dense, tmp_path / "o.onnx", ratio=0.5, data=nets.vectors())
+    result = onnxgrail.compress(dense, tmp_path / "o.onnx", unit_ratio=0.5, data=nets.vectors())
     files = onnxgrail.compare(tmp_path / "m.onnx", tmp_path / "o.onnx", data=nets.vectors())
     assert 0.01 < files.outputs[0].nmse < 0.9  # type: ignore[operator]
     for slim in (result.model, result.to_bytes(), result.proto(), result.graphsurgeon()):
@@ -82,18 +82,18 @@ def test_weights_beside_the_file(tmp_path: Path) -> None:
     for source in (tmp_path / "m.onnx", ir.load(tmp_path / "m.onnx"), gs.import_onnx(onnx.load(tmp_path / "m.onnx"))):
         target = tmp_path / "o.onnx"
         result = onnxgrail.compress(
-            source, target, ratio=0.5, data=nets.vectors(), save_as_external_data=True, force=True
+            source, target, unit_ratio=0.5, data=nets.vectors(), save_as_external_data=True, force=True
         )
         assert (tmp_path / "o.onnx.data").stat().st_size > 0
         session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
         np.testing.assert_array_equal(session.run(["y"], nets.vectors(seed=4))[0], run(result.to_bytes()))
     apart = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     with pytest.raises(ModelError, match="Give the path of the model file"):
-        onnxgrail.compress(apart, ratio=0.5, data=nets.vectors())
+        onnxgrail.compress(apart, unit_ratio=0.5, data=nets.vectors())
 
 
 def test_what_no_message_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = onnxgrail.compress(nets.mlp(), ratio=0.5, data=nets.vectors())
+    result = onnxgrail.compress(nets.mlp(), unit_ratio=0.5, data=nets.vectors())
     monkeypatch.setattr(interop, "LIMIT", 100)
     with pytest.raises(ModelError, match="over 2 GiB"):
         result.proto()

@@ -90,15 +90,15 @@ MADE = {"present_k0": 1, "present_v0": 1, "present_k1": 1, "present_v1": 1}
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"closed_loop": False}, {"reducer": "fold"}, {"compensate": "none"}, {"selector": "l2", "ratio": 0.25}],
+    [{}, {"closed_loop": False}, {"reducer": "fold"}, {"compensate": "none"}, {"selector": "l2", "unit_ratio": 0.25}],
 )
 def test_caches_are_narrowed(files: tuple[Path, Path], tmp_path: Path, choices: dict[str, Any]) -> None:
     model, data = files
-    words = {"ratio": 0.5, "round_to": 1, **choices}
+    words = {"unit_ratio": 0.5, "round_to": 1, **choices}
     result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), kv_io=True, **words)
     report = result.report.data
     heads = [b for b in report["blocks"] if b["kind"] == "heads"]
-    left = HEADS - int(HEADS * words["ratio"])
+    left = HEADS - int(HEADS * words["unit_ratio"])
     assert [(b["units"], b["kept"]) for b in heads] == [(HEADS, left)] * 2
     assert interface(report) == {n: (axis, HEADS, left) for n, axis in (WHOLE | MADE).items()}
     kept = {p["name"]: p["kept"] for p in report["interface"]}
@@ -114,7 +114,7 @@ def test_caches_are_narrowed(files: tuple[Path, Path], tmp_path: Path, choices: 
 def test_kept_heads_are_compared_with_those_they_were(files: tuple[Path, Path], tmp_path: Path) -> None:
     """Keys of the first layer depend on nothing that was narrowed, so they must agree to the last digit or so."""
     model, data = files
-    result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), kv_io=True, ratio=0.5, round_to=1)
+    result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), kv_io=True, unit_ratio=0.5, round_to=1)
     for checks in (
         result.report.data["verification"]["outputs"],
         onnxgrail.compare(model, tmp_path / "o.onnx", data=str(data)).to_data()["outputs"],
@@ -129,7 +129,7 @@ def test_layers_may_keep_different_heads(files: tuple[Path, Path], tmp_path: Pat
     model, data = files
     blocks = onnxgrail.inspect(model, kv_io=True).blocks
     second = next(b["name"] for b in blocks if b["kind"] == "heads" and "wq1" in b["producers"])
-    words = {"data": str(data), "kv_io": True, "ratio": 0.5, "round_to": 1, "exclude": f"^{re.escape(second)}$"}
+    words = {"data": str(data), "kv_io": True, "unit_ratio": 0.5, "round_to": 1, "exclude": f"^{re.escape(second)}$"}
     result = onnxgrail.compress(model, tmp_path / "o.onnx", **words)
     assert interface(result.report.data) == {
         n: (axis, HEADS, 2) for n, axis in (WHOLE | MADE).items() if n.endswith("0")
@@ -142,10 +142,10 @@ def test_narrowed_twice(files: tuple[Path, Path], tmp_path: Path) -> None:
     """The note in the file counts in the positions of the first original."""
     model, data = files
     once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
-    first = onnxgrail.compress(model, once, data=str(data), kv_io=True, ratio=0.25, round_to=1)
+    first = onnxgrail.compress(model, once, data=str(data), kv_io=True, unit_ratio=0.25, round_to=1)
     kept = {p["name"]: p["kept"] for p in first.report.data["interface"]}
     narrow = {n: np.take(a, kept[n], axis=WHOLE[n]) if n in WHOLE else a for n, a in feeds().items()}
-    onnxgrail.compress(once, twice, data=narrow, kv_io=True, ratio=0.34, round_to=1)
+    onnxgrail.compress(once, twice, data=narrow, kv_io=True, unit_ratio=0.34, round_to=1)
     note = json.loads({p.key: p.value for p in onnx.load(twice).metadata_props}["onnxgrail.interface"])
     assert {p["name"]: (p["before"], p["after"]) for p in note} == dict.fromkeys(WHOLE | MADE, (HEADS, 2))
     assert all(set(p["kept"]) <= set(kept[p["name"]]) for p in note)
@@ -157,7 +157,7 @@ def test_narrowed_twice(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 def test_caches_stay_without_leave(files: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = files
-    result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), ratio=0.5)
+    result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), unit_ratio=0.5)
     report = result.report.data
     assert {b["kind"] for b in report["blocks"] if b["kept"] < b["units"]} == {"mlp"}
     assert report["interface"] == []
@@ -167,7 +167,17 @@ def test_caches_stay_without_leave(files: tuple[Path, Path], tmp_path: Path) -> 
 
 def test_the_change_is_printed(files: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = files
-    words = ["compress", str(model), str(tmp_path / "o.onnx"), "--data", str(data), "--ratio", "0.5", "--round-to", "1"]
+    words = [
+        "compress",
+        str(model),
+        str(tmp_path / "o.onnx"),
+        "--data",
+        str(data),
+        "--unit-ratio",
+        "0.5",
+        "--round-to",
+        "1",
+    ]
     result = CliRunner().invoke(main, [*words, "--kv-io"])
     assert result.exit_code == 0, result.output
     assert "Interface: past_k0, past_k1: 4 -> 2 heads (axis 2)" in result.output

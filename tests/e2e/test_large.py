@@ -137,8 +137,8 @@ def test_a_file_over_two_gigabytes_is_refused_with_the_fix(tmp_path: Path) -> No
 
 
 def test_a_model_from_another_reader_keeps_its_data(llama: Path) -> None:
-    result = onnxgrail.compress(ir.load(llama), data=ids(), ratio=0.5)
-    direct = onnxgrail.compress(llama, data=ids(), ratio=0.5, dry_run=True)
+    result = onnxgrail.compress(ir.load(llama), data=ids(), unit_ratio=0.5)
+    direct = onnxgrail.compress(llama, data=ids(), unit_ratio=0.5, dry_run=True)
     for name, value in direct.model.graph.initializers.items():
         assert value.const_value.tobytes() == result.model.graph.initializers[name].const_value.tobytes()
 
@@ -167,9 +167,9 @@ def test_a_model_whose_weights_stay_inside_gives_the_same_file(
     inline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = inline.read_bytes()
-    left = onnxgrail.compress(inline, tmp_path / "left.onnx", data=ids(), ratio=0.5).report.data
+    left = onnxgrail.compress(inline, tmp_path / "left.onnx", data=ids(), unit_ratio=0.5).report.data
     monkeypatch.setattr(inside, "MODEL", 2**30)
-    read = onnxgrail.compress(inline, tmp_path / "read.onnx", data=ids(), ratio=0.5).report.data
+    read = onnxgrail.compress(inline, tmp_path / "read.onnx", data=ids(), unit_ratio=0.5).report.data
     assert weights(tmp_path / "left.onnx") == weights(tmp_path / "read.onnx")
     for key in ("bytes_before", "sha256_before", "sha256_data_before", "params_before", "params_after"):
         assert left["model"][key] == read["model"][key]
@@ -178,7 +178,7 @@ def test_a_model_whose_weights_stay_inside_gives_the_same_file(
 
 
 def test_a_narrowed_model_outlives_the_file_it_was_made_from(inline: Path, tmp_path: Path) -> None:
-    result = onnxgrail.compress(inline, tmp_path / "small.onnx", data=ids(), ratio=0.5)
+    result = onnxgrail.compress(inline, tmp_path / "small.onnx", data=ids(), unit_ratio=0.5)
     inline.unlink()
     data = ir.to_proto(result.model).SerializeToString()
     assert {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in onnx.load_from_string(data).graph.initializer} == (
@@ -209,8 +209,8 @@ def test_a_damaged_file_with_weights_inside(inline: Path, damage: Callable[[byte
 
 def test_external_data_are_written_aligned_and_complete(llama: Path, tmp_path: Path) -> None:
     inside, beside = tmp_path / "inside.onnx", tmp_path / "beside.onnx"
-    onnxgrail.compress(llama, inside, data=ids(), ratio=0.5)
-    report = onnxgrail.compress(llama, beside, data=ids(), ratio=0.5, save_as_external_data=True).report.data
+    onnxgrail.compress(llama, inside, data=ids(), unit_ratio=0.5)
+    report = onnxgrail.compress(llama, beside, data=ids(), unit_ratio=0.5, save_as_external_data=True).report.data
     tensors = onnx.load(beside, load_external_data=False).graph.initializer
     places = [{e.key: e.value for e in t.external_data} for t in tensors if t.external_data]
     assert len(places) > 10
@@ -230,7 +230,7 @@ def test_external_data_are_written_aligned_and_complete(llama: Path, tmp_path: P
 def test_ratio_zero_copies_every_weight(llama: Path, tmp_path: Path) -> None:
     for external in (False, True):
         target = tmp_path / f"{external}.onnx"
-        onnxgrail.compress(llama, target, ratio=0, data=ids(), save_as_external_data=external)
+        onnxgrail.compress(llama, target, unit_ratio=0, data=ids(), save_as_external_data=external)
         assert weights(target) == weights(llama)
         np.testing.assert_array_equal(outputs(target), outputs(llama))
 
@@ -238,8 +238,8 @@ def test_ratio_zero_copies_every_weight(llama: Path, tmp_path: Path) -> None:
 def test_inline_and_external_sources_give_the_same_numbers(llama: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.onnx"
     onnx.save(onnx.load(llama), whole)
-    onnxgrail.compress(whole, tmp_path / "a.onnx", data=ids(), ratio=0.5)
-    onnxgrail.compress(llama, tmp_path / "b.onnx", data=ids(), ratio=0.5)
+    onnxgrail.compress(whole, tmp_path / "a.onnx", data=ids(), unit_ratio=0.5)
+    onnxgrail.compress(llama, tmp_path / "b.onnx", data=ids(), unit_ratio=0.5)
     assert weights(tmp_path / "a.onnx") == weights(tmp_path / "b.onnx")
 
 
@@ -257,7 +257,7 @@ def test_constants_computed_from_large_weights_are_not_kept(tmp_path: Path, monk
         assert isinstance(values, computed.Values) == (limit == 0)
         np.testing.assert_array_equal(values["at"], model.graph.initializers["a"].const_value.numpy().T)
         data = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
-        result = onnxgrail.compress(path, tmp_path / f"{limit}.onnx", data=data, ratio=0.5)
+        result = onnxgrail.compress(path, tmp_path / f"{limit}.onnx", data=data, unit_ratio=0.5)
         made.append(weights(tmp_path / f"{limit}.onnx"))
         assert [b["kept"] for b in result.report.data["blocks"]] == [8]
     assert made[0] == made[1]
@@ -319,7 +319,7 @@ def test_new_weights_of_all_layers_wait_in_files(
 
     monkeypatch.setattr(pipeline, "narrowed", narrowed)
     data, source = ids(64), llama if where == "beside" else inline
-    onnxgrail.compress(source, tmp_path / "small.onnx", data=data, ratio=0.5, compensate=compensate)
+    onnxgrail.compress(source, tmp_path / "small.onnx", data=data, unit_ratio=0.5, compensate=compensate)
     (ledger,) = ledgers
     assert len(ledger.arrays) >= 4
     assert all(lies_in_a_file(array) for array in ledger.arrays.values())

@@ -38,7 +38,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         if (ratio, compensate) not in made:
             target = folder / f"{ratio}.{compensate}.onnx"
             choices = {"data": LLAMA.calibration, "samples": 32, "check": False}
-            result = onnxgrail.compress(LLAMA.model, target, ratio=ratio, compensate=compensate, **choices)
+            result = onnxgrail.compress(LLAMA.model, target, unit_ratio=ratio, compensate=compensate, **choices)
             made[ratio, compensate] = (dict(result.report.data), perplexity(target), target)
         return made[ratio, compensate]
 

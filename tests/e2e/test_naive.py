@@ -51,7 +51,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 def compressed(model: onnx.ModelProto, feed: Any, **choices: Any) -> tuple[nets.Arrays, list[dict[str, Any]]]:
     """Weights that `compress` makes, and the narrowed blocks of its report."""
-    choices = {"ratio": RATIO, "round_to": 1, "check": False, "compensate": "grail"} | choices
+    choices = {"unit_ratio": RATIO, "round_to": 1, "check": False, "compensate": "grail"} | choices
     result = onnxgrail.compress(model, data=feed, blocks=("conv", "mlp", "heads"), **choices)
     blocks = [b for b in result.report.data["blocks"] if b["outcome"]["reason"] != "not selected"]
     return {n: v.const_value.numpy() for n, v in result.model.graph.initializers.items()}, blocks
@@ -69,7 +69,7 @@ def distance(got: nets.Arrays, wanted: nets.Arrays) -> float:
 
 def oracle(case: Case, **choices: Any) -> nets.Arrays:
     weights = nets.weights_of(case.model())
-    return naive.grail(weights, case.parts, case.run, case.feed, **{"ratio": RATIO, "closed": True} | choices)
+    return naive.grail(weights, case.parts, case.run, case.feed, **{"unit_ratio": RATIO, "closed": True} | choices)
 
 
 @every_case
@@ -166,7 +166,7 @@ def test_padded_positions_may_hold_anything() -> None:
         case.parts,
         lambda weights, feed: {n: np.where(mask[..., None], a, 0.5) for n, a in case.run(weights, feed).items()},
         case.feed | {"attention_mask": np.ones_like(mask)},
-        ratio=RATIO,
+        unit_ratio=RATIO,
         closed=True,
     )
     assert distance(got, without) > 100 * case.tolerance

@@ -66,7 +66,7 @@ def maps(count: int = 40) -> dict[str, Array]:
 
 
 def halved(model: Any, data: Any, word: str, **more: Any) -> onnxgrail.Result:
-    common: dict[str, Any] = {"ratio": 0.5, "selector": "l1", "compensate": "none", "round_to": 1, "check": False}
+    common: dict[str, Any] = {"unit_ratio": 0.5, "selector": "l1", "compensate": "none", "round_to": 1, "check": False}
     return onnxgrail.compress(model, data=data, norms=word, **common | more)
 
 
@@ -91,7 +91,7 @@ def test_what_was_only_scaled_and_shifted_comes_back(*, norm: bool, bias: bool) 
 def test_a_fold_aims_at_the_average_of_mean_and_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "_error", lambda pair, ledger: 1.0)  # channels drawn at random do not fold well
     model, data = planted(), maps()
-    result = halved(model, data, "repair", include="Conv_2|Gemm", exclude="Conv_0", reducer="fold", ratio=0.4)
+    result = halved(model, data, "repair", include="Conv_2|Gemm", exclude="Conv_0", reducer="fold", unit_ratio=0.4)
     (block,) = [b for b in result.report.data["blocks"] if b["kept"] < b["units"]]
     cluster = np.array(block["members"][0]["cluster"])
     fitted = {"x": np.delete(data["x"], np.s_[3::4], axis=0)}
@@ -125,7 +125,7 @@ def test_constants_stay_where_others_do_not_hold_up() -> None:
 @pytest.mark.parametrize("choice", ["none", "repair", "refit", "all"])
 def test_ratio_zero_changes_nothing(choice: str) -> None:
     model = planted(norm=True)
-    result = halved(model, maps(), choice, ratio=0)
+    result = halved(model, maps(), choice, unit_ratio=0)
     assert result.report.data["norms"] == []
     for name, array in weights(model).items():
         np.testing.assert_array_equal(array, weights(result.model)[name])
@@ -242,11 +242,13 @@ def test_all_is_both() -> None:
     assert kinds["all"] == ["repair", "refit", "repair"]
 
 
-@pytest.mark.parametrize("choices", [{"compensate": "best"}, {"allocate": "global", "ratio": 0.3}, {"reducer": "fold"}])
+@pytest.mark.parametrize(
+    "choices", [{"compensate": "best"}, {"allocate": "global", "unit_ratio": 0.3}, {"reducer": "fold"}]
+)
 def test_with_everything_else(choices: dict[str, Any]) -> None:
     """No entry promises what it does not hold, and the file runs."""
     model, data = nets.convnet(), nets.images()
-    common: dict[str, Any] = {"ratio": 0.5, "round_to": 1}
+    common: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1}
     result = onnxgrail.compress(model, data=data, norms="all", **common | choices)
     assert result.report.data["norms"]
     assert all(e["after"] <= e["before"] for e in result.report.data["norms"])
@@ -267,14 +269,14 @@ def judged(name: str, folder: Path, **choices: Any) -> tuple[float, float]:
 
 @pytest.mark.parametrize("choices", [{"selector": "l1"}, {"reducer": "fold"}], ids=["l1", "fold"])
 def test_repair_brings_the_digits_back(choices: dict[str, Any], tmp_path: Path) -> None:
-    common: dict[str, Any] = {"ratio": 0.5, "blocks": ("conv",), "compensate": "none", **choices}
+    common: dict[str, Any] = {"unit_ratio": 0.5, "blocks": ("conv",), "compensate": "none", **choices}
     plain, repaired = (judged("digits_resnet", tmp_path, norms=word, **common) for word in ("none", "repair"))
     assert repaired[0] > max(plain[0] + 0.5, 0.85)
     assert repaired[1] < 0.4 * plain[1]
 
 
 def test_repair_helps_grail_and_does_not_hurt_best(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"ratio": 0.7, "blocks": ("conv",), "compensate": "grail"}
+    common: dict[str, Any] = {"unit_ratio": 0.7, "blocks": ("conv",), "compensate": "grail"}
     grail, repaired = (judged("digits_resnet", tmp_path, norms=word, **common) for word in ("none", "repair"))
     assert repaired[0] > grail[0] + 0.3
     common["compensate"] = "best"
@@ -284,13 +286,13 @@ def test_repair_helps_grail_and_does_not_hurt_best(tmp_path: Path) -> None:
 
 
 def test_refit_does_not_hurt_the_vision_transformer(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"ratio": 0.5, "blocks": ("mlp", "heads"), "compensate": "none"}
+    common: dict[str, Any] = {"unit_ratio": 0.5, "blocks": ("mlp", "heads"), "compensate": "none"}
     plain, refitted = (judged("digits_vit", tmp_path, norms=word, **common) for word in ("none", "refit"))
     assert refitted[0] >= plain[0] - 0.01
     assert refitted[1] < plain[1]
 
 
 def test_refit_helps_the_language_model(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"ratio": 0.5, "blocks": ("mlp", "heads"), "compensate": "none", "samples": 64}
+    common: dict[str, Any] = {"unit_ratio": 0.5, "blocks": ("mlp", "heads"), "compensate": "none", "samples": 64}
     plain, refitted = (judged("char_llama", tmp_path, norms=word, **common) for word in ("none", "refit"))
     assert refitted[0] < 0.95 * plain[0]

@@ -35,7 +35,7 @@ def feed_of(embedded: Any) -> dict[str, Any]:
 def test_narrowed_models_compute_the_same(name: str, tmp_path: Path) -> None:
     embedded = models.load(name)
     path = tmp_path / "small.onnx"
-    result = onnxgrail.compress(embedded.model, path, data=embedded.calibration, ratio=0.5, samples=32)
+    result = onnxgrail.compress(embedded.model, path, data=embedded.calibration, unit_ratio=0.5, samples=32)
     assert result.report.data["model"]["params_after"] < 0.7 * result.report.data["model"]["params_before"]
     one, two = both(path, feed_of(embedded))
     for output, array in one.items():

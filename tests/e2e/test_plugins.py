@@ -21,7 +21,7 @@ from onnxgrail.errors import UsageError
 from . import nets
 
 PACKAGE = Path(__file__).resolve().parents[1] / "plugin"
-CHOICES: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "compensate": "none", "selector": "largest"}
+CHOICES: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "compensate": "none", "selector": "largest"}
 
 
 def install(folder: Path, name: str, groups: dict[str, dict[str, str]]) -> None:

@@ -130,8 +130,8 @@ def test_two_processes_fit_as_one_does(name: str, options: tuple[str, ...], tmp_
     "options",
     [
         ("--method", "grasp", "--grasp-layers", "1", "--grasp-whiten", "--grasp-refit"),
-        ("--method", "grail,grasp", "--ratio", "0.3", "--compensate", "grail", "--grasp-layers", "1"),
-        ("--ratio", "0.3", "--compensate", "none", "--refine", "regional"),
+        ("--method", "grail,grasp", "--unit-ratio", "0.3", "--compensate", "grail", "--grasp-layers", "1"),
+        ("--unit-ratio", "0.3", "--compensate", "none", "--refine", "regional"),
     ],
     ids=["grasp", "both", "refine"],
 )

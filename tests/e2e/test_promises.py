@@ -68,7 +68,7 @@ def digest(path: Path) -> tuple[str, int]:
 @pytest.mark.parametrize("name", NETS)
 def test_ratio_zero_changes_no_bit(name: str, tmp_path: Path) -> None:
     model, data, feed = saved(tmp_path, name)
-    result = command(model, "--ratio", 0, "--data", data)
+    result = command(model, "--unit-ratio", 0, "--data", data)
     assert result.exit_code == 0, result.output
     slim = tmp_path / "m.compressed.onnx"
     before, after = run(model, feed), run(slim, feed)
@@ -81,7 +81,7 @@ def test_ratio_zero_changes_no_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("choice", [{"compensate": "none"}, {"reducer": "fold"}, {"closed_loop": False}])
 def test_ratio_zero_changes_no_bit_with_any_method(choice: dict[str, Any]) -> None:
     model, feed = nets.transformer(), nets.tokens()
-    result = onnxgrail.compress(model, data=feed, ratio=0, **choice)
+    result = onnxgrail.compress(model, data=feed, unit_ratio=0, **choice)
     slim = onnx.ModelProto.FromString(nets.to_bytes(result.model))
     np.testing.assert_array_equal(run(model, feed)["y"], run(slim, feed)["y"])
     assert result.report.data["model"]["achieved_ratio"] == 0
@@ -158,7 +158,7 @@ def changes(tmp_path: Path, name: str = "decorated", **choices: Any) -> dict[str
 
 
 def test_everything_but_the_narrowed_weights_is_kept(tmp_path: Path) -> None:
-    found = changes(tmp_path, ratio=0.5)
+    found = changes(tmp_path, unit_ratio=0.5)
     weights = {f"/graph/initializer[{n}]/{part}" for n in ("w0", "b0", "w1", "b1") for part in ("dims", "raw_data")}
     weights |= {f"/graph/initializer[w2]/{part}" for part in ("dims", "raw_data")}
     weights.add("/graph/initializer[b2]/raw_data")  # the fit moves the bias of what reads them
@@ -169,14 +169,14 @@ def test_everything_but_the_narrowed_weights_is_kept(tmp_path: Path) -> None:
 
 
 def test_ratio_zero_keeps_everything(tmp_path: Path) -> None:
-    found = changes(tmp_path, ratio=0)
+    found = changes(tmp_path, unit_ratio=0)
     assert not {p for p in found if not (WEIGHT_INFO.search(p) or WEIGHT_NOTES.search(p))}
 
 
 @pytest.mark.parametrize("ratio", [0, 0.5])
 def test_functions_are_written_out(ratio: float, tmp_path: Path) -> None:
     model, data, feed = saved(tmp_path, "decorated")
-    onnxgrail.compress(model, data=data, ratio=ratio)
+    onnxgrail.compress(model, data=data, unit_ratio=ratio)
     slim = onnx.load(tmp_path / "m.compressed.onnx")
     assert not slim.functions
     (node,) = [n for n in slim.graph.node if "s" in n.output]
@@ -186,12 +186,12 @@ def test_functions_are_written_out(ratio: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ratio", [0, 0.5])
 def test_weights_keep_their_notes(ratio: float, tmp_path: Path) -> None:
-    assert not {p for p in changes(tmp_path, ratio=ratio) if WEIGHT_NOTES.search(p)}
+    assert not {p for p in changes(tmp_path, unit_ratio=ratio) if WEIGHT_NOTES.search(p)}
 
 
 @pytest.mark.parametrize("ratio", [0, 0.5])
 def test_no_value_info_is_invented(ratio: float, tmp_path: Path) -> None:
-    assert not {p for p in changes(tmp_path, ratio=ratio) if WEIGHT_INFO.search(p)}
+    assert not {p for p in changes(tmp_path, unit_ratio=ratio) if WEIGHT_INFO.search(p)}
 
 
 def test_the_walk_sees_every_kind_of_change() -> None:
@@ -209,7 +209,7 @@ def test_the_walk_sees_every_kind_of_change() -> None:
 
 
 def test_only_shapes_move_in_a_transformer(tmp_path: Path) -> None:
-    found = changes(tmp_path, "transformer", ratio=0.5)
+    found = changes(tmp_path, "transformer", unit_ratio=0.5)
     nodes = {p for p in found if p.startswith("/graph/node")}
     assert nodes == {f"/graph/node[{n}{k}_s]/input" for n in "qkv" for k in range(2)}  # the shape they are cut to
     assert not {p for p in found if not p.startswith(("/graph/node", "/graph/initializer", "/graph/value_info"))}
@@ -217,7 +217,7 @@ def test_only_shapes_move_in_a_transformer(tmp_path: Path) -> None:
 
 def test_dynamic_axes_still_move(tmp_path: Path) -> None:
     model, data, _ = saved(tmp_path, "transformer")
-    assert command(model, "--data", data, "--ratio", 0.5, "--no-check").exit_code == 0
+    assert command(model, "--data", data, "--unit-ratio", 0.5, "--no-check").exit_code == 0
     for batch, length in ((1, 1), (3, 17)):
         feed = {"ids": np.zeros((batch, length), np.int64), "attention_mask": np.ones((batch, length), np.int64)}
         assert run(tmp_path / "m.compressed.onnx", feed)["y"].shape == (batch, length, 6)
@@ -229,14 +229,14 @@ def test_dynamic_axes_still_move(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_without_data_it_works_and_says_what_that_costs(name: str, tmp_path: Path) -> None:
     model, _, feed = saved(tmp_path, name)
-    result = command(model, "--ratio", 0.3)
+    result = command(model, "--unit-ratio", 0.3)
     assert result.exit_code == 0, result.output
     warning = result.stderr.splitlines()[0]
     assert warning.startswith("Warning: no --data: ")
     assert re.search(r"synthetic.*0\.79", warning)
     assert run(tmp_path / "m.compressed.onnx", feed).keys() == run(model, feed).keys()
     assert "asked 30.0 %" in result.stdout
-    assert command(model, "--ratio", 0.3, "--force", "-q").stderr == ""
+    assert command(model, "--unit-ratio", 0.3, "--force", "-q").stderr == ""
 
 
 @pytest.mark.parametrize("compensate", ["none", "grail"])
@@ -255,7 +255,9 @@ def test_the_order_of_units_does_not_matter(compensate: str) -> None:
         tensor.CopyFrom(onnx.numpy_helper.from_array(weights[tensor.name], tensor.name))
     feed = nets.vectors(dtype=np.float64)
     first, second = (
-        onnxgrail.compress(m, data=feed, ratio=0.5, round_to=1, compensate=compensate, blocks=("mlp",), check=False)
+        onnxgrail.compress(
+            m, data=feed, unit_ratio=0.5, round_to=1, compensate=compensate, blocks=("mlp",), check=False
+        )
         for m in (model, moved)
     )
     ran = [run(onnx_ir.to_proto(r.model), feed) for r in (first, second)]

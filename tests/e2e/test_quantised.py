@@ -49,7 +49,7 @@ def quantised(folder: Path, **choices: Any) -> Path:
 
 
 def halved(source: Path, target: Path, **choices: Any) -> dict[str, Any]:
-    result = onnxgrail.compress(source, target, data=DIGITS.calibration, ratio=0.5, blocks=("conv",), **choices)
+    result = onnxgrail.compress(source, target, data=DIGITS.calibration, unit_ratio=0.5, blocks=("conv",), **choices)
     return result.report.data
 
 

@@ -37,7 +37,7 @@ def test_layers_whose_rows_differ_in_number_stop_no_fit(above: float, tmp_path: 
     ir.save(model, source)
     samples = {"x": rng.standard_normal((24, 6)).astype(np.float32)}
     np.savez(tmp_path / "x.npz", **samples)
-    result = onnxgrail.compress(source, slim, ratio=0.5, data=tmp_path / "x.npz")
+    result = onnxgrail.compress(source, slim, unit_ratio=0.5, data=tmp_path / "x.npz")
     assert result.report.data["blocks"]
     y, _ = ort.InferenceSession(slim).run(None, samples)
     assert y.shape == (3,)

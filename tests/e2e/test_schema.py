@@ -126,7 +126,7 @@ def test_entries_of_norms(tmp_path: Path) -> None:
 
 
 def test_sizes_and_ratios_are_those_of_the_files(tmp_path: Path) -> None:
-    data, output = report_of(nets.mlp(), nets.vectors(), tmp_path, "--ratio", "0.5")
+    data, output = report_of(nets.mlp(), nets.vectors(), tmp_path, "--unit-ratio", "0.5")
     model = data["model"]
     source = tmp_path / "m.onnx"
     for path, when in ((source, "before"), (output, "after")):
@@ -194,7 +194,7 @@ def test_exact_means_the_masked_original(
     make: Callable[[], tuple[onnx.ModelProto, nets.Arrays]], round_to: str, tmp_path: Path
 ) -> None:
     model, feed = make()
-    words = ("--compensate", "none", "--reducer", "prune", "--ratio", "0.4", "--round-to", round_to, "--no-check")
+    words = ("--compensate", "none", "--reducer", "prune", "--unit-ratio", "0.4", "--round-to", round_to, "--no-check")
     data, output = report_of(model, feed, tmp_path, *words)
     assert any(b["kept"] < b["units"] for b in data["blocks"])
     slim, expected = run(onnx.load(output), feed), run(masked(onnx.load(tmp_path / "m.onnx"), data["blocks"]), feed)
@@ -206,7 +206,9 @@ def test_exact_means_the_masked_original(
 
 
 def test_kept_lists_give_the_shapes_of_the_output(tmp_path: Path) -> None:
-    data, output = report_of(nets.transformer(), nets.tokens(), tmp_path, "--ratio", "0.5", "--compensate", "grail")
+    data, output = report_of(
+        nets.transformer(), nets.tokens(), tmp_path, "--unit-ratio", "0.5", "--compensate", "grail"
+    )
     before, after = nets.weights_of(onnx.load(tmp_path / "m.onnx")), nets.weights_of(onnx.load(output))
     for block in data["blocks"]:
         for member in block["members"]:
@@ -232,7 +234,7 @@ def test_clusters_of_a_fold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--reducer", "fold"), ("--open-loop",)])
 def test_compensation_is_never_worse_on_its_own_data(words: tuple[str, ...], tmp_path: Path) -> None:
-    data, _ = report_of(nets.transformer(), nets.tokens(count=4), tmp_path, "--ratio", "0.5", *words)
+    data, _ = report_of(nets.transformer(), nets.tokens(count=4), tmp_path, "--unit-ratio", "0.5", *words)
     for block in data["blocks"]:
         assert block["error"]["compensated"] <= block["error"]["plain"]
     assert any(b["error"]["compensated"] < 0.9 * b["error"]["plain"] for b in data["blocks"])
@@ -267,7 +269,7 @@ def counted(
         return session
 
     monkeypatch.setattr(stream, "open_piece", counting)
-    choices = {"compensate": "grail", "ratio": 0.5, "check": False, "batch_size": 8} | choices
+    choices = {"compensate": "grail", "unit_ratio": 0.5, "check": False, "batch_size": 8} | choices
     result = onnxgrail.compress(model, data=data, **choices)
     monkeypatch.undo()
     assert sum(b["kept"] < b["units"] for b in result.report.data["blocks"]) == blocks

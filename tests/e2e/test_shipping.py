@@ -104,7 +104,7 @@ def test_half_precision_is_not_made_integers(kind: str, resnet: Any, tmp_path: P
     onnxgrail.compress(resnet.model, tmp_path / "h.onnx", quantize="fp16", check=False, **common)
     with pytest.raises(QuantisedError, match="has half precision already"):
         onnxgrail.compress(tmp_path / "h.onnx", quantize=kind, dry_run=True, **common)
-    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, ratio=0.5, **common)
+    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, unit_ratio=0.5, **common)
     assert again.report.data["model"]["params_after"] < 0.8 * again.report.data["model"]["params_before"]
 
 
@@ -138,7 +138,7 @@ def test_layers_that_read_outliers_stay_in_float(tmp_path: Path) -> None:
     feed = nets.vectors(512)
     odd = {"x": feed["x"].copy()}
     odd["x"][0, 0] = 3e3  # one value so large that a step is wider than all others
-    words = {"quantize": "int8", "ratio": 0, "check": False}
+    words = {"quantize": "int8", "unit_ratio": 0, "check": False}
     plain = onnxgrail.compress(nets.mlp(), data=feed, dry_run=True, **words).report.data["quantization"]
     found = onnxgrail.compress(nets.mlp(), data=odd, dry_run=True, **words).report.data["quantization"]
     assert plain["kept_float"] == []
@@ -169,7 +169,7 @@ def test_simplify_without_onnxslim(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:
     pytest.importorskip("onnxslim", reason="extra `simplify` is not installed")
     model = nets.transformer()
-    common: dict[str, Any] = {"data": nets.tokens(), "ratio": 0.5}
+    common: dict[str, Any] = {"data": nets.tokens(), "unit_ratio": 0.5}
     plain = onnxgrail.compress(model, tmp_path / "p.onnx", **common)
     slim = onnxgrail.compress(model, tmp_path / "s.onnx", simplify=True, **common)
     entry = slim.report.data["simplify"]

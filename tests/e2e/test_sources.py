@@ -117,7 +117,7 @@ def test_a_split_output_can_be_compressed_again_and_replaced(inline: Path) -> No
     assert again.exit_code == 0, again.stderr
     assert run(split.with_name("split.compressed.onnx")).shape == (24, 10, 6)
     # With another ratio both files must be new, or the weights would not fit the graph.
-    assert command(inline, split, *first, "--ratio", 0.5, "--force").exit_code == 0
+    assert command(inline, split, *first, "--unit-ratio", 0.5, "--force").exit_code == 0
     assert dict(onnx_shapes(split))["up0"] == (32, 24)
     assert run(split).shape == (24, 10, 6)
 
@@ -161,7 +161,7 @@ def test_every_kind_of_source_gives_the_same_weights(inline: Path) -> None:
     }
     made = {}
     for name, source in sources.items():
-        result = onnxgrail.compress(source, data=nets.tokens(), ratio=0.5, dry_run=True)
+        result = onnxgrail.compress(source, data=nets.tokens(), unit_ratio=0.5, dry_run=True)
         assert result.output is None
         model = onnx.ModelProto.FromString(nets.to_bytes(result.model))
         # GraphSurgeon renames nothing that has a name, but sorts.
@@ -183,8 +183,8 @@ def test_an_object_is_written_only_where_asked(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_result_can_be_compressed_again() -> None:
-    once = onnxgrail.compress(nets.mlp((12, 64, 64, 10)), data=nets.vectors(), ratio=0.5)
-    twice = onnxgrail.compress(once.model, data=nets.vectors(), ratio=0.5)
+    once = onnxgrail.compress(nets.mlp((12, 64, 64, 10)), data=nets.vectors(), unit_ratio=0.5)
+    twice = onnxgrail.compress(once.model, data=nets.vectors(), unit_ratio=0.5)
     assert [b["kept"] for b in twice.report.data["blocks"]] == [16, 16]
     once_more = onnx.ModelProto.FromString(nets.to_bytes(once.model))
     assert {t.name: tuple(t.dims) for t in once_more.graph.initializer}["w0"] == (32, 12)

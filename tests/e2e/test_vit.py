@@ -30,7 +30,7 @@ def test_grail_repairs_what_pruning_broke(ratio: float, gain: float, tmp_path: P
     for compensate in ("none", "grail"):
         target = tmp_path / f"{compensate}.onnx"
         result = onnxgrail.compress(
-            VIT.model, target, ratio=ratio, compensate=compensate, data=VIT.calibration, check=False
+            VIT.model, target, unit_ratio=ratio, compensate=compensate, data=VIT.calibration, check=False
         )
         found[compensate] = accuracy(target)
         assert all(b["kept"] < b["units"] for b in result.report.data["blocks"])

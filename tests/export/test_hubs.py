@@ -50,7 +50,7 @@ def test_a_checkpoint_becomes_a_file_that_compress_narrows(checkpoints: Path, tm
     data = json.loads(done.stdout)
     assert (data["exporter"], data["attention"], data["outputs"]) == ("dynamo", "eager", ["logits"])
     assert data["inputs"] == {key: ["batch", "sequence"] for key in ("input_ids", "attention_mask", "token_type_ids")}
-    words = ["compress", str(dense), "-o", str(small), "--ratio", "0.5", "--samples", "8", "--compensate", "grail"]
+    words = ["compress", str(dense), "-o", str(small), "--unit-ratio", "0.5", "--samples", "8", "--compensate", "grail"]
     done = CliRunner().invoke(main, [*words, "--json"])
     assert done.exit_code == 0, done.stderr
     blocks = json.loads(done.stdout)["blocks"]

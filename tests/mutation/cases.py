@@ -22,7 +22,7 @@ BAD, GOOD, OUT = "m.onnx", "good.onnx", "out.onnx"
 OPTIONS = (
     (),
     (),
-    ("--ratio", "0.5", "--round-to", "1"),
+    ("--unit-ratio", "0.5", "--round-to", "1"),
     ("--round-to", "1", "--blocks", "conv,mlp,heads,stream"),
     ("--reducer", "fold", "--round-to", "1"),
     ("--save-as-external-data",),

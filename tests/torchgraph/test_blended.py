@@ -55,7 +55,7 @@ def refined(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> tuple[Job
     monkeypatch.setattr(distill, "blended", spy)
     monkeypatch.setattr(distill, "whole", counted)
     onnxgrail.compress(
-        ir.to_proto(network()), data=given, ratio=0.5, round_to=1, check=False, refine="distill", batch_size=BATCH
+        ir.to_proto(network()), data=given, unit_ratio=0.5, round_to=1, check=False, refine="distill", batch_size=BATCH
     )
     return seen[0], seen[1], steps[0]
 
@@ -130,7 +130,12 @@ def test_nothing_to_blend_takes_no_more_steps(monkeypatch: pytest.MonkeyPatch) -
 def test_a_very_narrow_resnet_sees_nearly_as_well_as_the_original(refine: str, seed: int) -> None:
     """With the steps that users get, on images that neither fit nor choice has seen; seeds 0 to 4 give 98 %."""
     found = models.load("digits_resnet")
-    choices: dict[str, Any] = {"ratio": 0.85, "blocks": ("conv", "stream"), "check": False, "data": found.calibration}
+    choices: dict[str, Any] = {
+        "unit_ratio": 0.85,
+        "blocks": ("conv", "stream"),
+        "check": False,
+        "data": found.calibration,
+    }
     model = onnxgrail.compress(found.model, dry_run=True, refine=refine, seed=seed, **choices).model
     with np.load(found.heldout) as file, open_session(to_bytes(model)) as session:
         right = (session.run({"images": file["images"]})["logits"].argmax(1) == file["labels"]).mean()

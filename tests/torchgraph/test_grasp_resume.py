@@ -62,7 +62,7 @@ def moments(every: dict[str, int]) -> Iterator[tuple[str, int]]:
         ("mlp", {}),
         ("mlp", {"grasp_rank": "taylor", "grasp_refit": True}),
         ("mlp", {"grasp_rank": "magnitude", "grasp_whiten": True}),
-        ("mlp", {"method": "grail,grasp", "ratio": 0.5, "compensate": "none", "round_to": 1, "grasp_refit": True}),
+        ("mlp", {"method": "grail,grasp", "unit_ratio": 0.5, "compensate": "none", "round_to": 1, "grasp_refit": True}),
         ("llama", {"grasp_whiten": True, "grasp_refit": True, "grasp_layers": 1, "samples": 24}),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_pool_at_the_input_gives_back_what_narrowing_took(
 ) -> None:
     monkeypatch.setattr(ic, "STEPS", 500)
     found = models.load(name)
-    choices: dict[str, Any] = {"ratio": ratio, "compensate": "grail", "check": False, "data": found.calibration}
+    choices: dict[str, Any] = {"unit_ratio": ratio, "compensate": "grail", "check": False, "data": found.calibration}
     plain = onnxgrail.compress(found.model, dry_run=True, **choices)
     result = onnxgrail.compress(found.model, dry_run=True, method="ic", **choices)
     dense, before, after = models.manifest()[name]["dense"], accuracy(name, plain.model), accuracy(name, result.model)
@@ -62,7 +62,13 @@ def decoder(rng: np.random.Generator) -> ir.Model:
 
 
 def narrow(model: ir.Model, data: Any, **choices: Any) -> onnxgrail.pipeline.Result:
-    common: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "compensate": "none"}
+    common: dict[str, Any] = {
+        "unit_ratio": 0.5,
+        "round_to": 1,
+        "blocks": ("mlp",),
+        "check": False,
+        "compensate": "none",
+    }
     return onnxgrail.compress(ir.to_proto(model), data=data, **{**common, **choices})
 
 

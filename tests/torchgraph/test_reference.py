@@ -262,7 +262,7 @@ def normed() -> ir.Model:
 
 def test_norms_alone_move() -> None:
     dense = normed()
-    given = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "compensate": "none", "check": False, "data": data()}
+    given = {"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "compensate": "none", "check": False, "data": data()}
     before, after = (onnxgrail.compress(ir.to_proto(dense), **given, refine=kind).model for kind in ("none", "norms"))
     arrays = [{n: v.const_value.numpy() for n, v in m.graph.initializers.items()} for m in (before, after)]
     moved = {n for n, array in arrays[0].items() if not np.array_equal(array, arrays[1][n])}
@@ -279,7 +279,7 @@ def test_without_normalisations_norms_are_skipped() -> None:
 
 def test_blocks_with_unknown_channels_are_fitted_together() -> None:
     dense = mlp(DEPTH, 16)
-    choices: dict[str, Any] = {"ratio": 0.3, "round_to": 1, "compensate": "none", "check": False, "data": data()}
+    choices: dict[str, Any] = {"unit_ratio": 0.3, "round_to": 1, "compensate": "none", "check": False, "data": data()}
     small = onnxgrail.compress(ir.to_proto(dense), blocks=("mlp", "stream"), **choices).model
     result = fitted(dense, small, refine="laco")
     block, whole = result.report.data["refines"]

@@ -44,7 +44,13 @@ def data(rows: int = 96, width: int = 5, seed: int = 1) -> dict[str, Any]:
 
 def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.pipeline.Result:
     """Half of every MLP gone, and refined."""
-    common: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "compensate": "grail"}
+    common: dict[str, Any] = {
+        "unit_ratio": 0.5,
+        "round_to": 1,
+        "blocks": ("mlp",),
+        "check": False,
+        "compensate": "grail",
+    }
     return onnxgrail.compress(
         ir.to_proto(model), data=data() if given is None else given, **{**common, "refine": refine or "none", **choices}
     )
@@ -213,7 +219,13 @@ def test_weights_keep_their_type(kind: str) -> None:
 @pytest.mark.parametrize(("reducer", "compensate"), [("prune", "best"), ("fold", "best"), ("fold", "grail")])
 def test_narrowed_streams_aim_at_the_channels_that_are_left(reducer: str, compensate: str) -> None:
     found = models.load("digits_resnet")
-    choices = {"ratio": 0.5, "blocks": ("conv", "stream"), "check": False, "reducer": reducer, "compensate": compensate}
+    choices = {
+        "unit_ratio": 0.5,
+        "blocks": ("conv", "stream"),
+        "check": False,
+        "reducer": reducer,
+        "compensate": compensate,
+    }
     choices["data"] = found.calibration
     entries = onnxgrail.compress(found.model, dry_run=True, refine="laco", **choices).report.data["refines"]
     blocks = [e for e in entries if e["block"].startswith("blocks.")]
@@ -306,7 +318,7 @@ def test_the_command_line_says_what_came_of_it(tmp_path: Any) -> None:
 @pytest.mark.parametrize("refine", ["laco", "distill"])
 def test_caches_that_lost_heads_are_fed_as_they_are_now(refine: str) -> None:
     rows = [{n: a + 0.1 * k if a.dtype.kind == "f" else a for n, a in cache_feed().items()} for k in range(6)]
-    choices: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "check": False, "kv_io": True}
+    choices: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "check": False, "kv_io": True}
     entries = onnxgrail.compress(ir.to_proto(decoder()), data=rows, refine=refine, **choices).report.data["refines"]
     assert any(e["outcome"]["status"] == "ok" for e in entries)
     assert all(e["after"] <= e["before"] for e in entries if e["before"] is not None)
@@ -315,7 +327,12 @@ def test_caches_that_lost_heads_are_fed_as_they_are_now(refine: str) -> None:
 def test_a_very_narrow_resnet_sees_again() -> None:
     """On images that neither fit nor choice has seen."""
     found = models.load("digits_resnet")
-    choices: dict[str, Any] = {"ratio": 0.85, "blocks": ("conv", "stream"), "check": False, "data": found.calibration}
+    choices: dict[str, Any] = {
+        "unit_ratio": 0.85,
+        "blocks": ("conv", "stream"),
+        "check": False,
+        "data": found.calibration,
+    }
     right = {}
     with np.load(found.heldout) as file:
         images, labels = file["images"], file["labels"]

@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on_behind_the_last_fit(
         return [{**entry, "seconds": 0} for entry in entries]
 
     model = ir.to_proto(mlp(4, 16))
-    words = {"data": data(), "ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, **choices}
+    words = {"data": data(), "unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, **choices}
     killed_and_continued(run, fits, tmp_path)
 
 

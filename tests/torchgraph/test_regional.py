@@ -97,7 +97,13 @@ def test_outputs_that_are_made_on_the_way_count() -> None:
 
 
 def kept(model: ir.Model, **choices: Any) -> dict[str, list[int]]:
-    common: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "compensate": "none"}
+    common: dict[str, Any] = {
+        "unit_ratio": 0.5,
+        "round_to": 1,
+        "blocks": ("mlp",),
+        "check": False,
+        "compensate": "none",
+    }
     report = onnxgrail.compress(ir.to_proto(model), data=data(), **{**common, **choices}).report.data
     return {b["name"]: b["kept_units"] for b in report["blocks"] if b["kind"] == "mlp"}
 
@@ -130,7 +136,13 @@ def test_without_torch_the_selector_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def refined(model: ir.Model, **choices: Any) -> list[dict[str, Any]]:
-    common: dict[str, Any] = {"ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "compensate": "none"}
+    common: dict[str, Any] = {
+        "unit_ratio": 0.5,
+        "round_to": 1,
+        "blocks": ("mlp",),
+        "check": False,
+        "compensate": "none",
+    }
     found = onnxgrail.compress(ir.to_proto(model), data=data(), **{**common, "refine": "regional", **choices})
     entries: list[dict[str, Any]] = found.report.data["refines"]
     return entries

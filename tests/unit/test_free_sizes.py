@@ -67,7 +67,7 @@ def test_a_deep_model_is_checked_with_them_if_it_can(fails: bool, monkeypatch: p
     monkeypatch.setattr(finish, "run_each", noted)
     monkeypatch.setattr(finish, "DEEP", 1)
     model = mlp()
-    result = compress(model, data=feed(model, N=8), ratio=0.5, batch_size=4, dry_run=True)
+    result = compress(model, data=feed(model, N=8), unit_ratio=0.5, batch_size=4, dry_run=True)
     assert result.report.data["verification"]["ort_load"]
     assert seen == [{"N": 4}, *([None] if fails else [])]
 
@@ -79,4 +79,4 @@ def test_another_model_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(finish, "run_each", noted)
     model = mlp()
-    assert compress(model, data=feed(model, N=8), ratio=0.5, dry_run=True).report.data["verification"]["ort_load"]
+    assert compress(model, data=feed(model, N=8), unit_ratio=0.5, dry_run=True).report.data["verification"]["ort_load"]

@@ -252,7 +252,7 @@ def test_a_whole_run_comes_out_the_same(
     make, draw = NETS[name]
     model, data = make(), draw()
     opened: list[Any] = []
-    common = {"data": data, "ratio": 0.4, "round_to": 1, "check": False, **choices}
+    common = {"data": data, "unit_ratio": 0.4, "round_to": 1, "check": False, **choices}
     plain = onnxgrail.compress(model, **common)
     monkeypatch.setattr(module, "lane_of", lambda providers: opened.append(way.lane()) or opened[-1])
     with solving(way):
