@@ -54,5 +54,5 @@ def apply(
     settings |= measured(latency, reports, settings)
     _machine.ready("apply")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
-        result = onnxgrail.apply(recipe, model, written, progress=show, **settings)
-    finish(result, reports, as_json=as_json, quiet=quiet)
+        result = onnxgrail.apply(recipe, model, written, report=reports, progress=show, **settings)
+    finish(result, as_json=as_json, quiet=quiet)

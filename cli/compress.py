@@ -150,12 +150,6 @@ def compress(
     options.only_one(click.get_current_context(), recipe)
     if sparsity is not None:
         recipe["ratio"] = sparsity
-    clash = next((path for path in reports if path.resolve() in _resolved(model, target, output)), None)
-    if clash is not None:
-        raise click.UsageError(f"the report {str(clash)!r} would replace a model")
-    both = next((path for path in reports if path.resolve() in _resolved(recipe["save_recipe"])), None)
-    if both is not None:
-        raise click.UsageError(f"the report and the recipe would both be {str(both)!r}")
     recipe["providers"] = options.resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)
@@ -165,19 +159,20 @@ def compress(
         follows = group.rank > 0
         try:
             with render.progress(quiet=quiet or follows, no_progress=no_progress) as show:
-                result = onnxgrail.compress(model, written, group=group, progress=show, **recipe)
+                result = onnxgrail.compress(model, written, report=reports, group=group, progress=show, **recipe)
         except onnxgrail.NothingToCompressError as error:
-            if error.report is not None and not follows:
-                _hand_over(error.report, reports, as_json=as_json)
+            if as_json and isinstance(error.report, onnxgrail.Report) and not follows:
+                click.echo(error.report.to_json())
             raise
     if not follows:
-        finish(result, reports, as_json=as_json, quiet=quiet)
+        finish(result, as_json=as_json, quiet=quiet)
 
 
-def finish(result: Any, reports: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
-    """Hand over what a run made: files, tables or JSON, and the exit code of its gates."""
-    _hand_over(result.report, reports, as_json=as_json)
+def finish(result: Any, *, as_json: bool, quiet: bool) -> None:
+    """Hand over what a run made: tables or JSON, and the exit code of its gates."""
     data = result.report.data
+    if as_json:
+        click.echo(result.report.to_json())
     render.notes([*_notes(data), *close.advice(data)], quiet=quiet)
     if not as_json and not quiet:
         _tables(result.report, result.output)
@@ -194,17 +189,6 @@ def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dic
     if curves is None:
         curves = drawn or (None if page else False)
     return {"latency": page or drawn if latency is None else latency, "curves": curves}
-
-
-def _resolved(*paths: Path | None) -> set[Path]:
-    return {path.resolve() for path in paths if path is not None}
-
-
-def _hand_over(report: Any, reports: tuple[Path, ...], *, as_json: bool) -> None:
-    for path in reports:
-        report.save(path)
-    if as_json:
-        click.echo(report.to_json())
 
 
 def _notes(data: Any) -> list[str]:

@@ -31,9 +31,11 @@ def inspect(
     --input-shapes sets their shapes.
     """
     import onnxgrail
+    from onnxgrail import files, paths
 
-    if page is not None and page.resolve() == model.resolve():
-        raise click.UsageError(f"the page {str(page)!r} would replace the model")
+    if page is not None:
+        paths.check_targets([("--html", page)], files.reads({"the input": model}))
+        paths.check_output(page, force=True)
     _machine.ready("inspect")
     try:
         found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)

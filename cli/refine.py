@@ -83,9 +83,7 @@ def refine(
         raise click.UsageError("refine runs in one process; start it without torchrun")
     _machine.ready("refine_model")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
-        result = onnxgrail.refine_model(model, written, progress=show, **settings)
-    for path in reports:
-        result.report.save(path)
+        result = onnxgrail.refine_model(model, written, report=reports, progress=show, **settings)
     data = result.report.data
     render.notes([*data["calibration"]["notes"], *data["notes"]], quiet=quiet)
     if as_json:

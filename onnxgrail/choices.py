@@ -88,6 +88,7 @@ class Options(Choices, total=False):
     save_recipe: str | Path | None
     latency: bool
     curves: bool | None
+    report: str | Path | Iterable[str | Path]
     plots: str | Path | None
     group: Any
     progress: Progress

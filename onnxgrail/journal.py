@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onnxgrail.errors import DataError, OutputError, UsageError
-from onnxgrail.paths import check_folder, write_text, write_whole
+from onnxgrail.paths import make_folder, write_text, write_whole
 from onnxgrail.record import Record, decode, encode
 
 FORMAT = 1
-MANIFEST, STEPS, SCRATCH = "manifest.json", "steps", "scratch"
+MANIFEST, STEPS, SCRATCH, LOCK = "manifest.json", "steps", "scratch", "lock"
+
+
+def files(place: Path) -> list[Path]:
+    """Return files as they lie in such a folder, one of each kind."""
+    return [place / MANIFEST, place / LOCK, place / STEPS / "step.npz"]
 
 
 class Journal(Protocol):
@@ -59,10 +64,7 @@ class Folder:
             OutputError: it is not such a folder, cannot be written, or another run works in it.
         """
         self._place = place
-        if not place.exists():
-            check_folder(place.parent)
-            place.mkdir(exist_ok=True)
-        check_folder(place)
+        make_folder(place)
         self._manifest = self._read()
         self._lock = _locked(place)
         shutil.rmtree(place / SCRATCH, ignore_errors=True)
@@ -133,7 +135,8 @@ class Folder:
     def _read(self) -> dict[str, Any]:
         path = self._place / MANIFEST
         if not path.exists():
-            strange = [p.name for p in self._place.iterdir() if p.name not in (STEPS, SCRATCH, "lock")]
+            own = (STEPS, SCRATCH, LOCK)  # a run that was killed early leaves them, and nothing in them
+            strange = [p.name for p in self._place.iterdir() if p.name not in own or (p.is_dir() and any(p.iterdir()))]
             if strange:
                 raise OutputError(
                     f"--resume {str(self._place)!r} holds other files ({min(strange)})", hint="Choose an empty folder"
@@ -158,7 +161,7 @@ def _locked(place: Path) -> int | None:
         import fcntl
     except ImportError:  # Windows
         return None
-    handle = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -1,24 +1,19 @@
-"""Where results go: checked before the work starts, written whole or not at all."""
+"""Where results go: checked before the work starts, never over what is read, written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
-from io import FileIO
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import BinaryIO
 
-from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.errors import ModelError, OutputError, UsageError
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
-PIECE = 2**24  # bytes of a file that are looked at together
 SCRATCH = "onnxgrail-"  # how folders for files on the way are called
 TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
@@ -30,7 +25,7 @@ def default_output(source: Path) -> Path:
 
 def weights_file(target: Path) -> Path:
     """The file beside a model that holds its weights, where they are not inside."""
-    return target.with_name(f"{target.name}.data")
+    return target.parent / f"{target.name}.data"
 
 
 def path_of(source: object) -> Path | None:
@@ -52,51 +47,138 @@ def check_input(source: Path, hint: str = "Give an .onnx file") -> None:
         raise ModelError(f"{str(source)!r} cannot be read", hint="Check its permissions")
 
 
-def check_output(source: Path, target: Path, *, force: bool = False) -> None:
-    """Whether the result can be written, found out before the work is done.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """A file that a command reads, or a folder of such files.
+
+    Attributes:
+        path: the file or folder.
+        what: how messages call it.
+        holds: tells of a path below the folder, seen from there, if that file is one of those that are read.
+    """
+
+    path: Path
+    what: str
+    holds: Callable[[Path], bool] = lambda _: True
+
+
+Targets = Iterable[tuple[str, Path]]
+"""Pairs of an option and what is written for it."""
+
+
+def check_targets(targets: Targets, reads: Iterable[Read], folders: Targets = ()) -> None:
+    """Refuse to write over what is read, and to write two things to one file.
+
+    Links are followed, and all hard links of a file count as that file.
 
     Args:
-        source: the model that is read; never written.
-        target: the file to write.
-        force: an existing target may be replaced.
+        targets: files to write.
+        reads: what is read. No option allows to replace it.
+        folders: folders that belong to the command.
 
     Raises:
-        OutputError: target is the source, a folder, exists without `force`, or its folder is missing or not writable.
+        OutputError: a target is read, or such a folder holds what is read.
+        UsageError: two targets are one file.
     """
-    if _same(source, target):
-        raise OutputError(f"output {str(target)!r} is the input", hint="Choose another name with --output")
+    reads, seen = list(reads), list[tuple[str, Path]]()
+    hint = "What is read is never replaced, with --force either: choose another name"
+    for option, folder in folders:
+        for read in reads:
+            if _real(read.path).is_relative_to(_real(folder)):
+                raise OutputError(f"{option} {str(folder)!r} holds {read.what} {str(read.path)!r}", hint=hint)
+    for option, target in targets:
+        for read in reads:
+            if _same(read.path, target):
+                raise OutputError(f"{option} {str(target)!r} is {read.what}", hint=hint)
+            if read.path.is_dir() and _among(target, read):
+                raise OutputError(f"{option} {str(target)!r} belongs to {read.what} {str(read.path)!r}", hint=hint)
+        for other, place in seen:
+            if _same(place, target):
+                raise UsageError(f"{option} {str(target)!r} is the file of {other}", hint="Choose another name")
+        seen.append((option, target))
+
+
+def _among(target: Path, read: Read) -> bool:
+    """Return True if a target is one of the files that are read from a folder, or would be the next time."""
+    place, folder = _real(target), _real(read.path)
+    if place.is_relative_to(folder) and read.holds(place.relative_to(folder)):
+        return True
+    if not target.exists():
+        return False
+    found = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+    return any(_same(file, target) for file in found if read.holds(file.relative_to(folder)))
+
+
+def _same(one: Path, two: Path) -> bool:
+    try:
+        return one.samefile(two)
+    except OSError:
+        return _real(one) == _real(two)
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links that lead to themselves
+        return path.absolute()
+
+
+def check_output(target: Path, *, force: bool = False) -> None:
+    """Check that a file can be written, before the work is done.
+
+    Args:
+        target: the file to write.
+        force: an existing file may be replaced.
+
+    Raises:
+        OutputError: target is a folder or a device, exists without `force`, or its folder cannot be made or written.
+    """
     if target.is_dir():
         raise OutputError(f"output {str(target)!r} is a folder", hint="Give a file name")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"output {str(target)!r} is not a regular file", hint="Give a file name")
     if target.exists() and not force:
         raise OutputError(f"output {str(target)!r} exists", hint="Use --force to replace it")
     check_folder(target.parent)
 
 
 def check_folder(folder: Path) -> None:
-    """Whether files can be made in a folder; tried, since permission bits do not tell about mounts and full quotas.
+    """Check that files can be made in a folder, which may have to be made itself.
+
+    It is tried, since permission bits do not tell about mounts and full quotas.
 
     Raises:
-        OutputError: it is missing, no folder, or not writable.
+        OutputError: it, or the folder in which it would be made, is no folder or not writable.
     """
-    if not folder.exists():
-        raise OutputError(f"output folder {str(folder)!r} does not exist", hint="Create it or choose another")
-    if not folder.is_dir():
-        raise OutputError(f"{str(folder)!r} is not a folder", hint="Choose another output folder")
+    there = existing(folder)
+    if not there.is_dir():
+        raise OutputError(f"{str(there)!r} is not a folder", hint="Choose another output folder")
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         why = error.strerror or str(error)
         raise OutputError(
-            f"cannot write to folder {str(folder)!r}: {why}", hint="Choose another output folder"
+            f"cannot write to folder {str(there)!r}: {why}", hint="Choose another output folder"
         ) from error
 
 
-def _same(source: Path, target: Path) -> bool:
+def existing(folder: Path) -> Path:
+    """Return a folder, or the closest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those above it.
+
+    Raises:
+        OutputError: it cannot be made or written.
+    """
     try:
-        return source.samefile(target)
-    except OSError:
-        return source.resolve() == target.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make folder {str(folder)!r}: {error.strerror or error}") from error
+    check_folder(folder)
 
 
 def write_text(target: Path, text: str) -> None:
@@ -114,7 +196,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    check_folder(target.parent)
+    make_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with _nameless(target.parent) or temporary.open("wb") as file:
@@ -156,55 +238,3 @@ def out_of_room(error: BaseException | None) -> OSError | None:
             return error
         error = error.__cause__ or error.__context__
     return None
-
-
-class Checksums:
-    """Checksums of files, some of which are made in threads while other work goes on."""
-
-    def __init__(self, *, threads: int) -> None:
-        """With one thread in all, each is made when it is asked for."""
-        self._alone = threads == 1
-        self._begun: dict[Path, Future[str]] = {}
-
-    def begin(self, *paths: Path) -> None:
-        """Have the checksums of files made, one after the other."""
-        if not self._alone:
-            self._start({path: partial(sha256, path) for path in paths})
-
-    def renamed(self, path: Path, later: Path) -> None:
-        """Have the checksum of a file made that is going to be renamed."""
-        if not self._alone and os.name != "nt":  # there, no file is renamed that somebody reads
-            self._start({later: partial(_read, path.open("rb", buffering=0))})
-
-    def _start(self, makers: dict[Path, Callable[[], str]]) -> None:
-        futures: dict[Path, Future[str]] = {path: Future() for path in makers}
-        self._begun |= futures
-        todo = list(zip(futures.values(), makers.values(), strict=True))
-        Thread(target=_answer, args=(todo,), daemon=True).start()  # nobody waits for it where the work fails
-
-    def of(self, path: Path) -> str:
-        """The checksum."""
-        future = self._begun.get(path)
-        return sha256(path) if future is None else future.result()
-
-
-def _answer(todo: list[tuple[Future[str], Callable[[], str]]]) -> None:
-    for future, make in todo:
-        try:
-            future.set_result(make())
-        except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
-            future.set_exception(error)
-
-
-def sha256(path: Path) -> str:
-    """Checksum of a file in hexadecimal."""
-    return _read(path.open("rb", buffering=0))
-
-
-def _read(file: FileIO) -> str:
-    """Of an open file, in pieces: large ones, since between them a thread waits for its turn."""
-    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
-    with file:
-        while count := file.readinto(piece):
-            digest.update(piece[:count])
-    return digest.hexdigest()

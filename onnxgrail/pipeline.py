@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,13 @@ from onnxgrail.choices import Choices
 from onnxgrail.core import Applied, Recipe
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
+from onnxgrail.files import Writes, reads, target_of, writes_of
 from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.mapped import loose, weight_files
 from onnxgrail.graph.model_io import LIMIT, Finished, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.paths import check_input, check_output, default_output, path_of, weights_file
+from onnxgrail.paths import check_output, default_output, path_of, weights_file
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
@@ -37,9 +38,6 @@ from onnxgrail.summary import nothing_text
 
 if TYPE_CHECKING:
     from onnxgrail.refine.job import Refined
-
-Owned = Callable[[Path], bool]
-"""Whether a file is this very run's and may be replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,6 +85,7 @@ def compress(
     save_recipe: str | Path | None = None,
     latency: bool = False,
     curves: bool | None = False,
+    report: str | Path | Iterable[str | Path] = (),
     plots: str | Path | None = None,
     group: Group = SOLO,
     progress: Progress = silent,
@@ -111,6 +110,7 @@ def compress(
         latency: measure original and result in turn, for the report.
         curves: also measure the error of every block alone at several widths, for the report; None: where that takes
             little time.
+        report: files for the report: a page where the suffix is .html, else JSON.
         plots: folder for figures of the report, as PNG and SVG.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one refines, replaces layers, writes and checks.
@@ -125,30 +125,35 @@ def compress(
         LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock()
-    _require(recipe, plots)
+    _require(recipe, plots, save_recipe)
     first = group.rank == 0
+    stored = _files(stats, save_stats)
+    target = target_of(model, output, default_output) if first and not dry_run else None
+    writes = writes_of(
+        target, save_stats=save_stats, save_recipe=save_recipe, report=report, plots=plots, resume=resume
+    )
+    if first:
+        files = {"the statistics": stats, "the tokenizer": recipe.tokenizer}
+        writes.apart(reads({"the input": model}, data, held_out, files))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, solving_on(recipe.providers):
-        owned = functools.partial(replaceable, folder)
-        target = _target(model, output, force=force, owned=owned) if first and not dry_run else None
-        files = _files(model, target, stats, save_stats, force=force or not first, owned=owned)
-        if save_recipe is not None and first:
-            _check_recipe_file(model, target, Path(save_recipe), force=force or resume is not None)
+        if first:
+            writes.ready(force=force, owned=functools.partial(replaceable, folder))
         prepared = prepare(model, data, recipe, clock, group, held_out)
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
-        external = target is not None and (save_as_external_data or weight_bytes(prepared.model) > LIMIT)
+        external = save_as_external_data or weight_bytes(prepared.model) > LIMIT
         if target is not None and external:
-            _check_weights_file(prepared.model, target, force=force, owned=owned)
+            check_output(weights_file(target), force=force or replaceable(folder, weights_file(target)))
         if folder is not None:
-            begin(folder, prepared, recipe, files)
-            folder.about_to_write(*(path for path in (files.write,) if path is not None))
+            begin(folder, prepared, recipe, stored)
+            folder.about_to_write(*(path for path in (stored.write,) if path is not None))
         if first and prepared.path is not None:
             prepared.checksums.begin(prepared.path, *weight_files(prepared.model).values())
         journal = folder or NO_JOURNAL
-        decision = decide(prepared, recipe, clock, progress, files, journal=journal, group=group, sensitivity=curves)
+        decision = decide(prepared, recipe, clock, progress, stored, journal=journal, group=group, sensitivity=curves)
         if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):
-            raise _nothing(prepared, recipe, decision, clock)
+            raise _nothing(prepared, recipe, decision, clock, writes.reports if first else ())
         with clock.stage("narrow"):
             slim = narrowed(prepared, decision.ledger)
         refined, applied = (
@@ -159,10 +164,9 @@ def compress(
             if target is not None and shipped is not None:
                 finished = prepared.checksums.renamed
                 write(shipped.model, target, external=external, folder=folder, finished=finished)
-            if save_recipe is not None and first:
-                places = {"data": _named(data), "held_out": _named(held_out), "output": _named(output)}
-                saved.save(Path(save_recipe), recipe, **places)
-    report = report_of(
+            if writes.recipe is not None and first:
+                saved.save(writes.recipe, recipe, data=_named(data), held_out=_named(held_out), output=_named(output))
+    told = report_of(
         prepared,
         recipe,
         decision,
@@ -176,16 +180,23 @@ def compress(
     )
     if shipped is None:
         saved.mark(slim, recipe)  # as the first process did with what it wrote
-        return Result(report=report, output=target, model=loose(slim), gates_passed=True)
+        return Result(report=told, output=target, model=loose(slim), gates_passed=True)
     good = passes(shipped.results, recipe) and shipped.gates_passed
-    report = shipped.told(report)
-    if plots is not None:
-        report.save_plots(plots)
-    return Result(report=report, output=target, model=loose(shipped.model), gates_passed=good)
+    told = shipped.told(told)
+    _hand_over(told, writes)
+    return Result(report=told, output=target, model=loose(shipped.model), gates_passed=good)
 
 
-def _require(recipe: Recipe, plots: str | Path | None) -> None:
-    """Whether all that was asked for is installed, and figures have a place, before any work."""
+def _hand_over(report: Report, writes: Writes) -> None:
+    """Write the report and its figures."""
+    for path in writes.reports:
+        report.save(path)
+    if writes.plots is not None:
+        report.save_plots(writes.plots)
+
+
+def _require(recipe: Recipe, plots: str | Path | None, save_recipe: str | Path | None) -> None:
+    """Whether all that was asked for is installed, and a recipe has a known form, before any work."""
     require_torch(recipe)
     methods.require(recipe)
     shipping.require(recipe)
@@ -193,7 +204,8 @@ def _require(recipe: Recipe, plots: str | Path | None) -> None:
         from onnxgrail import plots as drawing
 
         drawing.require()
-        drawing.check(Path(plots))
+    if save_recipe is not None:
+        saved.check_suffix(Path(save_recipe))
 
 
 def _worked_over(
@@ -231,45 +243,11 @@ def write(
     folder.finish()
 
 
-def _target(model: Any, output: str | Path | None, *, force: bool, owned: Owned) -> Path | None:
-    """Where to write, checked before the work starts."""
-    source = path_of(model)
-    if source is not None:
-        check_input(source)
-    if output is None and source is None:
-        return None
-    target = Path(output) if output is not None else default_output(source or Path())
-    check_output(source or Path(), target, force=force or owned(target))
-    return target
-
-
-def _files(
-    model: Any,
-    target: Path | None,
-    stats: str | Path | None,
-    save_stats: str | Path | None,
-    *,
-    force: bool,
-    owned: Owned,
-) -> StatsFiles:
-    """Where statistics come from and go to, checked before the work starts."""
+def _files(stats: str | Path | None, save_stats: str | Path | None) -> StatsFiles:
+    """Where statistics come from and go to."""
     if stats is not None and save_stats is not None:
         raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
-    if save_stats is not None:
-        check_output(path_of(model) or Path(), Path(save_stats), force=force or owned(Path(save_stats)))
-        if target is not None and target.resolve() == Path(save_stats).resolve():
-            raise UsageError(f"--save-stats {str(save_stats)!r} is the output", hint="Choose another name")
-    return StatsFiles(
-        read=None if stats is None else Path(stats), write=None if save_stats is None else Path(save_stats)
-    )
-
-
-def _check_recipe_file(model: Any, target: Path | None, path: Path, *, force: bool) -> None:
-    """A recipe must not be written over a model."""
-    saved.check_suffix(path)
-    check_output(path_of(model) or Path(), path, force=force)
-    if target is not None and target.resolve() == path.resolve():
-        raise UsageError(f"--save-recipe {str(path)!r} is the output", hint="Choose another name")
+    return StatsFiles(read=path_of(stats), write=path_of(save_stats))
 
 
 def _named(source: Any) -> str | None:
@@ -277,16 +255,10 @@ def _named(source: Any) -> str | None:
     return str(source) if isinstance(source, str | Path | int) else None
 
 
-def _check_weights_file(model: ir.Model, target: Path, *, force: bool, owned: Owned) -> None:
-    """The file beside the output that takes the weights must not be one of somebody else, least of all the input's."""
-    stored = (value.const_value for value in model.graph.initializers.values())
-    sources = {Path(tensor.path) for tensor in stored if isinstance(tensor, ir.ExternalTensor)}
-    for source in sources or {Path()}:
-        check_output(source, weights_file(target), force=force or owned(weights_file(target)))
-
-
-def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock) -> NothingToCompressError:
-    """The error for a run without any narrowed block, with its report."""
+def _nothing(
+    prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock, reports: Sequence[Path]
+) -> NothingToCompressError:
+    """The error for a run without any narrowed block, with its report, which is also written."""
     found, chosen, hint = prepared.survey.blocks, decision.chosen, ""
     budget = decision.allocation.budget
     if chosen and budget is not None and budget.before <= budget.limit:
@@ -302,4 +274,6 @@ def _nothing(prepared: Prepared, recipe: Recipe, decision: Decision, clock: Cloc
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
     report = report_of(prepared, recipe, decision, slim=None, output=None, verification=None, timing=clock.seconds)
+    for path in reports:
+        report.save(path)
     return NothingToCompressError(text, hint=hint, report=report)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxgrail.errors import MissingExtraError, OutputError
+from onnxgrail.errors import MissingExtraError
 from onnxgrail.page import drawing, figures
 from onnxgrail.page.network import BlockRow, blocks_of, rows_of
 from onnxgrail.page.sensitivity import REMOVED
-from onnxgrail.paths import check_folder, write_whole
+from onnxgrail.paths import make_folder, write_whole
 
 KINDS = ("png", "svg")
+NAMES = ("sizes", "errors", "curves", "sensitivity")
 DPI = 150
 COLOURS = {"conv": "#2a62a6", "mlp": "#0b6a61", "heads": "#7a41a3", "stream": "#93510f", "other": "#566068"}
 BEFORE, AFTER, VALIDATION = "#ad4517", "#0b6a61", "#1d2428"
@@ -38,13 +39,9 @@ def require() -> None:
         )
 
 
-def check(folder: Path) -> None:
-    """Whether the folder is there, or can be made.
-
-    Raises:
-        OutputError: it is not, and cannot.
-    """
-    check_folder(folder if folder.exists() else folder.parent)
+def files(folder: Path) -> list[Path]:
+    """Return the files that figures are written to, each of which a report may lack."""
+    return [folder / f"{name}.{kind}" for name in NAMES for kind in KINDS]
 
 
 def write(data: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -59,11 +56,7 @@ def write(data: Mapping[str, Any], folder: Path) -> list[Path]:
         OutputError: the folder cannot be written.
     """
     require()
-    check(folder)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make folder {str(folder)!r}: {error.strerror or error}") from error
+    make_folder(folder)
     import matplotlib as mpl
 
     style = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "onnxgrail"}

@@ -24,6 +24,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.synthetic import others, synthetic
 from onnxgrail.calibration.threads import count
+from onnxgrail.checksums import Checksums
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.graph.facts import Facts
@@ -36,7 +37,7 @@ from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.paths import Checksums, path_of
+from onnxgrail.paths import path_of
 from onnxgrail.record import Record
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,10 +18,12 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
+from onnxgrail.checksums import sha256
 from onnxgrail.choices import RefineChoices
 from onnxgrail.comparison import bytes_on_disk, counted_macs, same_inputs
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, UsageError
+from onnxgrail.files import reads, target_of, writes_of
 from onnxgrail.finish import passes, verify
 from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
@@ -31,8 +33,8 @@ from onnxgrail.graph.model_io import LIMIT, load, weight_bytes
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
 from onnxgrail.journal import NO_JOURNAL, Folder
-from onnxgrail.paths import check_input, check_output, path_of, sha256, weights_file
-from onnxgrail.pipeline import Owned, Result, write
+from onnxgrail.paths import path_of, weights_file
+from onnxgrail.pipeline import Result, write
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
@@ -67,6 +69,7 @@ def refine_model(
     dry_run: bool = False,
     save_as_external_data: bool = False,
     resume: str | Path | None = None,
+    report: str | Path | Iterable[str | Path] = (),
     progress: Progress = silent,
     **choices: Unpack[RefineChoices],
 ) -> Result:
@@ -84,6 +87,7 @@ def refine_model(
         dry_run: fit and report, write nothing.
         save_as_external_data: weights in a file beside the model; automatic over 2 GB.
         resume: a folder that keeps finished fits; the same call with the same folder goes on where a killed one was.
+        report: files for the report, as JSON.
         progress: called with stage, done, total.
         **choices: `refine` (default laco, then distill) and the other fields of `Recipe` that are about data and fits.
 
@@ -95,10 +99,13 @@ def refine_model(
     """
     recipe, clock = _recipe(choices), Clock()
     require_torch(recipe)
+    target = None if dry_run else target_of(model, output, default_name)
+    writes = writes_of(target, report=report, resume=resume)
+    models = {"the input": model, "the reference": reference}
+    writes.apart(reads(models, data, held_out, {"the tokenizer": recipe.tokenizer}))
     kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
     with kept as folder:
-        owned = functools.partial(replaceable, folder)
-        target = None if dry_run else _target(model, output, reference, force=force, owned=owned)
+        writes.ready(force=force, owned=functools.partial(replaceable, folder))
         prepared = prepare(reference, data, recipe, clock, held_out=held_out)
         with clock.stage("load"):
             small = load(from_any(model))
@@ -116,8 +123,10 @@ def refine_model(
                 external = save_as_external_data or weight_bytes(small) > LIMIT
                 write(small, target, external=external, folder=folder)
     change = _change(model, small, first, refined, target)
-    report = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
-    return Result(report=report, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
+    told = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
+    for path in writes.reports:
+        told.save(path)
+    return Result(report=told, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
 
 
 def _recipe(choices: Mapping[str, Any]) -> Recipe:
@@ -129,19 +138,6 @@ def _recipe(choices: Mapping[str, Any]) -> Recipe:
     if not recipe.refine:
         raise UsageError("no refinement is chosen", hint="Leave out --refine, or give it a kind")
     return recipe
-
-
-def _target(model: Any, output: str | Path | None, reference: Any, *, force: bool, owned: Owned) -> Path | None:
-    source = path_of(model)
-    paths = [path for path in (source, path_of(reference)) if path is not None]
-    for path in paths:
-        check_input(path)
-    if output is None and source is None:
-        return None
-    target = Path(output) if output is not None else default_name(source or Path())
-    for path in paths or [Path()]:
-        check_output(path, target, force=force or owned(target))
-    return target
 
 
 def default_name(source: Path) -> Path:

@@ -9,6 +9,8 @@ from typing import Any, Unpack
 from onnxgrail import saved
 from onnxgrail.choices import Options
 from onnxgrail.core import Recipe
+from onnxgrail.files import KEYWORDS, target_of, writes_of
+from onnxgrail.paths import Read, default_output
 from onnxgrail.pipeline import Result, compress
 
 
@@ -37,9 +39,15 @@ def apply(
     """
     found = saved.read(recipe)
     choices = {**found.choices, **options}
+    output = output if output is not None else found.output
+    if isinstance(recipe, str | Path):
+        places: dict[str, Any] = {name: value for name, value in options.items() if name in KEYWORDS}
+        writes_of(target_of(model, output, default_output), **places).apart(
+            [Read(path=Path(recipe), what="the recipe")]
+        )
     return compress(
         model,
-        output if output is not None else found.output,
+        output,
         data=data if data is not None else found.data,
         held_out=held_out if held_out is not None else found.held_out,
         **choices,

@@ -12,11 +12,11 @@ import onnx_ir as ir
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.dense import data_key, model_key
 from onnxgrail.calibration.threads import count
+from onnxgrail.checksums import sha256
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.journal import Folder
 from onnxgrail.parallel import Group
-from onnxgrail.paths import sha256
 from onnxgrail.preparation import Prepared
 from onnxgrail.record import Record
 

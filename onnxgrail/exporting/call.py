@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +21,10 @@ from onnxgrail.exporting.sources import Wish, find
 from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
 from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
 from onnxgrail.graph import cost, model_io
-from onnxgrail.paths import check_output, weights_file
+from onnxgrail.paths import Read, check_output, check_targets, existing, make_folder, weights_file
 from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, to_json
+from onnxgrail.scripts import is_named
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
 OLDEST = 9  # ONNX Runtime runs older ones, but no exporter writes them well
@@ -160,8 +162,8 @@ def export(
     if static and dynamic:
         raise UsageError("static and dynamic axes contradict each other")
     path = Path(target)
-    script = Path(str(source).rpartition(":")[0] or path.anchor or ".")
-    check_output(script, path, force=force)
+    check_targets([("OUT", path), ("OUT", weights_file(path))], _reads(source))
+    check_output(path, force=force)
     torch()
     if check:
         runtime()  # missing packages are told before minutes of work
@@ -170,7 +172,7 @@ def export(
     outputs(subject)  # a module that torch cannot run is told from one that cannot be exported
     subject = opened(subject, static=static, dynamic=dynamic)
     ways = list(_ways(subject, exporter, attention, guessed=dynamic is None))
-    with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=existing(path.parent)) as folder:
 
         def attempt(number: int) -> _Draft:
             progress("export", number, len(ways))
@@ -181,6 +183,19 @@ def export(
         draft, notes = _first(ways, attempt, subject.name)
         progress("export", len(ways), len(ways))
         return _finished(draft, path, subject.name, notes)
+
+
+def _reads(source: Any) -> list[Read]:
+    """Return what is read of a source: a script, or the folder of a hub's model, in which models may be written."""
+    spec = str(source) if isinstance(source, str | os.PathLike) else ""
+    if is_named(spec):
+        return [Read(path=Path(spec.rpartition(":")[0]), what="the input")]
+    folder = spec.partition(":")[2]
+    return [Read(path=Path(folder), what="the model", holds=_is_saved)] if folder and Path(folder).is_dir() else []
+
+
+def _is_saved(file: Path) -> bool:
+    return file.suffix not in (".onnx", ".data")
 
 
 def _ways(subject: Subject, exporter: str | None, attention: str | None, *, guessed: bool) -> Iterator[_Way]:
@@ -237,6 +252,7 @@ def _draft(way: _Way, path: Path, opset: int, check: bool, tolerance: float | No
 def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
     """Move a draft into place, its weights first."""
     subject = draft.way.subject
+    make_folder(path.parent)
     try:
         for file in (weights_file(draft.path), draft.path):
             if file.exists():

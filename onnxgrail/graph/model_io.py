@@ -17,9 +17,9 @@ from onnxgrail.graph.inside import Split, hold, split
 from onnxgrail.graph.mapped import Mapped, map_weights
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
-from onnxgrail.graph.soundness import check
+from onnxgrail.graph.soundness import check, tensors
 from onnxgrail.graph.writing import unload, write_inline
-from onnxgrail.paths import SCRATCH, TEMPORARY, weights_file
+from onnxgrail.paths import SCRATCH, TEMPORARY, make_folder, weights_file
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 Finished = Callable[[Path, Path], object]
@@ -79,6 +79,19 @@ def _from_path(path: Path) -> ir.Model:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     return _from_proto(_parse(data, str(path)), str(path), path, apart)
+
+
+def beside(path: Path) -> list[Path]:
+    """Return the files beside a model file that it names for its weights; none if it cannot be read."""
+    try:
+        if not path.is_file() or path.stat().st_size > PROTOBUF:
+            return []
+        apart = split(path)
+        proto = _parse(path.read_bytes() if apart is None else apart.rest, str(path))
+        named = {e.value for t in tensors(proto) for e in t.external_data if e.key == "location"}
+    except (ModelError, OSError, RecursionError):
+        return []
+    return [path.parent / name for name in sorted(named - {"."})]  # "." stands for the model file, see `split`
 
 
 def _too_large(label: str, size: int) -> ModelError:
@@ -162,6 +175,7 @@ def save(
     """
     external = external or weight_bytes(model) > LIMIT
     data = weights_file(path).name
+    make_folder(path.parent)
     try:
         with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
             draft = Path(drafts) / path.name

@@ -24,7 +24,7 @@ def check(model: onnx.ModelProto, label: str) -> None:
     Raises:
         ModelError: a tensor whose bytes do not fit its shape, or functions that call themselves or grow without bound.
     """
-    for tensor in _tensors(model):
+    for tensor in tensors(model):
         why = _wrong(tensor)
         if why:
             raise ModelError(f"{label}: the tensor {tensor.name!r} {why}", hint="The file is damaged; export it again")
@@ -56,7 +56,8 @@ def _wrong(tensor: onnx.TensorProto) -> str:
     return "" if held == need else f"holds {held} numbers, its shape needs {need}"
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a message: weights and constants of its graph, of bodies and of functions."""
     yield from model.graph.initializer
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         for node in _nodes(nodes):

@@ -158,7 +158,7 @@ def test_files_that_cannot_be_recipes(folder: Path) -> None:
     absent = run("apply", folder / "absent.yaml", folder / "m.onnx")
     assert absent.exit_code == 1
     assert "absent.yaml'. Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote" in absent.stderr
-    for name, words in (("r.txt", "unknown suffix"), ("m.compressed.onnx.json", "is the output")):
+    for name, words in (("r.txt", "unknown suffix"), ("m.compressed.onnx.json", "is the file of --output")):
         output = folder / "m.compressed.onnx.json"
         result = run("compress", folder / "m.onnx", output, "--save-recipe", folder / name)
         assert result.exit_code == 2
@@ -210,5 +210,5 @@ def test_a_report_does_not_replace_the_recipe(folder: Path) -> None:
     twice = folder / "r.json"
     done = run("compress", folder / "m.onnx", "--report", twice, "--save-recipe", folder / "." / "r.json")
     assert done.exit_code == 2
-    assert "the report and the recipe would both be" in done.stderr
+    assert "is the file of --save-recipe" in done.stderr
     assert not twice.exists()

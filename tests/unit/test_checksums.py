@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from onnxgrail import paths
-from onnxgrail.paths import Checksums, sha256
+from onnxgrail import checksums as module
+from onnxgrail.checksums import Checksums, sha256
 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "PIECE", 1000)  # several pieces, the last of them short
+    monkeypatch.setattr(module, "PIECE", 1000)  # several pieces, the last of them short
     path = tmp_path / "weights"
     path.write_bytes(os.urandom(2500))
     return path
@@ -62,7 +62,7 @@ def test_a_failure_is_raised_where_it_is_asked_for(file, monkeypatch):
     def broken(_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(paths, "_read", broken)
+    monkeypatch.setattr(module, "_read", broken)
     checksums = Checksums(threads=2)
     checksums.begin(file)
     with pytest.raises(OSError, match="Input/output error"):

@@ -110,9 +110,17 @@ def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
         Folder(tmp_path)
 
 
-def test_a_missing_parent_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="does not exist"):
-        Folder(tmp_path / "a" / "b")
+def test_folders_above_it_are_made(tmp_path: Path) -> None:
+    begun(tmp_path / "a" / "b").close()
+    assert (tmp_path / "a" / "b" / "manifest.json").exists()
+
+
+def test_what_others_keep_in_a_folder_called_scratch_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds other files \(scratch\)"):
+        Folder(tmp_path)
+    assert (tmp_path / "scratch" / "notes.txt").read_text() == "mine"
 
 
 def test_own_files_may_be_replaced(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from onnxgrail.calibration.parts import Part
 from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Signature
 from onnxgrail.errors import DataError
+from onnxgrail.paths import Read
 from onnxgrail.scripts import is_named
 
 Reader = Callable[[Path, Signature, Reading, int | None], tuple[Part, ...]]
@@ -30,16 +31,22 @@ class Kind:
         matches: whether a path is of this kind.
         read: path, the model's inputs, the user's choices and how many feeds to take at most, to parts.
         takes: the choices that matter to it, by their names in `Reading`.
+        holds: tells of a path below a folder, seen from there, if that file is one of those that are read.
     """
 
     name: str
     matches: Callable[[Path], bool]
     read: Reader
     takes: frozenset[str] = frozenset()
+    holds: Callable[[Path], bool] = lambda _: True
 
 
 def _suffix(*names: str) -> Callable[[Path], bool]:
     return lambda path: path.is_file() and path.suffix.lower() in names
+
+
+def _directly(*names: str) -> Callable[[Path], bool]:
+    return lambda file: len(file.parts) == 1 and file.suffix in names
 
 
 SCALE = frozenset({"image_mean", "image_std"})
@@ -51,10 +58,10 @@ KINDS = (
     Kind(".npy", _suffix(".npy"), arrays.from_npy),
     Kind("Polygraphy .json", _suffix(".json"), feeds.from_polygraphy),
     Kind(".txt", _suffix(".txt"), text.from_text, TEXT),
-    Kind("test_data_set_* folders (.pb)", feeds.has_protobufs, feeds.from_protobufs),
+    Kind("test_data_set_* folders (.pb)", feeds.has_protobufs, feeds.from_protobufs, holds=feeds.is_protobuf),
     Kind("a saved Hugging Face dataset", datasets.is_dataset, datasets.from_dataset, SCALE | TEXT),
-    Kind("a folder of .npz or .npy", arrays.has_arrays, arrays.from_folder),
-    Kind("a folder of images", images.has_images, images.from_images, SCALE),
+    Kind("a folder of .npz or .npy", arrays.has_arrays, arrays.from_folder, holds=_directly(".npz", ".npy")),
+    Kind("a folder of images", images.has_images, images.from_images, SCALE, holds=images.is_image),
 )
 MENU = ", ".join(kind.name for kind in KINDS[:-1]) + f" or {KINDS[-1].name}"
 
@@ -81,6 +88,15 @@ def read_parts(
         raise _unknown(place)
     reading.unused(kind.takes, kind.name)
     return kind.read(place, signature, reading, limit)
+
+
+def reads(path: str | os.PathLike[str], what: str) -> Read:
+    """What is read of calibration data, for `paths.check_targets`; `what` is how messages call them."""
+    place = Path(path)
+    if is_named(str(place)):
+        return Read(path=Path(str(place).rpartition(":")[0]), what=what)
+    kind = next((kind for kind in KINDS if kind.matches(place)), None)
+    return Read(path=place, what=what) if kind is None else Read(path=place, what=what, holds=kind.holds)
 
 
 def _unknown(place: Path) -> DataError:

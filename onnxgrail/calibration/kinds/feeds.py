@@ -57,6 +57,11 @@ def has_protobufs(folder: Path) -> bool:
     return folder.is_dir() and (any(folder.glob("input_*.pb")) or bool(_sets(folder)))
 
 
+def is_protobuf(file: Path) -> bool:
+    """Tell an input of a test_data_set by its path below the folder."""
+    return file.match("input_*.pb") and (len(file.parts) == 1 or file.parts[0].startswith("test_data_set_"))
+
+
 def _sets(folder: Path) -> list[Path]:
     return [f for f in sorted(folder.glob("test_data_set_*"), key=natural) if f.is_dir()]
 

@@ -47,11 +47,11 @@ class Layout:
 
 def has_images(folder: Path) -> bool:
     """Whether there is an image in a folder or below it."""
-    return folder.is_dir() and any(_is_image(f) for f in folder.rglob("*"))
+    return folder.is_dir() and any(is_image(f) for f in folder.rglob("*"))
 
 
-def _is_image(file: Path) -> bool:
-    """By its suffix; hidden files are what systems leave behind."""
+def is_image(file: Path) -> bool:
+    """Tell an image by its suffix; hidden files are what systems leave behind."""
     return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
@@ -62,7 +62,7 @@ def from_images(folder: Path, signature: Signature, reading: Reading, _: int | N
         DataError: the model has no input that images could feed.
         MissingExtraError: pillow is not installed.
     """
-    files = [f for f in folder.rglob("*") if _is_image(f) and f.is_file()]
+    files = [f for f in folder.rglob("*") if is_image(f) and f.is_file()]
     files.sort(key=lambda f: [natural(Path(name)) for name in f.relative_to(folder).parts])
     if len(signature) != 1:
         raise DataError(

@@ -1,0 +1,129 @@
+"""What a command reads and where it writes, so that nothing that is read is written over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxgrail import journal, plots
+from onnxgrail.calibration import kinds
+from onnxgrail.graph import model_io
+from onnxgrail.paths import Read, check_folder, check_input, check_output, check_targets, path_of, weights_file
+
+Owned = Callable[[Path], bool]
+"""Tells of a file if it is this very run's and may be replaced."""
+Place = str | os.PathLike[str]
+
+
+def reads(
+    models: Mapping[str, Any], data: Any = None, held_out: Any = None, files: Mapping[str, Any] | None = None
+) -> list[Read]:
+    """Return all files and folders that a command reads.
+
+    Args:
+        models: models of any kind, by what messages call them; those that are files may name others for their weights.
+        data: calibration data of any kind.
+        held_out: data that judge, or a number of samples.
+        files: paths of further files, by what messages call them.
+    """
+    found = [Read(path=Path(path), what=what) for what, path in (files or {}).items() if path is not None]
+    for what, model in models.items():
+        path = path_of(model)
+        if path is not None:
+            found.append(Read(path=path, what=what))
+            found += [Read(path=file, what=f"a weights file of {what}") for file in model_io.beside(path)]
+    for what, source in (("the calibration data", data), ("the held-out data", held_out)):
+        if isinstance(source, str | os.PathLike):
+            found.append(kinds.reads(source, what))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writes:
+    """Where a command writes; None and nothing where it does not.
+
+    Attributes:
+        output: the model.
+        stats, recipe: what `save_stats` and `save_recipe` name.
+        reports: files of the report.
+        plots: the folder of its figures.
+        resume: the folder of a run that may be killed.
+    """
+
+    output: Path | None = None
+    stats: Path | None = None
+    recipe: Path | None = None
+    reports: tuple[Path, ...] = ()
+    plots: Path | None = None
+    resume: Path | None = None
+
+    def apart(self, read: Iterable[Read]) -> None:
+        """Check that nothing of it is read.
+
+        Raises:
+            OutputError: something is.
+            UsageError: two things would be written to one file.
+        """
+        options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
+        targets = [(option, path) for option, path in options if path is not None]
+        targets += [] if self.output is None else [("--output", weights_file(self.output))]
+        targets += [("--report", path) for path in self.reports]
+        targets += [("--plots", path) for path in ([] if self.plots is None else plots.files(self.plots))]
+        targets += [("--resume", path) for path in ([] if self.resume is None else journal.files(self.resume))]
+        check_targets(targets, read, [] if self.resume is None else [("--resume", self.resume)])
+
+    def ready(self, *, force: bool, owned: Owned) -> None:
+        """Check that the files can be written, before the work is done.
+
+        Raises:
+            OutputError: one exists that may not be replaced, or cannot be written.
+        """
+        for path in (self.output, self.stats):
+            if path is not None:
+                check_output(path, force=force or owned(path))
+        if self.recipe is not None:
+            check_output(self.recipe, force=force or self.resume is not None)
+        for path in self.reports:
+            check_output(path, force=True)
+        if self.plots is not None:
+            check_folder(self.plots)
+
+
+def target_of(model: Any, output: Place | None, default: Callable[[Path], Path]) -> Path | None:
+    """Return where the result goes: beside a model that is a file unless told otherwise; None for other models.
+
+    Raises:
+        ModelError: the model is a file that cannot be read.
+    """
+    source = path_of(model)
+    if source is not None:
+        check_input(source)
+    return Path(output) if output is not None else None if source is None else default(source)
+
+
+def writes_of(
+    output: Path | None,
+    *,
+    save_stats: Place | None = None,
+    save_recipe: Place | None = None,
+    report: Place | Iterable[Place] = (),
+    plots: Place | None = None,
+    resume: Place | None = None,
+) -> Writes:
+    """Return where a call with these keywords writes."""
+    reports = [report] if isinstance(report, str | os.PathLike) else report
+    return Writes(
+        output=output,
+        stats=path_of(save_stats),
+        recipe=path_of(save_recipe),
+        reports=tuple(Path(path) for path in reports),
+        plots=path_of(plots),
+        resume=path_of(resume),
+    )
+
+
+KEYWORDS = ("save_stats", "save_recipe", "report", "plots", "resume")
+"""What `writes_of` takes."""
