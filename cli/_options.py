@@ -118,13 +118,12 @@ held_out_option = click.option(
     "back, or data of their own.",
 )
 
+tokenizer_option = click.option(
+    "--tokenizer", type=click.Path(), metavar="FILE", help="For text: the tokenizer.json of the model."
+)
+
 reading_options = chain(
-    click.option(
-        "--tokenizer",
-        type=click.Path(),
-        metavar="FILE",
-        help="For text: the tokenizer.json of the model.",
-    ),
+    tokenizer_option,
     click.option(
         "--sequence-length",
         type=click.IntRange(min=1),
@@ -142,17 +141,23 @@ reading_options = chain(
     ),
 )
 
-device_options = chain(
-    click.option(
-        "--device",
-        type=values.device,
-        metavar="cpu|cuda[:N,...]",
-        help="Where models run and sums are made; several GPUs take as many processes (torchrun).  [default: cpu]",
-    ),
-    click.option(
-        "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
-    ),
-)
+
+def _device(default: str) -> Callable[[F], F]:
+    return chain(
+        click.option(
+            "--device",
+            type=values.device,
+            metavar="cpu|cuda[:N,...]",
+            help="Where models run and sums are made; several GPUs take as many processes (torchrun).  "
+            f"[default: {default}]",
+        ),
+        click.option(
+            "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
+        ),
+    )
+
+
+device_options, device_instead = _device("cpu"), _device("the recipe's")
 
 
 budget_options = chain(

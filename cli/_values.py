@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 EXIT_GATE = 3
+LONGEST = 80  # characters of a value in a message
 SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
 REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
@@ -57,8 +58,10 @@ def regex(value: Any) -> str:
     """A regular expression, kept as text."""
     try:
         re.compile(value)
-    except re.error as error:
-        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        short = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
+        raise click.BadParameter(f"{short!r} is not a regular expression: {why}") from None
     return str(value)
 
 

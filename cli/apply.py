@@ -12,15 +12,21 @@ from . import _options as options
 from . import _render as render
 from .compress import finish, measured
 
+INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they are given
+
 
 @click.command()
 @click.argument("recipe", metavar="RECIPE", type=click.Path(path_type=Path))
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, instead of the recipe's.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--data", "--calib", "data", metavar="PATH", help="Samples to use, instead of the recipe's.")
 @options.held_out_option
+@options.tokenizer_option
+@click.option("--selector", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")
+@click.option("--compensate", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")
+@options.device_instead
 @options.report_option
 @options.latency_option
 @options.curves_option
@@ -37,6 +43,8 @@ def apply(
     output: Path | None,
     reports: tuple[Path, ...],
     latency: bool | None,
+    device: str | None,
+    providers: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -44,14 +52,18 @@ def apply(
 ) -> None:
     """Compress IN as RECIPE says.
 
-    RECIPE is a file of --save-recipe, a JSON report, or a model that onnxgrail wrote.
+    RECIPE is a file of --save-recipe, a JSON report, or a model that onnxgrail wrote.  It gives numbers and choices; a
+    recipe file may also name data in its own folder.  It never runs code, loads plug-ins, or says where to write.
     """
     _machine.tune()
     import onnxgrail
 
     written = options.one_output(out, output)
     options.keeps(settings["resume"])
+    if device is not None or providers:
+        settings["providers"] = options.resolve_providers(device, providers)
     settings |= measured(latency, reports, settings)
+    settings = {name: value for name, value in settings.items() if value is not None or name not in INSTEAD}
     _machine.ready("apply")
     with render.progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, report=reports, progress=show, **settings)

@@ -65,6 +65,7 @@ class Folder:
         """
         self._place = place
         make_folder(place)
+        _no_links(place)
         self._manifest = self._read()
         self._lock = _locked(place)
         shutil.rmtree(place / SCRATCH, ignore_errors=True)
@@ -153,6 +154,17 @@ class Folder:
     def _write(self, manifest: dict[str, Any]) -> None:
         self._manifest = manifest
         write_text(self._place / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def _no_links(place: Path) -> None:
+    """Refuse a folder whose parts are links: what is written to it would end up elsewhere.
+
+    Raises:
+        OutputError: one is.
+    """
+    links = [name for name in (MANIFEST, STEPS, SCRATCH, LOCK) if (place / name).is_symlink()]
+    if links:
+        raise OutputError(f"--resume {str(place)!r}: {links[0]!r} is a link", hint="Choose another folder")
 
 
 def _locked(place: Path) -> int | None:

@@ -106,7 +106,7 @@ def compress(
         save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
             selector nor budget.
         resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
-        save_recipe: file (.yaml or .json) for the choices, data and output of this call, for `apply`.
+        save_recipe: file (.yaml or .json) for the choices of this call, for `apply`; it names data beside itself.
         latency: measure original and result in turn, for the report.
         curves: also measure the error of every block alone at several widths, for the report; None: where that takes
             little time.
@@ -164,8 +164,8 @@ def compress(
             if target is not None and shipped is not None:
                 finished = prepared.checksums.renamed
                 write(shipped.model, target, external=external, folder=folder, finished=finished)
-            if writes.recipe is not None and first:
-                saved.save(writes.recipe, recipe, data=_named(data), held_out=_named(held_out), output=_named(output))
+            given = {"data": data, "held_out": held_out}
+            left_out = saved.save(writes.recipe, recipe, **given) if writes.recipe is not None and first else []
     told = report_of(
         prepared,
         recipe,
@@ -182,7 +182,7 @@ def compress(
         saved.mark(slim, recipe)  # as the first process did with what it wrote
         return Result(report=told, output=target, model=loose(slim), gates_passed=True)
     good = passes(shipped.results, recipe) and shipped.gates_passed
-    told = shipped.told(told)
+    told = shipped.told(told, left_out)
     _hand_over(told, writes)
     return Result(report=told, output=target, model=loose(shipped.model), gates_passed=good)
 
@@ -248,11 +248,6 @@ def _files(stats: str | Path | None, save_stats: str | Path | None) -> StatsFile
     if stats is not None and save_stats is not None:
         raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
     return StatsFiles(read=path_of(stats), write=path_of(save_stats))
-
-
-def _named(source: Any) -> str | None:
-    """A place, or a number of samples, that a recipe can name."""
-    return str(source) if isinstance(source, str | Path | int) else None
 
 
 def _nothing(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 
 from onnxgrail.core import Block, Recipe
-from onnxgrail.errors import UsageError
+from onnxgrail.patterns import Pattern
 
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 
@@ -30,26 +29,15 @@ def named(recipe: Recipe) -> Callable[[Sequence[str]], bool]:
     Raises:
         UsageError: a pattern is not a regular expression.
     """
-    include, exclude = _pattern("include", recipe.include), _pattern("exclude", recipe.exclude)
+    include, exclude = (
+        None if text is None else Pattern(option, text)
+        for option, text in (("include", recipe.include), ("exclude", recipe.exclude))
+    )
 
     def wanted(names: Sequence[str]) -> bool:
-        return (include is None or _found(include, names)) and (exclude is None or not _found(exclude, names))
+        return (include is None or include.matches(names)) and (exclude is None or not exclude.matches(names))
 
     return wanted
-
-
-def _found(pattern: re.Pattern[str], names: Sequence[str]) -> bool:
-    return any(pattern.search(name) for name in names if name)
-
-
-def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
-    """An option's regular expression, None where it is not given."""
-    if text is None:
-        return None
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise UsageError(f"--{option} {text!r} is not a regular expression: {error}") from error
 
 
 def unit_share(recipe: Recipe) -> float:

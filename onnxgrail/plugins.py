@@ -79,6 +79,14 @@ class ForeignCompensator(Foreign):
 WRAPPERS = {"selector": ForeignSelector, "compensate": ForeignCompensator}
 
 
+def foreign(option: str, name: str) -> bool:
+    """Return True if a name is not built in and another package has it; nothing is imported."""
+    group, known = GROUPS[option]
+    return isinstance(known.get(name), Foreign) or (
+        name not in known and bool(metadata.entry_points(group=group, name=name))
+    )
+
+
 def look_up(option: str, name: str) -> None:
     """Put the plug-in of that name beside the built-in ones, where there is one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
@@ -25,30 +26,39 @@ def apply(
 ) -> Result:
     """Compress a model as a saved recipe says.
 
+    A recipe carries numbers and choices.  A recipe file may also name data, held-out data and a tokenizer in its own
+    folder; whatever else is read, run or written is named by the call (see SECURITY.md).
+
     Args:
         recipe: a file that `--save-recipe` wrote, a JSON report, a model that onnxgrail wrote, or choices by name.
         model: as for `compress`.
-        output: file to write; without it the one that the recipe names, or `IN.compressed.onnx`.
+        output: file to write; beside a path it defaults to `IN.compressed.onnx`.
         data: calibration data instead of what the recipe names.
         held_out: the same for the samples that judge.
         **options: everything else that `compress` takes; choices among them go before those of the recipe.
 
     Raises:
-        UsageError: a key of the recipe is unknown, or a value impossible; the message has the nearest key.
+        UsageError: a key of the recipe is unknown, a value is impossible, or the recipe names what no recipe may name.
         OnnxGrailError: whatever `compress` raises.
     """
+    if isinstance(recipe, Recipe):  # made by the program that calls
+        choices = {**dataclasses.asdict(recipe), **options}
+        return compress(model, output, data=data, held_out=held_out, **choices)
     found = saved.read(recipe)
+    found.check_plugins({name for name, value in options.items() if value is not None})
+    if output is None and not options.get("dry_run"):
+        found.check_output()
     choices = {**found.choices, **options}
-    output = output if output is not None else found.output
     if isinstance(recipe, str | Path):
         places: dict[str, Any] = {name: value for name, value in options.items() if name in KEYWORDS}
-        writes_of(target_of(model, output, default_output), **places).apart(
-            [Read(path=Path(recipe), what="the recipe")]
-        )
+        target = target_of(model, output, default_output)
+        writes_of(target, **places).apart([Read(path=Path(recipe), what="the recipe")])
+    if choices.get("tokenizer") is None:
+        choices["tokenizer"] = found.place("tokenizer")
     return compress(
         model,
         output,
-        data=data if data is not None else found.data,
-        held_out=held_out if held_out is not None else found.held_out,
+        data=data if data is not None else found.place("data"),
+        held_out=held_out if held_out is not None else found.place("held_out"),
         **choices,
     )

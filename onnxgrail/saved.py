@@ -1,4 +1,7 @@
-"""Recipes that outlive their run: in the written model, in files of YAML or JSON, and back to choices."""
+"""Recipes that outlive their run: in the written model, in files of YAML or JSON, and back to choices.
+
+What a recipe may say is decided in `trust.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 import difflib
 import json
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,28 +17,68 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail import trust
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import model_io
 from onnxgrail.paths import check_input, write_text
+from onnxgrail.plugins import GROUPS, foreign
 from onnxgrail.report import SCHEMA, plain
+from onnxgrail.trust import PLACES, Origin
 
 KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first
-BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file holds beside the choices
+BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file may hold beside the choices
 SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
 FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
 SUFFIXES = (".yaml", ".yml", ".json")
+LARGEST = 2**20  # characters of YAML, which is read at a megabyte per second
 KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What a recipe file says: choices for `compress`, and data, held-out data and output where it names them."""
+    """What a recipe says: choices for `compress`, and the places it names, as text that nobody has checked."""
 
+    origin: Origin
     choices: Mapping[str, Any]
-    data: str | None = None
-    held_out: str | None = None
-    output: str | None = None
+    named: Mapping[str, str]
+
+    def place(self, name: str) -> str | None:
+        """Return data, held-out data (or how many) or the tokenizer; None where the recipe names none.
+
+        Raises:
+            UsageError: it names what no recipe may name.
+        """
+        text = self.named.get(name)
+        if text is None or (name == "held_out" and _count(text)):
+            return text
+        return trust.place(self.origin, name, text)
+
+    def check_output(self) -> None:
+        """Refuse a recipe that says where to write.
+
+        Raises:
+            UsageError: it does.
+        """
+        if "output" in self.named:
+            trust.check_output(self.origin, self.named["output"])
+
+    def check_plugins(self, instead: Collection[str]) -> None:
+        """Refuse a recipe that names a plug-in: only a command or a call may have one imported.
+
+        Args:
+            instead: options that the command or the call gives itself.
+
+        Raises:
+            UsageError: it names one.
+        """
+        for option in GROUPS:
+            name = self.choices.get(option)
+            if name is not None and option not in instead and foreign(option, name):
+                raise UsageError(
+                    f"{self.origin.label} names the {option} {name!r} of another package, and no recipe loads plug-ins",
+                    hint=f"If you trust it, give --{option} {name}",
+                )
 
 
 def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
@@ -43,7 +86,8 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 
     Places of files are left out: they say something about a machine, and the same run elsewhere gives the same bytes.
     """
-    entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(dataclasses.asdict(recipe))}
+    choices = {**dataclasses.asdict(recipe), "tokenizer": None}
+    entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
 
 
@@ -60,25 +104,43 @@ def _is_run(run: Any) -> bool:
     return isinstance(run, Mapping) and "command" in run and isinstance(run.get("recipe"), Mapping)
 
 
-def save(path: Path, recipe: Recipe, *, data: str | None, output: str | None, held_out: str | None = None) -> None:
+def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) -> list[str]:
     """Write a recipe file, as YAML or as JSON by its suffix.
+
+    It names data, held-out data and the tokenizer relative to its folder where they lie inside.
+
+    Args:
+        path: of the recipe.
+        recipe: the choices.
+        data: what was given as data.
+        held_out: the same for the samples that judge, or their number.
+
+    Returns:
+        A note for each place that it does not name.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    content = {
-        "onnxgrail": metadata.version("onnxgrail"),
-        **plain(dataclasses.asdict(recipe)),
-        "data": data,
-        "held_out": held_out,
-        "output": output,
-    }
+    given = {"data": data, "held_out": held_out, "tokenizer": recipe.tokenizer}
+    places, why = {}, {}
+    for name in PLACES:
+        places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)
+        if reason:
+            why[name] = f"the {name.replace('_', '-')} {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
+    content = {"onnxgrail": metadata.version("onnxgrail"), **plain(dataclasses.asdict(recipe)), **places}
     if path.suffix.lower() == ".json":
         write_text(path, json.dumps(content, indent=1) + "\n")
-        return
-    import yaml
+    else:
+        import yaml
 
-    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        comments = "".join(f"# {text}\n" for text in why.values())
+        write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True) + comments)
+    return [f"{path.name} does not name {text}" for text in why.values()]
+
+
+def _count(held_out: Any) -> bool:
+    """Return True for a number of samples that are held back, as number or as text."""
+    return isinstance(held_out, int) or (isinstance(held_out, str) and held_out.strip().isdecimal())
 
 
 def check_suffix(path: Path) -> None:
@@ -91,17 +153,15 @@ def check_suffix(path: Path) -> None:
         raise UsageError(f"recipe {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
 
 
-def read(source: str | Path | Mapping[str, Any] | Recipe) -> Saved:
-    """A recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote), a mapping or a `Recipe`.
+def read(source: str | Path | Mapping[str, Any]) -> Saved:
+    """A recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote) or a mapping.
 
     Raises:
         UsageError: a key is unknown or a value is of the wrong kind; both are named.
         ModelError: there is no such file, or it is a model without a recipe.
     """
-    if isinstance(source, Recipe):
-        return Saved(choices=dataclasses.asdict(source))
     if isinstance(source, Mapping):
-        return _saved(source, "the recipe")
+        return _saved(source, Origin(label="the recipe"))
     path = Path(source)
     check_input(path, KINDS)
     if path.suffix.lower() == ".onnx":
@@ -111,18 +171,33 @@ def read(source: str | Path | Mapping[str, Any] | Recipe) -> Saved:
     if not isinstance(found, Mapping):
         what = "nothing" if found is None else f"a {type(found).__name__}"
         raise UsageError(f"{path} holds {what}, expected keys and values such as `ratio: 0.3`")
-    if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):  # a report
-        calibration = found.get("calibration") or {}
-        data = None if calibration.get("synthetic", True) else calibration.get("source")
-        held = ((found.get("verification") or {}).get("held_out") or {}).get("asked")
-        return _saved({**found["recipe"], "data": data, "held_out": held}, str(path))
-    return _saved(found, str(path))
+    if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):
+        return _of_report(found, str(path))
+    return _saved(found, Origin(label=str(path), folder=path.parent))
+
+
+def _of_report(report: Mapping[str, Any], label: str) -> Saved:
+    """The choices of a report, and what it says of data."""
+    calibration, verification = (_part(report, key) for key in ("calibration", "verification"))
+    data = None if calibration.get("synthetic", True) else calibration.get("source")
+    held = _part(verification, "held_out").get("asked")
+    return _saved({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
+
+
+def _part(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = report.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _parsed(path: Path) -> Any:
+    if not path.is_file():  # a pipe or a device may have no end
+        raise UsageError(f"{path} is not a regular file", hint=KINDS)
+    json_file = path.suffix.lower() == ".json"
+    if not json_file and path.stat().st_size > LARGEST:
+        raise UsageError(f"{path} cannot be read as a recipe: it is larger than {LARGEST:,} bytes", hint=KINDS)
     try:
         text = path.read_text(encoding="utf-8")
-        if path.suffix.lower() == ".json":
+        if json_file:
             return json.loads(text, object_pairs_hook=_once)
         import yaml
 
@@ -173,26 +248,27 @@ def _of_model(path: Path) -> Saved:
         raise UsageError(
             f"the last command that wrote {path} is {last.get('command')!r}", hint="Only compress is repeated"
         )
-    return _saved(last["recipe"], str(path))
+    return _saved(last["recipe"], Origin(label=str(path)))
 
 
-def _saved(content: Mapping[Any, Any], label: str) -> Saved:
+def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
     choices: dict[str, Any] = {}
-    beside: dict[str, str] = {}
+    named: dict[str, str] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
         name = SYNONYMS.get(name, name)
-        if name in BESIDE:
-            beside |= _place(name, value, label)
-        elif name in FIELDS:
-            choices[name] = _checked(name, value, label)
+        if name in BESIDE or name in PLACES:
+            named |= _place(name, value, origin.label)
+        elif name in FIELDS or name in trust.COMMAND_ONLY:
+            trust.check_choice(origin, name, value)
+            choices[name] = _checked(name, value, origin.label)
         else:
-            raise UsageError(f"{label}: there is no key {str(key)!r}", hint=nearest(name))
-    return Saved(choices=choices, **{name: beside.get(name) for name in ("data", "held_out", "output")})
+            raise UsageError(f"{origin.label}: there is no key {str(key)!r}", hint=nearest(name))
+    return Saved(origin=origin, choices=choices, named=named)
 
 
 def _place(name: str, value: Any, label: str) -> dict[str, str]:
-    """Where something is, as text; the version that wrote a file is not asked for."""
+    """What names a file, as text; the version that wrote a recipe is not asked for."""
     if value is None or name == BESIDE[-1]:
         return {}
     number = name == "held_out" and isinstance(value, int) and not isinstance(value, bool)

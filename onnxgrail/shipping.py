@@ -53,9 +53,9 @@ class Shipped:
         target = self.keys["target"]
         return target is None or not target["strict"] or target["passed"]
 
-    def told(self, report: Report) -> Report:
-        """The report with what was found here."""
-        notes = list(report.data["notes"])
+    def told(self, report: Report, said: Sequence[str] = ()) -> Report:
+        """The report with what was found here, and other notes."""
+        notes = [*report.data["notes"], *said]
         quantization = self.keys["quantization"]
         if quantization is not None:
             notes += quantization["notes"]

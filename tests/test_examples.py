@@ -93,7 +93,7 @@ def test_the_recipe_on_the_page_is_one(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(text)
     found = saved.read(tmp_path / "r.yaml")
     assert recipe_of(found.choices).target_params == yaml.safe_load(text)["target-params"] == "50%"
-    assert found.data == "calib.npz"
+    assert found.named["data"] == "calib.npz"
 
 
 def test_the_table_is_the_measured_one() -> None:

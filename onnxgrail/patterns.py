@@ -1,0 +1,82 @@
+"""Regular expressions of `--include` and `--exclude`, which a recipe may hold: none of them takes for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from onnxgrail.errors import UsageError
+
+SECONDS = 10.0  # that all matches of a pattern may take together
+
+
+class Pattern:
+    """The regular expression of an option."""
+
+    def __init__(self, option: str, text: str) -> None:
+        """Compile it.
+
+        Raises:
+            UsageError: it is not a regular expression.
+        """
+        self._name, self._left = f"--{option} {_short(text)}", SECONDS
+        try:
+            self._pattern = re.compile(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else error
+            raise UsageError(f"{self._name} is not a regular expression: {why}") from error
+
+    def matches(self, names: Sequence[str]) -> bool:
+        """Return True if it matches one of some names.
+
+        Raises:
+            UsageError: that takes too long.
+        """
+        started = time.monotonic()
+        try:
+            with _deadline(max(self._left, 0.001)):
+                return any(self._pattern.search(name) for name in names if name)
+        except _LateError as error:
+            raise UsageError(
+                f"{self._name} takes more than {SECONDS:g} seconds on the names of this model",
+                hint="Write it without repetitions inside of repetitions, such as (a+)+",
+            ) from error
+        finally:
+            self._left -= time.monotonic() - started
+
+
+class _LateError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise `_LateError` in a match that takes too long.
+
+    Only the main thread gets signals, and a program may use the alarm itself: there, nothing is raised.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer") or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise _LateError
+
+    signal.signal(signal.SIGALRM, late)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

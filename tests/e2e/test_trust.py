@@ -1,0 +1,382 @@
+"""What SECURITY.md says of everything that is given to the program: a test for each line of its table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+
+import onnxgrail
+from onnxgrail import patterns, saved, trust
+from onnxgrail.budget import METRICS
+from onnxgrail.core import Recipe
+from onnxgrail.errors import DataError, OutputError, UsageError
+from onnxgrail.recipe import recipe_of
+from tests.command import run
+
+from . import nets
+from .test_plugins import install
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIL = """
+import pathlib
+(pathlib.Path(__file__).parent / "RAN").mkdir(exist_ok=True)
+from onnxgrail_trust_feeds import feeds as f
+"""
+FEEDS = "import numpy as np\ndef feeds():\n    yield {'x': np.random.rand(40, 12).astype(np.float32)}\n"
+COVERED: dict[str, str] = {}
+
+
+def line(start: str) -> Callable[[Any], Any]:
+    """The test stands for the line of the table that begins so."""
+
+    def noted(test: Any) -> Any:
+        COVERED[start] = test.__name__
+        return test
+
+    return noted
+
+
+@pytest.fixture
+def trap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder with a file `evil.py`; `RAN` appears where it is run."""
+    (folder / "evil.py").write_text(EVIL)
+    (folder / "onnxgrail_trust_feeds.py").write_text(FEEDS)
+    monkeypatch.chdir(folder)
+    yield folder
+    sys.modules.pop("onnxgrail_trust_feeds", None)
+
+
+def ran(folder: Path) -> bool:
+    return (folder / "RAN").exists()
+
+
+def listing(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def refused(*words: object) -> str:
+    """The one line that a command ends with."""
+    told = run(*words)
+    assert (told.exit_code, told.stderr.count("\n")) == (2, 1), told.output
+    return told.stderr
+
+
+# ------------------------------------------------------------------------------------------------- what the user names
+
+
+@line("options, and the outputs")
+def test_outputs_are_where_options_say(trap: Path) -> None:
+    before = listing(trap)
+    assert run("compress", "m.onnx", "o.onnx", "--data", "d.npz").exit_code == 0
+    assert listing(trap) - before == {"o.onnx"}
+    again = run("compress", "m.onnx", "o.onnx", "--data", "d.npz")
+    assert "--force" in again.stderr
+
+
+@line("`--data file.py:function`")
+def test_code_runs_where_the_command_names_it(trap: Path) -> None:
+    assert run("compress", "m.onnx", "--data", "evil.py:f", "--dry-run").exit_code == 0
+    assert ran(trap)
+    (trap / "RAN").rmdir()
+    onnxgrail.apply({"ratio": 0.5}, "m.onnx", data="d.npz", held_out="evil.py:f", dry_run=True)
+    assert ran(trap)
+
+
+@line("`export file.py:function`")
+def test_export_runs_what_it_names(trap: Path) -> None:
+    run("export", "evil.py:f", "o.onnx")  # without torch it ends before
+    if ran(trap):
+        (trap / "RAN").rmdir()
+    (trap / "torchvision:evil.py").write_text(EVIL)
+    assert run("export", "torchvision:evil.py:f", "o.onnx").exit_code != 0
+    assert not ran(trap)
+
+
+@line("plug-ins that")
+def test_a_plugin_is_imported_where_the_command_names_it(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(trap, "stranger", {"onnxgrail.selectors": {"evil": "evil:f"}, "onnxgrail.compensators": {"bad": "evil:f"}})
+    monkeypatch.syspath_prepend(trap)
+    assert run("compress", "m.onnx", "--dry-run").exit_code == 0
+    for text, option in (("selector: evil", "--selector evil"), ("compensate: bad", "--compensate bad")):
+        (trap / "r.yaml").write_text(text)
+        assert f"of another package, and no recipe loads plug-ins. If you trust it, give {option}" in refused(
+            "apply", "r.yaml", "m.onnx", "--dry-run"
+        )
+        with pytest.raises(UsageError, match="no recipe loads plug-ins"):
+            onnxgrail.apply(yaml.safe_load(text), "m.onnx", dry_run=True)
+        assert not ran(trap)
+        assert "evil" not in sys.modules
+    told = refused("apply", "r.yaml", "m.onnx", "--dry-run", "--selector", "evil", "--compensate", "none")
+    assert "is no plug-in" in told
+    assert ran(trap)
+    sys.modules.pop("evil")
+
+
+@line("packages that `export` names")
+def test_checkpoints_are_held_to_numbers() -> None:
+    told = (ROOT / "tests" / "export" / "test_hubs.py").read_text()  # which needs torch
+    assert "def test_code_of_a_checkpoint_is_not_run" in told
+    assert "def test_pickles_of_a_checkpoint_are_not_run" in told
+
+
+@line("other processes")
+def test_one_process_listens_to_nobody(trap: Path) -> None:
+    code = "import sys; sys.addaudithook(lambda e, a: e.startswith('socket.') and print(e, a)); "
+    code += "from onnxgrail.cli import main; main(['compress', 'm.onnx', '--dry-run', '-q'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- files that travel
+
+
+@line("recipes")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: evil.py:f", "no recipe runs code. Give --data DATA to use it"),
+        ("held_out: evil.py:f", "no recipe runs code. Give --held-out DATA to use it"),
+        ("tokenizer: evil.py:f", "no recipe runs code. Give --tokenizer FILE to use it"),
+        ("include: evil.py:f", "no recipe runs code"),
+        ("providers: [OpenVINOExecutionProvider]", "Give --device or --providers in the command"),
+        ("custom_ops: evil.so", "custom_ops is never taken from a file"),
+        ("data: ../d.npz", "outside of the recipe's folder. Give --data DATA to use it"),
+        ("data: /etc/passwd", "outside of the recipe's folder"),
+        ("data: out.npz", "outside of the recipe's folder"),
+        ("data: linked", "outside of the recipe's folder"),
+        ("data: full", "outside of the recipe's folder"),
+        ("data: absent.npz", "its folder has no such file. Give --data DATA"),
+        ("output: o.onnx", "recipes do not say where files are written. Give OUT"),
+    ],
+)
+def test_a_recipe_names_nothing_but_data_beside_it(text: str, words: str, trap: Path) -> None:
+    place = trap / "recipe"
+    place.mkdir()
+    for name in ("evil.py", "onnxgrail_trust_feeds.py"):
+        (place / name).write_text((trap / name).read_text())
+    (place / "out.npz").symlink_to(trap / "d.npz")
+    (place / "linked").symlink_to(trap)
+    (place / "full").mkdir()
+    (place / "full" / "d.npz").symlink_to(trap / "d.npz")
+    (place / "r.yaml").write_text(text)
+    before = listing(trap)
+    more = ("--dry-run",) if "output" not in text else ()
+    assert words in refused("apply", place / "r.yaml", "m.onnx", *more)
+    assert listing(trap) == before
+
+
+NAMES = ("evil.py:f", "./evil.py:f", "evil.py:f/", "x/../evil.py:f", "{}/evil.py:f", "link", "sub", "a\0b", "l" * 5000)
+
+
+@pytest.mark.parametrize("text", NAMES, ids=range(len(NAMES)))
+def test_no_spelling_makes_code_of_data(text: str, trap: Path) -> None:
+    (trap / "evil.py:f").write_text("a file of that name")
+    (trap / "link").symlink_to(trap / "evil.py:f")
+    (trap / "sub").symlink_to(trap / "sub")
+    with pytest.raises(UsageError, match=r"which is (code|not a path)[^.]*\. Give --data DATA to use it$"):
+        trust.place(trust.Origin(label="r.yaml", folder=trap), "data", text.format(trap))
+
+
+def test_data_beside_a_recipe_is_found_from_elsewhere(folder: Path) -> None:
+    recipe = folder / "r.yaml"
+    words = ("--data", folder / "d.npz", "--save-recipe", recipe, "--held-out", 4)
+    assert run("compress", folder / "m.onnx", folder / "a.onnx", *words).exit_code == 0
+    assert "output" not in recipe.read_text()
+    moved = folder / "moved"
+    moved.mkdir()
+    for name in ("r.yaml", "d.npz"):
+        (folder / name).rename(moved / name)
+    assert run("apply", moved / "r.yaml", folder / "m.onnx", folder / "b.onnx").exit_code == 0
+    assert (folder / "b.onnx").read_bytes() == (folder / "a.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_a_saved_recipe_leaves_out_what_lies_elsewhere(suffix: str, folder: Path) -> None:
+    place = folder / "recipes"
+    place.mkdir()
+    recipe = recipe_of({"tokenizer": str(folder / "t.json")})
+    notes = saved.save(place / f"r.{suffix}", recipe, data="evil.py:f", held_out=nets.vectors())
+    assert [note.partition(":")[0] for note in notes] == [
+        f"r.{suffix} does not name the data is code, and no recipe runs code",
+        f"r.{suffix} does not name the held-out came as arrays of a Python call",
+        f"r.{suffix} does not name the tokenizer lies outside of the recipe's folder",
+    ]
+    text = (place / f"r.{suffix}").read_text()
+    assert str(folder) not in text
+    assert "evil" not in text
+    assert saved.read(place / f"r.{suffix}").named == {}
+    told = run("compress", folder / "m.onnx", "--data", folder / "d.npz", "--save-recipe", place / "s.yaml")
+    assert "Note: s.yaml does not name the data" in told.stderr
+
+
+def test_every_choice_of_a_recipe_is_a_number_or_a_word() -> None:
+    """A new option of text must be told from a place or a name of code: see `trust.py`."""
+    free = {"include", "exclude", "grasp_layers", "cache_budget", *(f"target_{what}" for what in METRICS)}
+    for field in fields(Recipe):
+        kind = str(field.type)
+        if "str" not in kind or field.name in (*free, *trust.PLACES, *trust.COMMAND_ONLY, "providers", "input_shapes"):
+            continue
+        with pytest.raises(UsageError, match=r"has no|kind of block|Choose from"):
+            recipe_of({field.name: "no such word"})
+
+
+def test_a_pattern_of_a_recipe_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    model = nets.mlp()
+    model.graph.node[0].name = "a" * 60
+    onnx.save(model, folder / "m.onnx")
+    for text in ("include: (a+)+$", "exclude: (a|a)*b"):
+        (folder / "r.yaml").write_text(text)
+        started = time.monotonic()
+        told = refused("apply", folder / "r.yaml", folder / "m.onnx", "--data", folder / "d.npz", "--dry-run")
+        assert "takes more than 0.2 seconds on the names of this model" in told
+        assert time.monotonic() - started < 5
+    deep = run("compress", folder / "m.onnx", "--include", "(" * 5000 + ")" * 5000)
+    assert (deep.exit_code, "nested too deeply" in deep.stderr) == (2, True)
+
+
+@line("reports, and the recipe")
+def test_reports_and_models_name_no_files(trap: Path) -> None:
+    models = {}
+    for key in (*trust.PLACES, "output"):
+        model = nets.mlp()
+        note = [{"command": "compress", "recipe": {"ratio": 0.3, key: "evil.py:f"}}]
+        model.metadata_props.add(key=saved.KEY, value=json.dumps(note))
+        models[key] = trap / f"{key}.onnx"
+        onnx.save(model, models[key])
+    for name, part in (
+        ("source", {"calibration": {"synthetic": False, "source": "evil.py:f"}}),
+        ("asked", {"verification": {"held_out": {"asked": "evil.py:f"}}}),
+        ("plain", {"calibration": {"synthetic": False, "source": "d.npz"}}),
+    ):
+        (trap / f"{name}.json").write_text(json.dumps({"schema": 1, "recipe": {"ratio": 0.5}, **part}))
+    before = listing(trap)
+    for file in (*models.values(), "source.json", "asked.json", "plain.json"):
+        told = refused("apply", file, "m.onnx")
+        assert "only a recipe file may name what is read" in told or "recipes do not say where" in told
+    assert listing(trap) == before
+    words = ("--data", "d.npz", "--held-out", 4, "--dry-run")
+    for file in (*models.values(), "source.json", "asked.json"):
+        more = () if file != models["tokenizer"] else ("--tokenizer", "t.json")
+        told = run("apply", file, "m.onnx", *words, *more)
+        assert (told.exit_code, "does nothing" in told.stderr) in ((0, False), (2, True)), told.output
+    assert listing(trap) == before
+
+
+def test_models_do_not_say_where_a_tokenizer_lay() -> None:
+    model = onnxgrail.compress(nets.mlp(), ratio=0).model
+    saved.mark(model, recipe_of({"tokenizer": "/home/me/t.json"}))
+    assert "t.json" not in model.metadata_props[saved.KEY]
+
+
+def test_a_report_of_odd_parts_is_no_recipe(trap: Path) -> None:
+    for part in (3, "text", [1], {"held_out": [1], "source": {}}, {"source": ["d.npz"], "synthetic": False}):
+        (trap / "r.json").write_text(json.dumps({"schema": 1, "recipe": {}, "calibration": part, "verification": part}))
+        told = run("apply", "r.json", "m.onnx", "--dry-run", "-q")
+        assert told.exit_code in (0, 2), told.output
+        assert "internal" not in told.stderr
+
+
+@line("models (")
+def test_a_model_reads_nothing_outside_of_its_folder(trap: Path) -> None:
+    place = trap / "model"
+    place.mkdir()
+    for name in ("../m.data", "/etc/passwd", "link.data"):
+        (trap / "m.data").unlink(missing_ok=True)
+        onnx.save(nets.mlp(), trap / "e.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+        model = onnx.load(trap / "e.onnx", load_external_data=False)
+        (place / "link.data").unlink(missing_ok=True)
+        (place / "link.data").symlink_to(trap / "m.data")
+        for tensor in model.graph.initializer:
+            next(entry for entry in tensor.external_data if entry.key == "location").value = name
+        (place / "m.onnx").write_bytes(model.SerializeToString())
+        told = run("compress", place / "m.onnx", place / "o.onnx")
+        assert (told.exit_code, told.stderr.count("\n")) == (1, 1), told.output
+        assert not (place / "o.onnx").exists()
+
+
+class Bomb:
+    """Makes a folder where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("RAN",)
+
+
+@line("`--stats` files")
+def test_statistics_are_no_pickles(trap: Path) -> None:
+    assert run("compress", "m.onnx", "--save-stats", "s.npz", "--data", "d.npz", "--dry-run").exit_code == 0
+    with np.load("s.npz") as file:
+        arrays = dict(file)
+    name = next(iter(arrays))
+    np.savez("s.npz", **{**arrays, name: np.array([Bomb()], dtype=object)}, allow_pickle=True)
+    assert run("compress", "m.onnx", "--stats", "s.npz", "--data", "d.npz", "--dry-run").exit_code == 1
+    assert not ran(trap)
+
+
+@line("all other data")
+@pytest.mark.parametrize("name", ["d.npz", "d.npy", "x.npy"])
+def test_data_are_no_pickles(name: str, trap: Path) -> None:
+    bombs = np.array([Bomb()] * 4, dtype=object)
+    if name == "d.npz":
+        np.savez(name, x=bombs)
+    else:
+        np.save(name, bombs, allow_pickle=True)
+    with pytest.raises(DataError):
+        onnxgrail.compress("m.onnx", data=name, dry_run=True)
+    assert not ran(trap)
+
+
+@line("tokenizers")
+def test_a_tokenizer_is_no_code(trap: Path) -> None:
+    pytest.importorskip("tokenizers")
+    onnx.save(nets.transformer(), "t.onnx")
+    (trap / "t.txt").write_text("some text\n" * 9)
+    for name, text in (("evil.py:f", EVIL), ("evil.py", EVIL), ("t.json", "{}")):
+        (trap / name).write_text(text)
+        told = run("compress", "t.onnx", "--data", "t.txt", "--tokenizer", name, "--dry-run")
+        assert (told.exit_code, told.stderr.count("\n")) == (1, 1), told.output
+    assert not ran(trap)
+
+
+@line("`--resume` folders")
+def test_a_resume_folder_is_this_runs_own(trap: Path) -> None:
+    words = ("compress", "m.onnx", "o.onnx", "--data", "d.npz", "--resume", "kept")
+    assert run(*words).exit_code == 0
+    assert run(*words).exit_code == 0  # its own output
+    other = run(*words, "--ratio", 0.5)
+    assert "belongs to another run" in other.stderr
+    step = next((trap / "kept" / "steps").iterdir())
+    np.savez(step, head=np.array([Bomb()], dtype=object))
+    assert run(*words).exit_code == 0  # a step that cannot be read is done again
+    assert not ran(trap)
+    for name in ("steps", "lock", "scratch", "manifest.json"):
+        away = trap / "kept" / name
+        away.rename(trap / "away")
+        away.symlink_to(trap / "away")
+        with pytest.raises(OutputError, match="is a link"):
+            onnxgrail.compress("m.onnx", "o.onnx", data="d.npz", resume="kept")
+        away.unlink()
+        (trap / "away").rename(away)
+
+
+def test_each_line_has_a_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    table = text[text.index("## What is trusted") : text.index("## What holds")]
+    rows = [row for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) if row != "given"]
+    for row in rows:
+        assert [start for start in COVERED if row.startswith(start)], f"no test for {row!r}"
+    for start in COVERED:
+        assert [row for row in rows if row.startswith(start)], f"no line {start!r}"
