@@ -126,16 +126,16 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
     for name in PLACES:
         places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)
         if reason:
-            why[name] = f"the {name.replace('_', '-')} {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
+            why[name] = f"the {trust.WORDS[name]}, which {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
     content = {"onnxgrail": metadata.version("onnxgrail"), **plain(dataclasses.asdict(recipe)), **places}
     if path.suffix.lower() == ".json":
         write_text(path, json.dumps(content, indent=1) + "\n")
     else:
         import yaml
 
-        comments = "".join(f"# {text}\n" for text in why.values())
+        comments = "".join(f"# Left out: {text}\n" for text in why.values())
         write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True) + comments)
-    return [f"{path.name} does not name {text}" for text in why.values()]
+    return [f"{path.name} leaves out {text}" for text in why.values()]
 
 
 def _count(held_out: Any) -> bool:

@@ -19,6 +19,7 @@ from onnxgrail.scripts import is_named
 PLACES = ("data", "held_out", "tokenizer")  # what a recipe file may name, inside of its folder
 COMMAND_ONLY = ("custom_ops",)  # what no file may say: it runs code
 PROVIDERS = ("CPUExecutionProvider", CUDA)  # others load libraries of their own
+WORDS = {"data": "data", "held_out": "held-out data", "tokenizer": "tokenizer"}
 INSTEAD = {"data": "--data DATA", "held_out": "--held-out DATA", "tokenizer": "--tokenizer FILE", "output": "OUT"}
 
 
@@ -46,7 +47,7 @@ def place(origin: Origin, name: str, text: str) -> str:
     Raises:
         UsageError: it is not a file or folder inside of the recipe's folder, links resolved, or it names code.
     """
-    says = f"{origin.label} names the {name.replace('_', '-')} {text!r}"
+    says = f"{origin.label} names the {WORDS[name]} {text!r}"
     hint = f"Give {INSTEAD[name]} to use it"
     if origin.folder is None:
         raise UsageError(f"{says}, and only a recipe file may name what is read", hint=hint)
