@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from . import _render
+from ._streams import settle as settle
 from .apply import apply
 from .bench import bench
 from .compare import compare
@@ -49,7 +50,10 @@ class _Commands(click.Group):
                 raise  # the reader of stdout went away; click ends quietly
             if ctx.meta.get("onnxgrail.verbose"):
                 click.echo(traceback.format_exc(), err=True)
-            message, code = _explain(error)
+            if (ctx.obj or {}).get("interrupted", bool)():  # and turned into an error by what it met
+                message, code = _interrupted(ctx.meta), 1
+            else:
+                message, code = _explain(error)
         _render.say(f"Error: {message}", err=True)
         raise click.exceptions.Exit(code)
 

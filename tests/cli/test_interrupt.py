@@ -79,3 +79,56 @@ onnxgrail.compress = compress
     command = [sys.executable, "-c", f"{START}{work}\nmain()", "compress", "m.onnx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("begun\nTrue True\n", "Error: enough\n", 1)
+
+
+LATE = {
+    "swallowed by a callback": """
+class Odd:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def compress(*args, **options):
+    odd = Odd()
+    del odd
+    time.sleep(60)
+""",
+    "turned into another error": """
+def compress(*args, **options):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise SystemError("initialization of a module failed") from None
+""",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("name", LATE)
+def test_an_interrupt_is_not_lost(name, tmp_path):
+    code, stderr = program(tmp_path, f"{START}\nimport time, onnxgrail\n{LATE[name]}\nonnxgrail.compress = compress")
+    assert (code, stderr) == (1, "Error: interrupted. With --resume DIR the same command would go on where it was\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize(
+    "late",
+    [
+        "import threading\nthreading._register_atexit(signal.raise_signal, signal.SIGINT)",
+        "import atexit\natexit.register(signal.raise_signal, signal.SIGINT)",
+    ],
+    ids=["while threads end", "at exit"],
+)
+def test_the_exit_code_of_a_finished_command_stands(late, tmp_path):
+    work = "import onnxgrail\nonnxgrail.compress = lambda *args, **options: 1 / 0"
+    code, stderr = program(tmp_path, f"{START}\n{late}\n{work}")
+    assert code == 1
+    assert stderr.startswith("Error: internal error: ZeroDivisionError")
+    assert stderr.count("\n") == 1
+
+
+def program(folder, code):
+    """Exit code and stderr of the program, changed by some code."""
+    onnx.save(nets.mlp(), folder / "m.onnx")
+    command = [sys.executable, "-c", f"{code}\nmain()", "compress", "m.onnx"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
