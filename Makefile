@@ -6,6 +6,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint fuzz docs clean
 
+TORCH ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 WORKERS ?= 2
 GRAPHS ?= 2000
@@ -14,7 +15,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 help:
 	@echo "make demo   compress the embedded models and measure the result"
-	echo "make test   lint and run the tests, without torch"
+	echo "make test   lint and run the tests: about 5 minutes on 2 cores, without torch"
+	echo "make test TORCH=1   the same with torch installed, so that no test is skipped for it"
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make fuzz   narrow 2000 random graphs, others in every run"
 	echo "make docs   build the pages of docs/ as a site, into build/site"
@@ -25,8 +27,9 @@ demo: .venv/demo.stamp
 	echo "Next, a model of your own: $(BIN)/onnxgrail inspect model.onnx (docs/quickstart.md)"
 
 # One thread per test process: the workers would otherwise fight for the cores, and sums would differ between machines.
-test: lint
+test: lint $(if $(TORCH),.venv/torch.stamp)
 	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+	echo "running the tests: about 5 minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
 	$(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
 
 fuzz: .venv/test.stamp
@@ -70,3 +73,10 @@ clean:
 	@echo "installing into .venv ..." >&2
 	$(INSTALL) --editable '.[cpu,simplify,test,dev]'
 	touch .venv/demo.stamp $@
+
+# torch first and pinned: another package would otherwise bring a build with CUDA.
+.venv/torch.stamp: .venv/test.stamp
+	@echo "installing torch into .venv ..." >&2
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[cpu,torch]' transformers scikit-learn
+	touch $@

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
 WIDTH = 140  # of tables that go to a file or a pipe
-Show = Callable[[str, int, int], None]
+SHORTEST = 12  # characters that a name in a table keeps on the narrowest terminal
 
 
 def count(value: float | None) -> str:
@@ -102,23 +102,54 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    cells = fitting([[printable(cell) for cell in row] for row in rows], columns, left, console.width)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for position, name in enumerate(columns):
         text = position < left
         grid.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
-    for row in rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))  # names may hold brackets, which are no markup
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    if title:
-        console.print(Text(title, overflow="fold"))
+    for row in cells:
+        grid.add_row(*map(Text, row))  # names may hold brackets, which are not markup
+    for line in title.splitlines():
+        say(line)
     console.print(grid)
 
 
+def fitting(rows: Sequence[Sequence[str]], columns: Sequence[str], left: int, width: int) -> list[list[str]]:
+    """Return the rows with words of the first `left` columns shortened where they would be broken at this width.
+
+    The end of a name says more than its beginning, so an ellipsis takes the place of the beginning.
+    """
+    widest = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    gaps = 3 * (len(columns) - 1) + 2
+    room = max(SHORTEST, (width - gaps - sum(widest[left:])) // left)
+    free = sum(room - w for w in widest[:left] if w < room)  # narrow columns leave their room to the others
+    return [[*(shortened(cell, room + free) for cell in row[:left]), *row[left:]] for row in rows]
+
+
+def shortened(text: str, room: int) -> str:
+    """Return text whose words have at most `room` characters: of longer ones the end stays."""
+    return " ".join(word if len(word) <= room else "…" + word[-(room - 1) :] for word in text.split(" "))
+
+
 def say(line: str, *, err: bool = False) -> None:
-    """Print a line in which names out of a file may stand."""
-    click.echo(printable(line), err=err)
+    """Print a line in which names out of a file may stand; a terminal never breaks it inside a word."""
+    text = printable(line)
+    stream = sys.stderr if err else sys.stdout
+    if stream is not None and stream.isatty():
+        indent = " " * (len(text) - len(text.lstrip()) + 2)
+        lines = textwrap.wrap(
+            text,
+            shutil.get_terminal_size().columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+        text = "\n".join(lines)
+    click.echo(text, err=err)
 
 
 def printable(text: str) -> str:
@@ -149,57 +180,3 @@ def refines(entries: Any) -> list[str]:
         why = f" ({entry['outcome']['reason']})" if entry["outcome"]["reason"] else ""
         lines.append(f"Refine {entry['kind']}: {change}{grown}{blocks}, {entry['seconds']:.0f} s{why}")
     return lines
-
-
-@contextlib.contextmanager
-def progress(*, quiet: bool, no_progress: bool) -> Iterator[Show]:
-    """A callable for the library: a bar with ETA on a terminal, lines with --verbose elsewhere, else nothing."""
-    verbose = bool(click.get_current_context().meta.get("onnxgrail.verbose"))
-    if quiet or no_progress or not sys.stderr.isatty():
-        yield _log() if verbose else _nothing
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)
-
-        yield show
-
-
-def _nothing(stage: str, done: int, total: int) -> None:
-    del stage, done, total
-
-
-def _log() -> Show:
-    """One line on stderr when a stage begins."""
-    seen: set[str] = set()
-    start = time.perf_counter()
-
-    def show(stage: str, done: int, total: int) -> None:
-        del done
-        if stage not in seen:
-            seen.add(stage)
-            click.echo(f"[{time.perf_counter() - start:7.1f} s] {stage} ({total} steps)", err=True)
-
-    return show

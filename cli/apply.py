@@ -9,13 +9,14 @@ import click
 
 from . import _machine
 from . import _options as options
-from . import _render as render
+from ._help import Grouped
+from ._progress import progress
 from .compress import finish, measured
 
 INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they are given
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("recipe", metavar="RECIPE", type=click.Path(path_type=Path))
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
@@ -65,6 +66,6 @@ def apply(
     settings |= measured(latency, reports, settings)
     settings = {name: value for name, value in settings.items() if value is not None or name not in INSTEAD}
     _machine.ready("apply")
-    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+    with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, report=reports, progress=show, **settings)
     finish(result, as_json=as_json, quiet=quiet)

@@ -10,6 +10,7 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from ._progress import progress
 
 
 def sizes(value: Any) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ def bench(
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     _machine.ready("bench")
-    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+    with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.bench(*models, progress=show, **settings)
     render.notes(result.notes, quiet=quiet)
     if as_json:

@@ -11,9 +11,11 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._help import Grouped
+from ._progress import progress
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
 @options.data_options
@@ -51,7 +53,7 @@ def compare(
     settings["providers"] = options.resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     _machine.ready("compare")
-    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+    with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.compare(a, b, progress=show, **settings)
     render.notes([*_notes(result.calibration), *_hidden(result.latency)], quiet=quiet)
     if as_json:

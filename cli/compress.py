@@ -15,12 +15,15 @@ from . import _options as options
 from . import _render as render
 from . import _ship as ship
 from . import _values as values
+from ._help import Grouped
 from ._plugged import Plugged
+from ._progress import progress
 
 REASONS = 8  # lines in the list of refusals; the report has them all
+COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "output", "force", "reports", "device")
 
 
-@click.command()
+@click.command(cls=Grouped, common=COMMON)
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
@@ -158,7 +161,7 @@ def compress(
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
-            with render.progress(quiet=quiet or follows, no_progress=no_progress) as show:
+            with progress(quiet=quiet or follows, no_progress=no_progress) as show:
                 result = onnxgrail.compress(model, written, report=reports, group=group, progress=show, **recipe)
         except onnxgrail.NothingToCompressError as error:
             if as_json and isinstance(error.report, onnxgrail.Report) and not follows:

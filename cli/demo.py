@@ -11,6 +11,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._progress import progress
 
 
 @click.command()
@@ -48,7 +49,7 @@ def demo(
     import onnxgrail
 
     _machine.ready("demo")
-    with render.progress(quiet=False, no_progress=no_progress) as show:
+    with progress(quiet=False, no_progress=no_progress) as show:
         result = onnxgrail.demo(models=models or None, ratios=ratios, out=out, threads=threads, progress=show)
     if as_json:
         click.echo(result.to_json())

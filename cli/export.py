@@ -11,6 +11,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._progress import progress
 
 DTYPES = ("float32", "float16", "bfloat16")
 EXPORTERS = ("dynamo", "torchscript")
@@ -95,7 +96,7 @@ def export(
     settings["dynamic"] = dict(dynamic) or None
     settings["input_shapes"] = dict(input_shapes)
     _machine.ready("export")
-    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+    with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.export(spec, target, progress=show, **settings)
     render.notes(result.notes, quiet=quiet)
     if as_json:

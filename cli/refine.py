@@ -12,9 +12,24 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._help import Grouped
+from ._progress import progress
+
+COMMON = (
+    "data",
+    "tokenizer",
+    "reference",
+    "refine",
+    "budget_seconds",
+    "output",
+    "force",
+    "reports",
+    "min_cosine",
+    "device",
+)
 
 
-@click.command()
+@click.command(cls=Grouped, common=COMMON)
 @click.argument("model", metavar="SMALL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -82,7 +97,7 @@ def refine(
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError("refine runs in one process; start it without torchrun")
     _machine.ready("refine_model")
-    with render.progress(quiet=quiet, no_progress=no_progress) as show:
+    with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.refine_model(model, written, report=reports, progress=show, **settings)
     data = result.report.data
     render.notes([*data["calibration"]["notes"], *data["notes"]], quiet=quiet)

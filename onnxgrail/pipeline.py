@@ -124,7 +124,7 @@ def compress(
         NothingToCompressError: no block can lose a unit; its report says why.
         LostProcessError: another process of the group failed.
     """
-    recipe, clock = recipe_of(choices), Clock()
+    recipe, clock = recipe_of(choices), Clock(progress)
     _require(recipe, plots, save_recipe)
     first = group.rank == 0
     stored = _files(stats, save_stats)

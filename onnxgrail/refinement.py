@@ -97,7 +97,7 @@ def refine_model(
         DataError, OutputError: the data do not fit, or the output cannot be written.
         MissingExtraError: torch is not installed.
     """
-    recipe, clock = _recipe(choices), Clock()
+    recipe, clock = _recipe(choices), Clock(progress)
     require_torch(recipe)
     target = None if dry_run else target_of(model, output, default_name)
     writes = writes_of(target, report=report, resume=resume)

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxgrail.cli import _progress
 from onnxgrail.errors import DataError, UsageError
 from onnxgrail.report import Report
 from tests.cli.standin import data, recorded, replace_compress
-from tests.command import run
+from tests.command import run, said
 from tests.e2e import nets
 
 
@@ -27,7 +28,7 @@ def test_table_and_notes(monkeypatch):
     assert "1 x no rule for Foo-1" in result.stdout
     assert "stream" not in result.stdout
     assert "Written: o.onnx" in result.stdout
-    assert result.stderr == "Warning: no --data: drawn\nNote: a note\n"
+    assert said(result.stderr) == "Warning: no --data: drawn\nNote: a note\n"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,8 @@ def test_outputs_that_are_far_off_are_noted(monkeypatch):
     assert "Calibration: 2 samples, d.npz" in result.stdout
     assert "on 8 calibration samples" in result.stdout
     assert "Note: output 'y1' is far from the original (cosine 0.46)" in result.stderr
-    assert printed(monkeypatch, calibration=few, verification={"outputs": checks(0.95)}).stderr == "Note: a note\n"
+    close = printed(monkeypatch, calibration=few, verification={"outputs": checks(0.95)})
+    assert said(close.stderr) == "Note: a note\n"
 
 
 def test_blocks_that_went_otherwise_are_counted(monkeypatch):
@@ -111,7 +113,7 @@ def tiny(tmp_path):
 
 def test_the_table_shows_what_the_report_says(tiny, tmp_path):
     result = run("compress", *tiny, "--report", tmp_path / "r.json")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, said(result.stderr)) == (0, "")
     model = json.loads((tmp_path / "r.json").read_text())["model"]
     numbers = [f"{model[f'params_{when}']:,}" for when in ("before", "after")]
     assert re.search(r"Parameters +{} +{} ".format(*numbers), result.stdout)
@@ -133,15 +135,20 @@ def test_quiet_and_reports(tiny, tmp_path):
     assert all(json.loads(path.read_text())["schema"] == 1 for path in reports)
 
 
-def test_verbose_logs_stages(tiny):
-    assert re.search(r"^\[ .*s\] calibrating \(\d+ steps\)$", run("compress", *tiny, "--verbose").stderr, re.MULTILINE)
+def test_stages_are_lines_without_a_terminal(tiny, monkeypatch):
+    monkeypatch.setattr(_progress, "SHORT", 0.0)
+    told = run("compress", *tiny).stderr
+    assert [line for line in told.splitlines() if re.fullmatch(r"\[ *[\d.]+ s\] calibrate: [\d.]+ s", line)], told
+    assert not run("compress", *tiny, "--force", "--no-progress").stderr
+    wrong = run("compress", *tiny, "--force", "--include", "no block").stderr
+    assert wrong.startswith("Error: "), wrong  # what goes wrong at once is one line
 
 
 def test_failed_gate_exits_3(tiny):
     result = run("compress", *tiny, "--min-cosine", "0.99999", "-q")
     assert result.exit_code == 3
     assert re.fullmatch(
-        r"Error: gate failed: cosine 0\.9\d{4} of output 'y' is below --min-cosine 0.99999\n", result.stderr
+        r"Error: gate failed: cosine 0\.9\d{4} of output 'y' is below --min-cosine 0.99999\n", said(result.stderr)
     )
     assert tiny[0].with_name("m.compressed.onnx").exists()
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from onnxgrail.cli import main
+from tests.command import said
 
 from . import nets
 
@@ -213,7 +214,7 @@ def judge(code: int, stdout: str, stderr: str, expected: int, text: str) -> None
     assert code == expected, stderr
     assert "Traceback" not in stdout + stderr
     assert "internal error" not in stderr
-    lines = stderr.splitlines()
+    lines = said(stderr).splitlines()
     # click puts how to call a command in front of its own complaints.
     lines = [line for line in lines if expected != USAGE or (line and not line.startswith(("Usage: ", "Try ")))]
     assert len(lines) == 1, stderr
@@ -281,8 +282,8 @@ def test_a_failed_gate_still_writes(folder: Path) -> None:
         timeout=60,
     )
     assert done.returncode == GATE
-    assert done.stderr.startswith("Error: gate failed: cosine 0.9")
-    assert done.stderr.count("\n") == 1
+    assert said(done.stderr).startswith("Error: gate failed: cosine 0.9")
+    assert said(done.stderr).count("\n") == 1
     assert '"schema": 1' in done.stdout
     onnx.checker.check_model(folder / "m.compressed.onnx")
     passed = CliRunner().invoke(main, ["compress", str(folder / "m.onnx"), "--force", "--min-cosine", "0.5"])
@@ -328,8 +329,8 @@ def test_an_interrupted_run_leaves_no_model(
         _, stderr = process.communicate(timeout=30)
     if stop == signal.SIGINT:
         assert process.returncode == 1
-        assert stderr.startswith("Error: interrupted. With --resume DIR ")
-        assert stderr.count("\n") == 1
+        assert said(stderr).startswith("Error: interrupted. With --resume DIR ")
+        assert said(stderr).count("\n") == 1
         assert listing(folder) == before
     else:
         visible = {n: b for n, b in listing(folder).items() if not n.startswith(".")}

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from onnxgrail import models
 from onnxgrail.cli import main
+from tests.command import said
 from tests.unit import samples
 
 MODEL = {name: str(models.load(name).model) for name in models.names()}
@@ -138,7 +139,7 @@ def test_what_the_users_code_prints_stays_out_of_the_result(tmp_path: Path, monk
     result = compress("digits_vit", "--data", "mine.py:talks")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["calibration"]["samples"] == 6
-    assert result.stderr.startswith("on stdout\nand later\n")
+    assert said(result.stderr).startswith("on stdout\nand later\n")
 
 
 def empty(folder: Path) -> list[str]:
@@ -209,8 +210,8 @@ def test_bad_data_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     model, make, texts = BAD[name]
     result = compress(model, "--data", *make(tmp_path))
     assert result.exit_code == 1, result.stderr
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
+    assert said(result.stderr).startswith("Error: ")
+    assert said(result.stderr).count("\n") == 1
     for text in texts:
         assert text in result.stderr
     assert not (tmp_path / "o.onnx").exists()

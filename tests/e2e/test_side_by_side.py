@@ -20,6 +20,7 @@ from onnx import TensorProto
 
 from onnxgrail.calibration import stream, threads
 from onnxgrail.cli import main
+from tests.command import said
 
 from . import nets
 from .test_bad_input import listing
@@ -110,8 +111,8 @@ def test_one_sample_that_cannot_be_used(
     before, running = listing(folder), threading.active_count()
     result = CliRunner().invoke(main, list(WORDS))
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
+    assert said(result.stderr).startswith("Error: ")
+    assert said(result.stderr).count("\n") == 1
     assert text in result.stderr
     assert parts[-1:] == ([2] if model is not nets.mlp else []), "it is found while parts go side by side"
     assert threading.active_count() == running
@@ -135,5 +136,5 @@ def test_an_interrupt_ends_all_parts(after: float, folder: Path) -> None:
         stdout, stderr = process.communicate(timeout=40)  # all batches would take a minute
     assert process.returncode == 1
     assert stdout == ""
-    assert stderr == "Error: interrupted. With --resume DIR the same command would go on where it was\n"
+    assert said(stderr) == "Error: interrupted. With --resume DIR the same command would go on where it was\n"
     assert listing(folder) == before

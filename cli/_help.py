@@ -1,0 +1,89 @@
+"""Help in groups: `--help` shows the options that most people need, `--help-all` shows every one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import click
+
+REMOVE, DATA, REPAIR = "What to remove", "Data", "Repair"
+REFINE, OUTPUT, MACHINE = "Refine (needs torch)", "Output", "Machine"
+GROUPS: dict[str, tuple[str, ...]] = {
+    REMOVE: (
+        *("ratio", "unit_ratio", "target_params", "target_macs", "target_size", "target_latency", "allocate"),
+        *("round_to", "blocks", "include", "exclude", "kv_io", "selector", "reducer"),
+        *("method", "grasp_layers", "grasp_retain", "grasp_rank", "grasp_whiten", "grasp_refit"),
+    ),
+    DATA: (
+        *("data", "held_out", "samples", "batch_size", "seed", "input_shapes", "reference"),
+        *("tokenizer", "sequence_length", "image_mean", "image_std", "save_stats", "stats"),
+    ),
+    REPAIR: ("compensate", "fit", "norms", "closed_loop"),
+    REFINE: ("refine", "ic_rank", "budget_seconds"),
+    OUTPUT: (
+        *("output", "force", "dry_run", "save_as_external_data", "keep_initializer_inputs", "simplify", "quantize"),
+        *("runtime", "strict", "check", "min_cosine", "max_nmse", "reports", "plots", "latency", "curves"),
+        *("save_recipe", "as_json", "quiet"),
+    ),
+    MACHINE: (*("device", "providers", "custom_ops", "cache_budget", "resume", "no_progress", "verbose", "help_all"),),
+}
+OTHER = "Other"
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+
+
+def group_of(parameter: click.Parameter) -> str:
+    """Return the name of the group that an option belongs to."""
+    return MACHINE if "--help" in parameter.opts else _GROUP_OF.get(str(parameter.name), OTHER)
+
+
+class Grouped(click.Command):
+    """A command whose options are listed in groups.
+
+    Attributes:
+        common: names of the parameters that `--help` shows; None shows all of them, and there is no `--help-all`.
+    """
+
+    def __init__(self, *args: Any, common: Collection[str] | None = None, **settings: Any) -> None:
+        self.common = common
+        super().__init__(*args, **settings)
+        if common is not None:
+            self.params.append(_help_all_option())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section per group."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
+        shown = options if self.common is None or ctx.meta.get(_ALL) else self._first(options)
+        for group in (*GROUPS, OTHER):
+            rows = [r for p in shown if group_of(p) == group and (r := p.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+        left = len(options) - len(shown)
+        if left:
+            formatter.write_paragraph()
+            formatter.write_text(f"{left} more options: {ctx.command_path} --help-all")
+
+    def _first(self, options: Iterable[click.Option]) -> list[click.Option]:
+        wanted = {*(self.common or ()), "help_all"}
+        return [option for option in options if option.name in wanted or "--help" in option.opts]
+
+
+_ALL = "onnxgrail.help_all"
+
+
+def _help_all_option() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            ctx.meta[_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show all options and exit.",
+    )

@@ -1,0 +1,117 @@
+"""How far a run has come, on stderr: bars on a terminal, one line per finished stage elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+Show = Callable[[str, int, int], None]
+QUIET_SECONDS = 30.0  # a stage that takes longer says how far it is, so that a log shows that work goes on
+
+HOLD = 2.0  # seconds that lines wait for
+SHORT = 0.05  # seconds below which a stage has no line
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool, no_progress: bool) -> Iterator[Show]:
+    """Give a callable for the library: bars with ETA on a terminal, lines with times elsewhere."""
+    if quiet or no_progress:
+        yield _nothing
+    elif sys.stderr is None or not sys.stderr.isatty():
+        with _lines() as show:
+            yield show
+    else:
+        with _bars() as show:
+            yield show
+
+
+def _nothing(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+@contextlib.contextmanager
+def _lines() -> Iterator[Show]:
+    """Lines wait for a moment, so that a mistake that is found at once is one line."""
+    waiting: list[str] = []
+    start = time.perf_counter()
+
+    def say(line: str) -> None:
+        waiting.append(line)
+        if time.perf_counter() - start > HOLD:
+            flush()
+
+    def flush() -> None:
+        while waiting:
+            click.echo(waiting.pop(0), err=True)
+
+    yield stage_lines(say)
+    flush()  # not after an error
+
+
+def stage_lines(say: Callable[[str], None], now: Callable[[], float] = time.perf_counter) -> Show:
+    """Return a callable that says one line when a stage is done, with the time since the start and that of the stage.
+
+    Stages within a stage and stages that take no time have no line.  A stage that takes long says how far it is.
+    """
+    start = last = now()
+    running: dict[str, float] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        moment = now()
+        running.setdefault(stage, moment)
+        if done >= total:
+            began, outermost = running[stage], next(iter(running)) == stage
+            if outermost:
+                running.clear()
+            else:
+                del running[stage]
+                return
+            if moment - began >= SHORT:
+                say(f"[{moment - start:7.1f} s] {stage}: {moment - began:.1f} s")
+        elif moment - last > QUIET_SECONDS:
+            steps = f"{stage}: {done} of {total}" if total > 1 else stage
+            say(f"[{moment - start:7.1f} s] {steps} ...")
+        else:
+            return
+        last = moment
+
+    return show
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+            if total == 1 and done == 1:  # a stage that only begins and ends leaves no full bar
+                bar.remove_task(tasks.pop(stage))
+
+        yield show

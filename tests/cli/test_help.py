@@ -1,0 +1,90 @@
+"""Help in groups, lines without a terminal, and tables on narrow ones."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import click
+import pytest
+
+from onnxgrail.cli import _help, _progress, _render, main
+from tests.cli.standin import recorded
+from tests.command import run
+
+GROUPED = [name for name, command in main.commands.items() if isinstance(command, _help.Grouped)]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_every_option_is_in_a_group(name):
+    options = [p for p in main.commands[name].params if isinstance(p, click.Option) and not p.hidden]
+    assert [p.name for p in options if _help.group_of(p) == _help.OTHER] == []
+
+
+def test_no_option_is_in_two_groups():
+    names = [name for group in _help.GROUPS.values() for name in group]
+    assert len(names) == len(set(names))
+
+
+def test_help_shows_ten_options_and_help_all_every_one():
+    short, full = run("compress", "--help").stdout, run("compress", "--help-all").stdout
+    assert len(re.findall(r"^  (-\w, )?--", short, re.MULTILINE)) == 10 + 2  # and --help, --help-all
+    for option in ("--ratio", "--data", "--output", "--device"):
+        assert option in short
+    assert "--cache-budget" not in short
+    assert "--help-all" in short.rstrip().splitlines()[-1]
+    shown = {p.opts[0] for p in main.commands["compress"].params if isinstance(p, click.Option) and not p.hidden}
+    assert all(option in full for option in shown)
+    groups = [line.rstrip(":") for line in full.splitlines() if re.fullmatch(r"\w.*:", line)]
+    assert groups == list(_help.GROUPS)
+
+
+def test_lines_name_finished_stages_and_their_times():
+    moments, said = iter([0.0, 1.0, 1.5, 2.0, 4.0, 6.0, 6.0, 6.99, 7.0, 50.0, 60.0]), []
+    show = _progress.stage_lines(said.append, lambda: next(moments))
+    show("load", 0, 1)  # at 1.0
+    show("load", 1, 1)
+    show("calibrate", 0, 1)  # at 2.0
+    show("walk", 0, 2)
+    show("walk", 2, 2)
+    show("calibrate", 1, 1)
+    show("write", 0, 1)  # takes no time
+    show("write", 1, 1)
+    show("fit", 9, 40)  # at 50.0, after a long silence
+    show("fit", 40, 40)
+    assert said[:2] == ["[    1.5 s] load: 0.5 s", "[    6.0 s] calibrate: 4.0 s"]
+    assert said[2:] == ["[   50.0 s] fit: 9 of 40 ...", "[   60.0 s] fit: 10.0 s"]
+
+
+def test_without_a_terminal_stages_are_lines(monkeypatch):
+    recorded(monkeypatch)
+    assert "trace" not in run("compress", "m.onnx", "--quiet").stderr
+    assert "trace" not in run("compress", "m.onnx", "--no-progress").stderr
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_break_between_words_only(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    name = "a-very/long.name_that-does-not-fit-into-a-line"
+    _render.say(f"  several words and then {name} and more words")
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= 30 or line.strip() == name for line in lines)
+    assert lines[1].startswith("    ")
+
+
+def test_names_in_tables_are_shortened_not_broken():
+    rows = [["/model/layers.11/self_attn/query", "heads", "1,234"], ["head", "mlp", "5"]]
+    found = _render.fitting(rows, ("block", "kind", "params"), 2, 40)
+    assert found[0][0].startswith("…")
+    assert found[0][0].endswith("self_attn/query")
+    assert sum(len(cell) for cell in found[0]) <= 40
+    assert found[1] == rows[1]
+    assert _render.fitting(rows, ("block", "kind", "params"), 2, 140) == rows

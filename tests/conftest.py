@@ -1,0 +1,25 @@
+"""What the whole run says at its end: how many tests were skipped, and for which reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the number of skipped tests per reason; `-rs` would print a line per place."""
+    reports = terminalreporter.getreports("skipped")
+    reasons = Counter(reason_of(report.longrepr) for report in reports)
+    if not reasons:
+        return
+    terminalreporter.section("skipped, by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5d}  {reason}")
+
+
+def reason_of(longrepr: Any) -> str:
+    """Return why a test was skipped, without the place."""
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    reason = text.removeprefix("Skipped: ")
+    missing = reason.removeprefix("could not import '").partition("'")[0]
+    return reason if missing == reason else f"{missing} is not installed"
