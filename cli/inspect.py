@@ -17,31 +17,43 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 
 @click.command()
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    "--calib",
+    "data",
+    metavar="PATH",
+    help="Two samples to run the model on, of any kind that compress takes.  [default: random inputs]",
+)
+@click.option("--tokenizer", type=click.Path(), metavar="FILE", help="For text: the tokenizer.json of the model.")
 @options.shapes_option
 @options.kv_io_option
 @click.option("--html", "page", type=values.page_file, metavar="FILE", help="Write it as a page, .html.")
 @options.json_option
 @options.verbose_option
 def inspect(
-    model: Path, input_shapes: tuple[tuple[str, tuple[int, ...]], ...], kv_io: bool, page: Path | None, as_json: bool
+    *,
+    model: Path,
+    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    page: Path | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Show what can be narrowed, what not, and why; needs no data.
 
-    --verbose names the weights of every block and every node that is left alone.  Sizes are per sample of drawn inputs;
-    --input-shapes sets their shapes.
+    --verbose names the weights of every block and every node that is left alone.  Sizes are per sample of --data, or of
+    random inputs, whose shapes --input-shapes sets.
     """
     import onnxgrail
     from onnxgrail import files, paths
 
     if page is not None:
-        paths.check_targets([("--html", page)], files.reads({"the input": model}))
+        paths.check_targets(
+            [("--html", page)],
+            files.reads({"the input": model}, given["data"], files={"the tokenizer": given["tokenizer"]}),
+        )
         paths.check_output(page, force=True)
     _machine.ready("inspect")
-    try:
-        found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), kv_io=kv_io)
-    except onnxgrail.ModelError as error:
-        error.hint = error.hint.replace("--data or --input-shapes", "--input-shapes")  # there is no --data here
-        raise
+    found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), **given)
     if page is not None:
         found.save(page)
     if as_json:

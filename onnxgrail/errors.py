@@ -28,6 +28,10 @@ class ModelError(OnnxGrailError):
     """The model cannot be read, does not run, or uses something the tool cannot represent."""
 
 
+class StoppedError(ModelError):
+    """A run of the model took longer than the environment allows."""
+
+
 class QuantisedError(ModelError):
     """Quantisation was asked for, and the model is quantised already: narrowing comes first, on float weights."""
 

@@ -20,20 +20,33 @@ RATIOS = (0.25, 0.5)
 
 
 def inspect(
-    model: Any, *, input_shapes: Mapping[str, tuple[int, ...]] | None = None, data: Any = None, kv_io: bool = False
+    model: Any,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    data: Any = None,
+    tokenizer: str | Path | None = None,
+    kv_io: bool = False,
 ) -> Inspection:
     """What can be narrowed in a model, what cannot and why.
 
     Args:
         model: path, bytes, ModelProto, onnx_ir.Model or gs.Graph.
         input_shapes: sizes for open input dimensions.
-        data: calibration data; only their shapes matter here.
+        data: calibration data, as for `compress`; two samples are read, for models that random inputs do not suit.
+        tokenizer: for data that are text.
         kv_io: as for `compress`: key-value caches may be narrowed though they are inputs and outputs.
 
     Raises:
         ModelError: the model cannot be read or run.
     """
-    recipe = Recipe(samples=2, batch_size=2, blocks=KINDS, input_shapes=input_shapes or {}, kv_io=kv_io)
+    recipe = Recipe(
+        samples=2,
+        batch_size=2,
+        blocks=KINDS,
+        input_shapes=input_shapes or {},
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        kv_io=kv_io,
+    )
     prepared = prepare(model, data, recipe, Clock())
     survey = prepared.survey
     params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)

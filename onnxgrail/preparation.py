@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,11 +23,12 @@ from onnxgrail.calibration.reading import reading_of
 from onnxgrail.calibration.session import shapes_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.calibration.synthetic import others, synthetic
+from onnxgrail.calibration.suiting import suited, told
+from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.calibration.threads import count
 from onnxgrail.checksums import Checksums
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
-from onnxgrail.errors import ModelError, UsageError
+from onnxgrail.errors import ModelError, StoppedError, UsageError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.model_io import copy, load
@@ -38,6 +40,7 @@ from onnxgrail.interop import from_any
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import path_of
+from onnxgrail.progress import Progress, silent
 from onnxgrail.record import Record
 
 
@@ -81,18 +84,21 @@ class Prepared:
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds per stage."""
+    """Seconds per stage; `progress` is told when a stage begins and when it is done, as one step."""
 
+    progress: Progress = silent
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a with-block towards a stage."""
         started = time.perf_counter()
+        self.progress(name, 0, 1)
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.progress(name, 1, 1)
 
 
 def prepare(
@@ -123,26 +129,19 @@ def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches
     try:
         return batches, *_observed(model, batches, recipe)
     except ModelError as error:
-        if not batches.synthetic or recipe.input_shapes or error.hint != batches.hint:
+        stopped = isinstance(error, StoppedError)
+        if stopped or not batches.synthetic or recipe.input_shapes or error.hint != batches.hint:
             raise
-        signature, tried = signature_of(model), [_sizes(batches)]
-        for usual in others(signature):
-            drawn = _drawn(model, recipe, usual)
-            if _sizes(drawn) in tried:
-                continue
-            tried.append(_sizes(drawn))
-            with contextlib.suppress(ModelError):
-                found = _observed(model, drawn, recipe)
-                note = f"the model does not run on the usual sizes; drawn instead: {shapes_of(drawn.first())}"
-                return replace(drawn, notes=(*drawn.notes, note)), *found
-        raise
+        found, tried = suited(model, functools.partial(_drawn, model, recipe), providers=recipe.providers)
+        if found is None:
+            raise ModelError(str(error.args[0]), hint=f"{error.hint}. Tried: {told(tried)}") from error
+        note = f"the model does not run on the usual sizes; drawn instead: {shapes_of(found.first())}"
+        return replace(found, notes=(*found.notes, note)), *_observed(model, found, recipe)
 
 
-def _sizes(batches: Batches) -> str:
-    return ", ".join(f"{name}{list(array.shape)}" for name, array in batches.first().items())
-
-
-def _drawn(model: ir.Model, recipe: Recipe, usual: Usual | None = None) -> Batches:
+def _drawn(
+    model: ir.Model, recipe: Recipe, usual: Usual | None = None, sizes: Mapping[str, int] | None = None
+) -> Batches:
     return synthetic(
         model,
         signature_of(model),
@@ -151,6 +150,7 @@ def _drawn(model: ir.Model, recipe: Recipe, usual: Usual | None = None) -> Batch
         seed=recipe.seed,
         input_shapes=recipe.input_shapes,
         usual=usual,
+        sizes=sizes,
     )
 
 
@@ -171,8 +171,8 @@ def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mappin
 
 def _explained(error: ModelError, batches: Batches) -> ModelError:
     if error.hint:  # it failed before any input was looked at
-        return ModelError(*error.args, hint=error.hint)
-    return ModelError(str(error), hint=batches.hint or "The model must run before it can be compressed")
+        return error
+    return type(error)(str(error), hint=batches.hint or "The model must run before it can be compressed")
 
 
 def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:

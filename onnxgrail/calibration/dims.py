@@ -35,10 +35,12 @@ class Sized:
     Attributes:
         shapes: concrete shape per input.
         past: length of the key-value cache, 0 when the model has none.
+        sizes: of open axes, by the name of the dimension, or as `input[axis]`.
     """
 
     shapes: Shapes
     past: int
+    sizes: Mapping[str, int]
 
 
 def is_past(entry: Input) -> bool:
@@ -51,11 +53,19 @@ class Usual:
     """Sizes where nobody says any.
 
     Lengths are `scale` times those of LENGTHS, images have `image` pixels a side, and caches hold `past` positions.
+
+    Attributes:
+        batch: samples per feed, also where an input has another fixed first axis; None: as asked, or as that axis.
+        joined: the open second axis of an input whose first axis is fixed counts samples, as in recurrent states.
+        whole_mask: a mask covers what is cached and what is fed, whatever its axis is called.
     """
 
     scale: float = 1.0
     image: int = IMAGE
     past: int = PAST
+    batch: int | None = None
+    joined: bool = False
+    whole_mask: bool = False
 
 
 def choose(
@@ -75,19 +85,22 @@ def choose(
         UsageError: a given shape names no input or contradicts the model.
         DataError: an input has no declared rank and no shape was given.
     """
+    usual = usual or Usual()
     known = dict(sizes) | _given(signature, input_shapes)
     fixed = {e.shape[0] for e in signature if e.shape and isinstance(e.shape[0], int)}
-    if len(fixed) == 1:
+    if usual.batch is not None:
+        batch = usual.batch
+    elif len(fixed) == 1:
         batch = fixed.pop()
     has_past = any(is_past(entry) for entry in signature)
-    lengths = _Lengths(known=known, batch=batch, has_past=has_past, usual=usual or Usual())
+    lengths = _Lengths(known=known, batch=batch, has_past=has_past, usual=usual, signature=signature)
     for entry in signature:  # plain names first: sums of names need them
         if entry.shape is not None and entry.name not in input_shapes:
             for axis, dim in enumerate(entry.shape):
                 if isinstance(dim, str) and dim.isidentifier() and "total" not in dim.lower():
                     lengths.plain(entry, axis, dim)
     shapes = {e.name: tuple(input_shapes[e.name]) if e.name in input_shapes else lengths.shape(e) for e in signature}
-    return Sized(shapes=shapes, past=lengths.past if has_past else 0)
+    return Sized(shapes=shapes, past=lengths.past if has_past else 0, sizes=lengths.known)
 
 
 def _given(signature: Signature, input_shapes: Shapes) -> dict[str, int]:
@@ -120,6 +133,7 @@ class _Lengths:
     batch: int
     has_past: bool
     usual: Usual
+    signature: Signature
     taken: int = 0
 
     @property
@@ -137,13 +151,19 @@ class _Lengths:
     def plain(self, entry: Input, axis: int, name: str) -> int:
         """Size of a dimension known by one name."""
         if name not in self.known:
-            if _means(name, "past") or (_means(name, "cache") and not _means(name, "dim")):
+            opaque_past = is_past(entry) and axis == len(entry.shape or ()) - 2 and not _sequential(name)
+            if opaque_past or _means(name, "past") or (_means(name, "cache") and not _means(name, "dim")):
                 self.known[name] = self.past
-            elif _means(name, "batch") or (axis == 0 and not _sequential(name)):
+            elif _means(name, "batch") or (axis == 0 and not _sequential(name)) or self.counts_samples(entry, axis):
                 self.known[name] = self.batch
             else:
                 self.known[name] = self.by_place(entry, axis, name)
         return self.known[name]
+
+    def counts_samples(self, entry: Input, axis: int) -> bool:
+        """Return True if an axis is taken for the batch of a state, such as (layers, batch, width)."""
+        shape = entry.shape or ()
+        return self.usual.joined and axis == 1 and len(shape) >= 3 and isinstance(shape[0], int)
 
     def by_place(self, entry: Input, axis: int, key: str) -> int:
         """Size of a dimension whose name says nothing, by where it stands."""
@@ -167,18 +187,20 @@ class _Lengths:
             return dim
         if isinstance(dim, str) and dim:
             return self.named(entry, axis, dim)
-        if axis == 0:
+        if axis == 0 or self.counts_samples(entry, axis):
             return self.batch
         if is_past(entry):
             return self.past
         rank = len(entry.shape or ())
-        if self.has_past and "mask" in entry.name.lower() and axis == rank - 1:
+        if self.has_past and _is_mask_length(entry, axis):
             return self.total()
         # Unnamed: two-dimensional inputs of one model are token-like and share their length.
         return self.by_place(entry, axis, "sequence" if axis == 1 and rank == 2 else f"{entry.name}[{axis}]")
 
     def named(self, entry: Input, axis: int, name: str) -> int:
         """Size of a dimension that carries a name or a formula."""
+        if self.usual.whole_mask and _is_mask_length(entry, axis):
+            return self.total()
         if name in self.known:
             return self.known[name]
         value = self.total() if _means(name, "total") else self.computed(name)
@@ -186,8 +208,12 @@ class _Lengths:
 
     def total(self) -> int:
         """Length of the attention mask: what is cached and what is fed."""
+        past = self.past if self.has_past else 0
+        tokens = next((e for e in self.signature if _holds_tokens(e)), None)
+        if tokens is not None and tokens.shape is not None:
+            return past + self.size(tokens, 1, tokens.shape[1])
         fed = next((s for n, s in self.known.items() if _sequential(n) and not _means(n, "past")), None)
-        return (self.past if self.has_past else 0) + (fed if fed is not None else self.length("sequence"))
+        return past + (fed if fed is not None else self.length("sequence"))
 
     def computed(self, text: str) -> int | None:
         """Value of a sum or product of names and numbers, such as `past_sequence_length + 1`."""
@@ -211,6 +237,17 @@ class _Lengths:
             if type(node.op) in OPERATIONS:
                 return OPERATIONS[type(node.op)](left, right)
         raise ValueError(ast.dump(node))
+
+
+def _is_mask_length(entry: Input, axis: int) -> bool:
+    """Return True for the last axis of a mask."""
+    return _means(entry.name, "mask") and axis == len(entry.shape or ()) - 1
+
+
+def _holds_tokens(entry: Input) -> bool:
+    """Return True for what is fed: ids (samples, tokens) or embeddings (samples, tokens, width)."""
+    rank = len(entry.shape or ())
+    return rank in (2, 3) and not is_past(entry) and not _means(entry.name, "mask")
 
 
 def _means(name: str, word: str) -> bool:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from onnxgrail.errors import ModelError, UsageError
+from onnxgrail.errors import StoppedError, UsageError
 
 SECONDS = "ONNXGRAIL_RUN_SECONDS"
 
@@ -37,7 +37,7 @@ def limited() -> Iterator[Any]:
     """Options for a run that is stopped when its time is over; None where there is no limit.
 
     Raises:
-        ModelError: it was stopped.
+        StoppedError: it was stopped.
     """
     limit = seconds()
     if limit is None:
@@ -51,7 +51,7 @@ def limited() -> Iterator[Any]:
         yield options
     except Exception as error:
         if options.terminate:
-            raise ModelError(f"the model ran longer than the {limit:g} seconds that {SECONDS} allows") from error
+            raise StoppedError(f"the model ran longer than the {limit:g} seconds that {SECONDS} allows") from error
         raise
     finally:
         timer.cancel()

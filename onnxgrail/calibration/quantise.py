@@ -198,7 +198,12 @@ def _dynamic(source: Path, target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(
-        _plain(source), target, op_types_to_quantize=list(DYNAMIC), per_channel=True, weight_type=QuantType.QInt8
+        _plain(source),
+        target,
+        op_types_to_quantize=list(DYNAMIC),
+        per_channel=True,
+        reduce_range=True,  # as in `_static`
+        weight_type=QuantType.QInt8,
     )
 
 
@@ -230,6 +235,8 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
         target,
         Reader(),
         per_channel=True,
+        # Weights of 7 bits: sums of 8-bit products saturate in the kernels of x86 processors without VNNI.
+        reduce_range=not symmetric,
         activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         op_types_to_quantize=[*LAYERS, "Gather"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +26,14 @@ COST = (
     "(measured on a real sentence encoder at 30 %: cosine 0.79 synthetic, 0.97-0.98 with 32-512 real sequences)"
 )
 OTHERS = "The inputs were drawn: give --data or --input-shapes if the model needs others"
-# What is tried where a model does not run on the usual sizes: caches that hold nothing yet, fewer positions, images as
-# most are trained with, and a recording, of which convolutions leave one step in some hundreds.
-FRESH = Usual(past=0)
-SHORTER, LARGER, RECORDING = (Usual(scale=0.5), Usual(scale=0.25)), Usual(image=224), Usual(scale=64)
 LARGEST = 2**31  # bytes of an input that is drawn
 RANK = 64  # axes that numpy knows
 RESERVED = 3  # low ids are usually padding, start and end, which models treat apart
 
-Fill = Literal["normal", "ids", "ones", "zeros", "positions"]
+SAMPLE_RATE = 16_000
+_RATE = re.compile(r"(^|_)(sr|(sample|sampling)_?rate)$")
+
+Fill = Literal["normal", "ids", "ones", "zeros", "positions", "rate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +60,9 @@ def synthetic(
 ) -> Batches:
     """Drawn feeds: ids inside the embedding's range, masks of ones, running positions, unit Gaussians for the rest.
 
-    Integer inputs that index no constant table, and token types, are zero.  Open dimensions get small sizes (sequences
-    16, images 64x64); the same name always means the same size.  The same seed gives the same values.
+    Integer inputs that index no constant table, and token types, are zero; a sampling rate is 16,000.  Open dimensions
+    get small sizes (sequences 16, images 64x64); the same name always means the same size.  The same seed gives the
+    same values.
 
     Args:
         model: what `signature` was read from; its graph tells what integer inputs index.
@@ -98,14 +99,6 @@ def synthetic(
     )
 
 
-def others(signature: Signature) -> tuple[Usual, ...]:
-    """Sizes to try where the model does not run on the usual ones."""
-    sounds = [e for e in signature if e.shape is not None and len(e.shape) == 2 and is_float(e.dtype)]
-    tokens = [e for e in signature if e.dtype.kind in "iu" and "mask" not in e.name.lower()]
-    fresh = [FRESH] if any(is_past(entry) for entry in signature) else []
-    return (*fresh, *SHORTER, LARGER, *([RECORDING] if sounds and not tokens else []))
-
-
 def _hint(signature: Signature, shapes: Shapes) -> str:
     """What to write, with the shapes that were drawn of inputs that leave more open than the batch."""
     left = [e for e in signature if e.shape is not None and any(not isinstance(d, int) for d in e.shape[1:])]
@@ -136,6 +129,8 @@ def _plan(model: ir.Model, entry: Input, sized: Sized) -> Draw:
         return Draw(entry=entry, shape=shape, fill="ones")
     if is_float(entry.dtype) or is_past(entry):
         return Draw(entry=entry, shape=shape, fill="normal")
+    if _RATE.search(name) and prod(shape) == 1:
+        return Draw(entry=entry, shape=shape, fill="rate")
     if "position" in name:
         return Draw(entry=entry, shape=shape, fill="positions", start=sized.past)
     if "token_type" in name or "segment" in name:
@@ -173,7 +168,7 @@ def _values(draw: Draw, rng: np.random.Generator) -> Array:
         last = draw.shape[-1] if draw.shape else 1
         row = np.arange(draw.start, draw.start + last).reshape(draw.shape and (last,))
         return np.ascontiguousarray(np.broadcast_to(row, draw.shape)).astype(dtype).reshape(draw.shape)
-    return np.full(draw.shape, 1 if draw.fill == "ones" else 0, dtype=dtype)
+    return np.full(draw.shape, {"ones": 1, "rate": SAMPLE_RATE}.get(draw.fill, 0), dtype=dtype)
 
 
 def _top(dtype: np.dtype[Any]) -> int:

@@ -12,7 +12,7 @@ import onnxgrail
 from onnxgrail.core import Refusal
 from onnxgrail.report import Inspection
 from tests.cli.standin import REFUSAL
-from tests.command import run
+from tests.command import run, said
 from tests.e2e import nets
 
 WAYS = ("none", "grail", "best")
@@ -21,7 +21,7 @@ WAYS = ("none", "grail", "best")
 def test_inspect(tmp_path):
     onnx.save(nets.convnet(), tmp_path / "m.onnx")
     result = run("inspect", tmp_path / "m.onnx")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, said(result.stderr)) == (0, "")
     data = json.loads(run("inspect", tmp_path / "m.onnx", "--json").stdout)
     assert [(b["kind"], b["units"]) for b in data["blocks"]] == [("conv", 16), ("stream", 8), ("conv", 12)]
     for text in (data["blocks"][0]["name"], "1/1", "at ratio 0.25", "held by all blocks"):
@@ -36,7 +36,7 @@ def test_refusals_are_grouped_with_examples(monkeypatch):
     refusals = tuple(Refusal(**{**REFUSAL, "node": f"n{k}"}) for k in range(5))
     last = Refusal(value="w", node="", op="", reason="only one unit")
     found = Inspection(path="m", params=1, macs=None, bytes=4, blocks=(), refusals=(last, *refusals))
-    monkeypatch.setattr(onnxgrail, "inspect", lambda model, *, input_shapes, kv_io: found, raising=False)
+    monkeypatch.setattr(onnxgrail, "inspect", lambda model, **given: found, raising=False)
     lines = [line.strip() for line in run("inspect", "m.onnx").stdout.splitlines()]
     assert lines[lines.index("Channels left alone:") + 1 :] == [
         *("5 x no rule for Foo-1", "Foo n0", "Foo n1", "Foo n2", "and 2 more (--verbose)"),
@@ -74,7 +74,7 @@ def test_compare(pair):
     assert "MACs" in result.stdout
     failed = run("compare", pair / "a.onnx", pair / "b.onnx", "--data", pair / "d.npz", "--max-nmse", "0.1", "--json")
     assert failed.exit_code == 3
-    assert failed.stderr == "Error: gate failed: nmse 0.25 of output 'y' is above --max-nmse 0.1\n"
+    assert said(failed.stderr) == "Error: gate failed: nmse 0.25 of output 'y' is above --max-nmse 0.1\n"
     assert json.loads(failed.stdout)["gates"][0]["passed"] is False
     drawn = run("compare", pair / "a.onnx", pair / "b.onnx", "-q")
     assert (drawn.exit_code, drawn.output) == (0, "")
@@ -116,14 +116,16 @@ def test_demo(monkeypatch, tmp_path):
     assert run("demo", "--ratio", "0").exit_code == 2
 
 
-def test_inspect_names_only_options_that_it_has(tmp_path):
+def test_inspect_tells_the_shapes_it_tried_and_takes_data(tmp_path):
     model = nets.mlp()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"  # only twelve will do
     onnx.save(model, tmp_path / "m.onnx")
     told = run("inspect", tmp_path / "m.onnx")
     assert told.exit_code == 1
-    assert "give --input-shapes if the model needs others; these are --input-shapes x:2," in told.stderr
-    assert "--data" not in told.stderr
+    assert "give --data or --input-shapes if the model needs others; these are --input-shapes x:2," in told.stderr
+    assert ". Tried: x[" in told.stderr
+    np.savez(tmp_path / "d.npz", **nets.vectors())
+    assert run("inspect", tmp_path / "m.onnx", "--data", tmp_path / "d.npz").exit_code == 0
 
 
 def test_inspect_says_why_there_is_nothing_to_narrow(tmp_path):

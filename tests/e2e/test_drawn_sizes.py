@@ -69,6 +69,53 @@ def fresh() -> bytes:
     return to_bytes(tiny(f"{given} => float[N,S,8] y", body, {"w": (8, 32), "v": (32, 8)}, opset=17, recorded=False))
 
 
+def exact() -> bytes:
+    """A mix of 37 rows: nobody would guess that."""
+    weights = {"pos": (4, 37), "w": (8, 32), "v": (32, 8)}
+    body = """
+        d = MatMul(pos, x)
+        a = MatMul(d, w)
+        b = Relu(a)
+        y = MatMul(b, v)
+    """
+    return to_bytes(tiny("float[N,S,8] x => float[N,4,8] y", body, weights, opset=17, recorded=False))
+
+
+def llama_cache() -> bytes:
+    """A mask as long as what is cached and what is fed, in axes whose names say nothing."""
+    body = """
+        last = Constant <value_ints = [2]> ()
+        c = Concat <axis = 1> (past_key, x)
+        m = Unsqueeze(attention_mask, last)
+        f = Cast <to = 1> (m)
+        d = Mul(c, f)
+        a = MatMul(d, w)
+        b = Relu(a)
+        y = MatMul(b, v)
+    """
+    given = "float[s0,s1,8] x, int64[s0,s2] attention_mask, float[s0,s3,8] past_key"
+    weights = {"w": (8, 32), "v": (32, 8)}
+    return to_bytes(tiny(f"{given} => float[N,S,8] y", body, weights, opset=17, recorded=False))
+
+
+def stream() -> bytes:
+    """A state of two layers with a batch of its own, and a sampling rate that is a scalar."""
+    body = """
+        one = Constant <value_ints = [0]> ()
+        h = ReduceMean <keepdims = 0> (state, one)
+        d = Add(x, h)
+        a = MatMul(d, w)
+        b = Relu(a)
+        e = MatMul(b, v)
+        rate = Constant <value_int = 16000> ()
+        known = Div(rate, sr)
+        r = Cast <to = 1> (known)
+        y = Mul(e, r)
+    """
+    given = "float[N,8] x, float[2,M,8] state, int64 sr"
+    return to_bytes(tiny(f"{given} => float[N,8] y", body, {"w": (8, 32), "v": (32, 8)}, opset=18, recorded=False))
+
+
 @pytest.mark.parametrize(
     ("model", "drawn"),
     [
@@ -77,8 +124,10 @@ def fresh() -> bytes:
         (recording(), "sound[8, 1024]"),
         (image(), "x[8, 3, 224, 224]"),
         (fresh(), "x[8, 16, 8], cache_past[8, 0, 8]"),
+        (llama_cache(), "x[8, 16, 8], attention_mask[8, 21], past_key[8, 5, 8]"),
+        (stream(), "x[2, 8], state[2, 2, 8], sr[]"),
     ],
-    ids=["twelve positions", "five positions", "recording", "image", "empty cache"],
+    ids=["twelve positions", "five positions", "recording", "image", "empty cache", "mask", "state"],
 )
 def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
     result = onnxgrail.compress(model, unit_ratio=0.5, samples=16)
@@ -93,11 +142,11 @@ def test_where_the_usual_sizes_run_nothing_is_said() -> None:
     assert not [note for note in notes if "drawn instead" in note]
 
 
-@pytest.mark.parametrize("choices", [{}, {"input_shapes": {"ids": (8, 7)}}], ids=["drawn", "asked"])
+@pytest.mark.parametrize("choices", [{}, {"input_shapes": {"x": (8, 7, 8)}}], ids=["drawn", "asked"])
 def test_where_none_will_do_the_option_is_named(choices: dict[str, Any]) -> None:
-    length = 7 if choices else 16
-    with pytest.raises(ModelError, match=rf"ids\[8, {length}\].*these are --input-shapes ids:8,{length}$"):
-        onnxgrail.compress(positions(3), unit_ratio=0.5, **choices)
+    length, tried = (7, "") if choices else (16, r"\. Tried: x\[2, 16, 8\]; .*x\[1, 16, 8\].*")
+    with pytest.raises(ModelError, match=rf"x\[8, {length}, 8\].*these are --input-shapes x:8,{length},8{tried}$"):
+        onnxgrail.compress(exact(), unit_ratio=0.5, **choices)
 
 
 def test_shapes_that_are_given_are_kept() -> None:
