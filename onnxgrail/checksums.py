@@ -1,15 +1,15 @@
-"""Checksums of files, some of which are made in threads while other work goes on."""
+"""Checksums of files: of those that are read in threads while other work goes on, of others while they are written."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from threading import Thread
+from typing import Any, BinaryIO
 
 PIECE = 2**24  # bytes of a file that are looked at together
 
@@ -26,11 +26,6 @@ class Checksums:
         """Have the checksums of files made, one after the other."""
         if not self._alone:
             self._start({path: partial(sha256, path) for path in paths})
-
-    def renamed(self, path: Path, later: Path) -> None:
-        """Have the checksum of a file made that is going to be renamed."""
-        if not self._alone and os.name != "nt":  # there, no file is renamed that somebody reads
-            self._start({later: partial(_read, path.open("rb", buffering=0))})
 
     def _start(self, makers: dict[Path, Callable[[], str]]) -> None:
         futures: dict[Path, Future[str]] = {path: Future() for path in makers}
@@ -50,6 +45,24 @@ def _answer(todo: list[tuple[Future[str], Callable[[], str]]]) -> None:
             future.set_result(make())
         except BaseException as error:  # noqa: BLE001  raised where the checksum is asked for
             future.set_exception(error)
+
+
+class Hashed:
+    """An open file to which one writes, and the checksum of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        """Write bytes, or an array of them."""
+        self._digest.update(data)
+        self.size += self._file.write(data)
+
+    @property
+    def digest(self) -> str:
+        """The checksum in hexadecimal."""
+        return self._digest.hexdigest()
 
 
 def sha256(path: Path) -> str:

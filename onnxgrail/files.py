@@ -11,7 +11,7 @@ from typing import Any
 from onnxgrail import journal, plots
 from onnxgrail.calibration import kinds
 from onnxgrail.graph import model_io
-from onnxgrail.paths import Read, check_folder, check_input, check_output, check_targets, path_of, weights_file
+from onnxgrail.paths import Read, check_folder, check_input, check_output, check_targets, path_of
 
 Owned = Callable[[Path], bool]
 """Tells of a file if it is this very run's and may be replaced."""
@@ -69,7 +69,6 @@ class Writes:
         """
         options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
         targets = [(option, path) for option, path in options if path is not None]
-        targets += [] if self.output is None else [("--output", weights_file(self.output))]
         targets += [("--report", path) for path in self.reports]
         targets += [("--plots", path) for path in ([] if self.plots is None else plots.files(self.plots))]
         targets += [("--resume", path) for path in ([] if self.resume is None else journal.files(self.resume))]

@@ -26,11 +26,9 @@ from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.mapped import in_files, weight_files
-from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.paths import weights_file
 from onnxgrail.preparation import HeldOut, Prepared
 from onnxgrail.progress import Progress
 from onnxgrail.report import (
@@ -126,18 +124,21 @@ def report_of(
     decision: Decision,
     *,
     slim: ir.Model | None,
-    output: Path | None,
+    written: Mapping[Path, str],
     verification: Verification | None,
     timing: Mapping[str, float],
     refines: Sequence[Refined] = (),
     applied: Mapping[str, Applied] | None = None,
     final: ir.Model | None = None,
 ) -> Report:
-    """Everything that was done and left alone, as schema 1; `final` is what was written, where that is not `slim`."""
+    """Everything that was done and left alone, as schema 1.
+
+    `final` is what was written, where that is not `slim`, and `written` has the checksums of its files.
+    """
     decided = {c.block.name: c for c in decision.changes}
     applied = applied or {}
     grown = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in _grown(refines))
-    sizes = _model(prepared, recipe, decision, slim, output, (*applied.values(), *grown), final or slim)
+    sizes = _model(prepared, recipe, decision, slim, written, (*applied.values(), *grown), final or slim)
     survey = prepared.survey
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
@@ -213,7 +214,7 @@ def _model(
     recipe: Recipe,
     decision: Decision,
     slim: ir.Model | None,
-    output: Path | None,
+    written: Mapping[Path, str],
     applied: Sequence[Applied],
     final: ir.Model | None,
 ) -> ModelChange:
@@ -221,15 +222,15 @@ def _model(
     params = cost.parameters(model)
     gone, gone_bytes = cost.removed(survey, ledger.dead)
     after = params - gone if slim is None else cost.parameters(slim)
-    beside = [] if output is None or final is None else _beside(final, output)
+    output = next(iter(written), None)
     path = prepared.path
     if path is not None:
         before, given = bytes_on_disk(model, path), prepared.checksums.of(path)
     else:
         content = to_bytes(model, run=False)
         before, given = len(content), hashlib.sha256(content).hexdigest()
-    if output is not None and final is not None:
-        size = sum(file.stat().st_size for file in (output, *beside))
+    if written:
+        size = sum(file.stat().st_size for file in written)
     elif final is not None and final is not slim:
         size = len(to_bytes(final, run=False))
     else:
@@ -239,7 +240,7 @@ def _model(
         input=str(path or "model"),
         output=None if output is None else str(output),
         sha256_before=given,
-        sha256_after=None if output is None else prepared.checksums.of(output),
+        sha256_after=None if output is None else written[output],
         params_before=params,
         params_after=after,
         macs_before=cost.macs(model, survey) // prepared.samples,
@@ -249,15 +250,9 @@ def _model(
         asked_ratio=recipe.ratio if recipe.unit_ratio is None else recipe.unit_ratio,
         achieved_ratio=1 - after / params if params else 0.0,
         sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
-        sha256_data_after={file.name: prepared.checksums.of(file) for file in beside},
+        sha256_data_after={file.name: digest for file, digest in written.items() if file != output},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )
-
-
-def _beside(slim: ir.Model, output: Path) -> list[Path]:
-    """The file with the weights of a written model that does not hold them itself."""
-    file = weights_file(output)
-    return [file] if output.stat().st_size < weight_bytes(slim) and file.exists() else []
 
 
 def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:

@@ -23,11 +23,6 @@ def default_output(source: Path) -> Path:
     return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
 
 
-def weights_file(target: Path) -> Path:
-    """The file beside a model that holds its weights, where they are not inside."""
-    return target.parent / f"{target.name}.data"
-
-
 def path_of(source: object) -> Path | None:
     """Where a model lies; None for one that is not a file."""
     return Path(source) if isinstance(source, str | os.PathLike) else None

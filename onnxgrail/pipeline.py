@@ -23,10 +23,10 @@ from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.files import Writes, reads, target_of, writes_of
 from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.mapped import loose, weight_files
-from onnxgrail.graph.model_io import LIMIT, Finished, save, weight_bytes
+from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
-from onnxgrail.paths import check_output, default_output, path_of, weights_file
+from onnxgrail.paths import default_output, path_of
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
@@ -143,8 +143,6 @@ def compress(
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
         external = save_as_external_data or weight_bytes(prepared.model) > LIMIT
-        if target is not None and external:
-            check_output(weights_file(target), force=force or replaceable(folder, weights_file(target)))
         if folder is not None:
             begin(folder, prepared, recipe, stored)
             folder.about_to_write(*(path for path in (stored.write,) if path is not None))
@@ -160,10 +158,10 @@ def compress(
             _worked_over(prepared, recipe, decision, slim, clock, progress, journal) if first else ((), {})
         )
         shipped = ship(prepared, slim, recipe, clock, progress, latency=latency) if first else None
+        written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                finished = prepared.checksums.renamed
-                write(shipped.model, target, external=external, folder=folder, finished=finished)
+                written = write(shipped.model, target, external=external, folder=folder)
             given = {"data": data, "held_out": held_out}
             left_out = saved.save(writes.recipe, recipe, **given) if writes.recipe is not None and first else []
     told = report_of(
@@ -171,7 +169,7 @@ def compress(
         recipe,
         decision,
         slim=slim if shipped is None else shipped.narrowed,
-        output=target,
+        written=written,
         verification=None if shipped is None else shipped.verification,
         timing=clock.seconds,
         refines=refined,
@@ -231,16 +229,14 @@ def _worked_over(
     return refined, applied
 
 
-def write(
-    slim: ir.Model, target: Path, *, external: bool, folder: Folder | None, finished: Finished | None = None
-) -> None:
-    """Write the model; a run that may be killed keeps its draft in its folder."""
+def write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> dict[Path, str]:
+    """Write the model; a run that may be killed keeps its draft in its folder.  Returns the checksums of its files."""
     if folder is None:
-        save(slim, target, external=external, finished=finished)
-        return
-    folder.about_to_write(target, *([weights_file(target)] if external else []))
-    save(slim, target, external=external, scratch=folder.scratch(target), finished=finished)
+        return save(slim, target, external=external)
+    folder.about_to_write(target)
+    written = save(slim, target, external=external, scratch=folder.scratch(target))
     folder.finish()
+    return written
 
 
 def _files(stats: str | Path | None, save_stats: str | Path | None) -> StatsFiles:
@@ -268,7 +264,7 @@ def _nothing(
         hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
-    report = report_of(prepared, recipe, decision, slim=None, output=None, verification=None, timing=clock.seconds)
+    report = report_of(prepared, recipe, decision, slim=None, written={}, verification=None, timing=clock.seconds)
     for path in reports:
         report.save(path)
     return NothingToCompressError(text, hint=hint, report=report)

@@ -33,7 +33,7 @@ from onnxgrail.graph.model_io import LIMIT, load, weight_bytes
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
 from onnxgrail.journal import NO_JOURNAL, Folder
-from onnxgrail.paths import path_of, weights_file
+from onnxgrail.paths import path_of
 from onnxgrail.pipeline import Result, write
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.progress import Progress, silent
@@ -118,11 +118,12 @@ def refine_model(
             refined = refine_other(prepared, recipe, small, facts, progress, folder or NO_JOURNAL)
         sides.append(_checked(prepared, small, recipe, clock, progress))
         mark(small, recipe, command="refine")
+        written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None:
                 external = save_as_external_data or weight_bytes(small) > LIMIT
-                write(small, target, external=external, folder=folder)
-    change = _change(model, small, first, refined, target)
+                written = write(small, target, external=external, folder=folder)
+    change = _change(model, small, first, refined, written)
     told = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
     for path in writes.reports:
         told.save(path)
@@ -197,17 +198,16 @@ def _checked(
 
 
 def _change(
-    model: Any, small: ir.Model, first: Mapping[str, Any], refined: Sequence[Refined], target: Path | None
+    model: Any, small: ir.Model, first: Mapping[str, Any], refined: Sequence[Refined], written: Mapping[Path, str]
 ) -> ModelChange:
     added = [entry.added for entry in refined if entry.added]
     macs, params = first["macs"], cost.parameters(small)
-    beside = [file for file in [weights_file(target)] if file.exists()] if target is not None else []
-    written = [] if target is None else [target, *beside]
+    target = next(iter(written), None)
     return ModelChange(
         input=str(model) if isinstance(model, str | Path) else "model",
         output=None if target is None else str(target),
         sha256_before=first["sha256"],
-        sha256_after=None if target is None else sha256(target),
+        sha256_after=None if target is None else written[target],
         params_before=first["params"],
         params_after=params,
         macs_before=macs,
@@ -217,7 +217,7 @@ def _change(
         asked_ratio=None,
         achieved_ratio=1 - params / first["params"] if first["params"] else 0.0,
         sha256_data_before=first["data"],
-        sha256_data_after={file.name: sha256(file) for file in beside},
+        sha256_data_after={file.name: digest for file, digest in written.items() if file != target},
     )
 
 

@@ -13,7 +13,7 @@ import onnx
 
 from onnxgrail.calibration.session import runtime
 from onnxgrail.comparison import bytes_on_disk
-from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.exporting import writers
 from onnxgrail.exporting.axes import BATCH, opened, outputs, without
 from onnxgrail.exporting.judge import Check, Trial, judge, trials
@@ -21,7 +21,7 @@ from onnxgrail.exporting.sources import Wish, find
 from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
 from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
 from onnxgrail.graph import cost, model_io
-from onnxgrail.paths import Read, check_output, check_targets, existing, make_folder, weights_file
+from onnxgrail.paths import Read, check_output, check_targets, existing
 from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, to_json
 from onnxgrail.scripts import is_named
@@ -162,7 +162,7 @@ def export(
     if static and dynamic:
         raise UsageError("static and dynamic axes contradict each other")
     path = Path(target)
-    check_targets([("OUT", path), ("OUT", weights_file(path))], _reads(source))
+    check_targets([("OUT", path)], _reads(source))
     check_output(path, force=force)
     torch()
     if check:
@@ -250,15 +250,9 @@ def _draft(way: _Way, path: Path, opset: int, check: bool, tolerance: float | No
 
 
 def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
-    """Move a draft into place, its weights first."""
+    """Move a draft to its place."""
     subject = draft.way.subject
-    make_folder(path.parent)
-    try:
-        for file in (weights_file(draft.path), draft.path):
-            if file.exists():
-                file.replace(path.parent / file.name)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    model_io.move(draft.path, path)
     model = model_io.load(path)
     shapes = {
         key: tuple(subject.axes.get(key, {}).get(axis, int(size)) for axis, size in enumerate(tensor.shape))

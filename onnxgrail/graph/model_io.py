@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import stat
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.checksums import sha256
 from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.inside import Split, hold, split
@@ -19,10 +20,10 @@ from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check, tensors
 from onnxgrail.graph.writing import unload, write_inline
-from onnxgrail.paths import SCRATCH, TEMPORARY, make_folder, weights_file
+from onnxgrail.paths import SCRATCH, TEMPORARY, make_folder
+from onnxgrail.placing import Weights, place, weights_name
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
-Finished = Callable[[Path, Path], object]
 PROTOBUF = 2**31 - 1  # bytes of the largest message
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
 
@@ -156,42 +157,56 @@ def copy(model: ir.Model) -> ir.Model:
     return clone
 
 
-def save(
-    model: ir.Model,
-    path: Path,
-    *,
-    external: bool = False,
-    scratch: Path | None = None,
-    finished: Finished | None = None,
-) -> None:
-    """Write the model, with weights in `NAME.data` when asked or when they pass 2 GiB.
+def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path | None = None) -> dict[Path, str]:
+    """Write the model, with weights in a file beside it when asked or when they pass 2 GiB.
 
-    Files are written in a hidden folder beside the target (or in `scratch`, which must be on the same file system) and
-    renamed into place, so a failure leaves nothing behind.  Weights are copied one by one.  `finished` is told of each
-    file and its place before that.
+    That file is called `NAME.CHECKSUM.data`.  Files are written in a hidden folder beside the target (or in `scratch`,
+    which must be on the same file system) and moved to their place, so a failure leaves nothing behind and the model
+    that was there before.  Weights are copied one by one.
+
+    Returns:
+        The checksums of the files, the model first.
 
     Raises:
         OutputError: the folder cannot be written.
+        ModelError: a file that holds weights has changed.
     """
     external = external or weight_bytes(model) > LIMIT
-    data = weights_file(path).name
     make_folder(path.parent)
     try:
         with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
-            draft = Path(drafts) / path.name
-            whole = copy(model)
-            if external:
-                unload(whole, Path(drafts) / data)
-            write_inline(whole, draft)
-            for name in [data, path.name]:
-                if (Path(drafts) / name).exists():
-                    if finished is not None:
-                        finished(Path(drafts) / name, path.parent / name)
-                    (Path(drafts) / name).replace(path.parent / name)
+            whole, folder = copy(model), Path(drafts)
+            weights = unload(whole, folder / "weights", partial(weights_name, path)) if external else None
+            digests = {path: write_inline(whole, folder / "model")}
+            place(path, folder / "model", weights)
+            return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}
     except OSError as error:
         on_the_way = path.parent.name.startswith(SCRATCH)
         hint = TEMPORARY if on_the_way else "Choose another output folder"
         raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
+
+
+def move(draft: Path, path: Path) -> None:
+    """Move a model that another tool wrote, with at most one file beside it, to its place, as `save` does.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    make_folder(path.parent)
+    files = beside(draft)
+    try:
+        if not files:
+            place(path, draft)
+            return
+        (file,), digest = files, sha256(files[0])
+        weights = Weights(path=file, name=weights_name(path, digest), sha256=digest)
+        proto = onnx.load(draft, load_external_data=False)
+        for entry in (entry for tensor in tensors(proto) for entry in tensor.external_data if entry.key == "location"):
+            entry.value = weights.name
+        draft.write_bytes(proto.SerializeToString())
+        place(path, draft, weights)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 def _brief(error: BaseException) -> str:

@@ -2,49 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.checksums import Hashed
+from onnxgrail.errors import ModelError
 from onnxgrail.graph import mapped
 from onnxgrail.graph.mapped import Mapped, in_memory
 from onnxgrail.graph.serial import to_file
 from onnxgrail.graph.wire import head
+from onnxgrail.placing import Weights
 
 SMALL = 256  # bytes up to which a weight stays in the model file beside external data
 ALIGN = 64  # bytes: what memory maps and wide loads like
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
 
 
-def unload(model: ir.Model, path: Path) -> None:
-    """Write all weights but the small ones to a file, and let the model refer to it by name, beside itself."""
-    with path.open("wb") as file:
+def unload(model: ir.Model, path: Path, named: Callable[[str], str]) -> Weights | None:
+    """Write all weights but the small ones to a file, and let the model refer to it, beside itself.
+
+    Args:
+        model: the graph, changed in place.
+        path: where the file is written.
+        named: what it will be called, by its checksum.
+
+    Returns:
+        The file; None if there are only small weights.
+    """
+    starts: dict[ir.Value, tuple[int, ir.TensorProtocol]] = {}
+    with path.open("wb") as raw:
+        file = Hashed(raw)
         for value, tensor in _weights(model):
             if tensor.nbytes <= SMALL or isinstance(tensor, ir.StringTensor):
                 value.const_value = in_memory(tensor)
                 continue
-            file.write(b"\0" * (-file.tell() % ALIGN))
-            start = file.tell()
-            mapped.write(tensor, file)
-            value.const_value = ir.ExternalTensor(
-                path.name,
-                start,
-                file.tell() - start,
-                tensor.dtype,
-                shape=ir.Shape([int(size) for size in tensor.shape.numpy()]),
-                name=tensor.name or "",
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-            )
+            file.write(b"\0" * (-file.size % ALIGN))
+            starts[value] = file.size, tensor
+            _write(tensor, file)
+    if not starts:
+        return None
+    weights = Weights(path=path, name=named(file.digest), sha256=file.digest)
+    for value, (start, tensor) in starts.items():
+        value.const_value = ir.ExternalTensor(
+            weights.name,
+            start,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape([int(size) for size in tensor.shape.numpy()]),
+            name=tensor.name or "",
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+    return weights
 
 
-def write_inline(model: ir.Model, path: Path) -> None:
-    """Write a model with its weights inside.
+def _write(tensor: ir.TensorProtocol, file: Hashed) -> None:
+    """Write the numbers of a weight.
+
+    Raises:
+        ModelError: there are fewer than its shape says.
+    """
+    start = file.size
+    mapped.write(tensor, file)
+    if file.size - start != tensor.nbytes:
+        raise ModelError(
+            f"weight {tensor.name!r}: {file.size - start} bytes were written where its shape needs {tensor.nbytes}",
+            hint="The file that holds it may have changed while it was read: repeat the command",
+        )
+
+
+def write_inline(model: ir.Model, path: Path) -> str:
+    """Write a model with its weights inside, but for those that lie in the file that `unload` wrote.
 
     Weights that lie in files are copied from there.  The fields that hold them are written by hand: a message that is
     put together in memory would need several times the room of the model.
+
+    Returns:
+        The checksum of the file.
     """
     for value, held in _weights(model):
         if isinstance(held, Mapped) and value.name not in model.graph.initializers:
@@ -56,19 +93,27 @@ def write_inline(model: ir.Model, path: Path) -> None:
         if isinstance(value.const_value, Mapped)
     }
     if not stored:
-        path.write_bytes(proto.SerializeToString())
-        return
+        return _written(path, [proto.SerializeToString()])
     weights = [_split(tensor, stored.get(tensor.name)) for tensor in proto.graph.initializer]
     del proto.graph.initializer[:]
     graph = proto.graph.SerializeToString()
     proto.ClearField("graph")
     total = len(graph) + sum(len(head(_INITIALIZER, size)) + size for _, _, size in weights)
-    with path.open("wb") as file:
-        file.write(proto.SerializeToString() + head(_GRAPH, total) + graph)
-        for start, tensor, size in weights:
-            file.write(head(_INITIALIZER, size) + start)
-            if tensor is not None:
-                tensor.tofile(file)
+    pieces: list[bytes | Mapped] = [proto.SerializeToString() + head(_GRAPH, total) + graph]
+    for start, tensor, size in weights:
+        pieces += [head(_INITIALIZER, size) + start, *([] if tensor is None else [tensor])]
+    return _written(path, pieces)
+
+
+def _written(path: Path, pieces: Iterable[bytes | Mapped]) -> str:
+    with path.open("wb") as raw:
+        file = Hashed(raw)
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                file.write(piece)
+            else:
+                _write(piece, file)
+    return file.digest
 
 
 def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:

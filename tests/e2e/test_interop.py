@@ -15,6 +15,7 @@ import pytest
 import onnxgrail
 from onnxgrail import interop
 from onnxgrail.errors import ModelError
+from tests.written import weights_of
 
 from . import nets
 
@@ -84,7 +85,7 @@ def test_weights_beside_the_file(tmp_path: Path) -> None:
         result = onnxgrail.compress(
             source, target, unit_ratio=0.5, data=nets.vectors(), save_as_external_data=True, force=True
         )
-        assert (tmp_path / "o.onnx.data").stat().st_size > 0
+        assert weights_of(target).stat().st_size > 0
         session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
         np.testing.assert_array_equal(session.run(["y"], nets.vectors(seed=4))[0], run(result.to_bytes()))
     apart = onnx.load(tmp_path / "m.onnx", load_external_data=False)

@@ -26,6 +26,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph import inside, mapped, model_io
 from onnxgrail.graph.mapped import LARGE, Mapped
 from tests import tiny
+from tests.written import weights_of
 
 SIZES = {"hidden": 64, "heads": 4, "words": 50, "tokens": 8}
 
@@ -214,17 +215,17 @@ def test_external_data_are_written_aligned_and_complete(llama: Path, tmp_path: P
     tensors = onnx.load(beside, load_external_data=False).graph.initializer
     places = [{e.key: e.value for e in t.external_data} for t in tensors if t.external_data]
     assert len(places) > 10
-    assert all(int(p["offset"]) % 64 == 0 and p["location"] == "beside.onnx.data" for p in places)
-    data = tmp_path / "beside.onnx.data"
+    assert all(int(p["offset"]) % 64 == 0 and p["location"] == places[0]["location"] for p in places)
+    data = weights_of(beside)
     assert max(int(p["offset"]) + int(p["length"]) for p in places) == data.stat().st_size
     assert weights(inside) == weights(beside)
     np.testing.assert_array_equal(outputs(inside), outputs(beside))
     onnx.checker.check_model(inside, full_check=True)
     onnx.checker.check_model(beside, full_check=True)
-    after = {"beside.onnx.data": hashlib.sha256(data.read_bytes()).hexdigest()}
+    after = {data.name: hashlib.sha256(data.read_bytes()).hexdigest()}
     assert report["model"]["sha256_data_after"] == after
     assert report["model"]["bytes_after"] == beside.stat().st_size + data.stat().st_size
-    assert {p.name for p in tmp_path.iterdir()} == {"home", "inside.onnx", "beside.onnx", "beside.onnx.data"}
+    assert {p.name for p in tmp_path.iterdir()} == {"home", "inside.onnx", "beside.onnx", data.name}
 
 
 def test_ratio_zero_copies_every_weight(llama: Path, tmp_path: Path) -> None:

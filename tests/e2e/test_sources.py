@@ -14,6 +14,7 @@ import pytest
 
 import onnxgrail
 from tests.command import run as cli
+from tests.written import weights_of
 
 from . import nets
 from .decorated import values
@@ -62,7 +63,7 @@ def test_weights_in_a_second_file_make_no_difference(external: bool, inline: Pat
     result = command(linked, *words)
     assert result.exit_code == 0, result.stderr
     made = linked.with_name("m.compressed.onnx")
-    data = {"m.compressed.onnx.data"} if external else set()
+    data = {weights_of(made).name} if external else set()
     assert files(linked.parent) == {"m.onnx", "m.onnx.data", "m.compressed.onnx"} | data
     assert same(values(onnx.load(made)), values(onnx.load(expected)))
     np.testing.assert_allclose(run(made), run(expected), atol=1e-6)
@@ -91,7 +92,7 @@ def test_external_data_from_the_models_own_folder(inline: Path, monkeypatch: pyt
     monkeypatch.chdir(inline.parent / "x")
     result = command("m.onnx", "o.onnx", "--data", "../d.npz", "--save-as-external-data")
     assert result.exit_code == 0, result.stderr
-    assert files(Path()) == {"m.onnx", "m.onnx.data", "o.onnx", "o.onnx.data"}
+    assert files(Path()) == {"m.onnx", "m.onnx.data", "o.onnx", weights_of(Path("o.onnx")).name}
 
 
 def test_save_as_external_data(inline: Path) -> None:
@@ -102,7 +103,7 @@ def test_save_as_external_data(inline: Path) -> None:
     shell = onnx.load(split, load_external_data=False)
     stored = [t for t in shell.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     assert {t.name for t in stored} >= {"table", "up0", "down0"}
-    assert {e.value for t in stored for e in t.external_data if e.key == "location"} == {"split.onnx.data"}
+    assert {e.value for t in stored for e in t.external_data if e.key == "location"} == {weights_of(split).name}
     assert split.stat().st_size < plain.stat().st_size / 2
     assert same(values(onnx.load(split)), values(onnx.load(plain)))
     onnx.checker.check_model(str(split), full_check=True)
@@ -120,30 +121,6 @@ def test_a_split_output_can_be_compressed_again_and_replaced(inline: Path) -> No
     assert command(inline, split, *first, "--unit-ratio", 0.5, "--force").exit_code == 0
     assert dict(onnx_shapes(split))["up0"] == (32, 24)
     assert run(split).shape == (24, 10, 6)
-
-
-def test_weights_of_others_are_not_replaced(inline: Path) -> None:
-    other = inline.with_name("o.onnx.data")
-    other.write_bytes(b"somebody's weights")
-    words = ("--data", inline.parent / "d.npz", "--save-as-external-data")
-    refused = command(inline, inline.with_name("o.onnx"), *words)
-    assert (refused.exit_code, other.read_bytes()) == (1, b"somebody's weights")
-    assert "o.onnx.data" in refused.stderr
-    assert not inline.with_name("o.onnx").exists()
-    assert command(inline, inline.with_name("o.onnx"), *words, "--force").exit_code == 0
-
-
-def test_the_inputs_own_weights_are_never_replaced(inline: Path) -> None:
-    # A model file that was renamed still names its data file, here that of the output.
-    linked = inline.parent / "x" / "m.onnx"
-    renamed = linked.rename(linked.with_name("original.onnx"))
-    weights = linked.with_name("m.onnx.data").read_bytes()
-    words = ("--data", inline.parent / "d.npz", "--save-as-external-data", "--force")
-    refused = command(renamed, linked, *words)
-    assert refused.exit_code == 1, refused.output
-    assert "m.onnx.data" in refused.stderr
-    assert linked.with_name("m.onnx.data").read_bytes() == weights
-    assert files(linked.parent) == {"original.onnx", "m.onnx.data"}
 
 
 def onnx_shapes(path: Path) -> list[tuple[str, tuple[int, ...]]]:

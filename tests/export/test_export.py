@@ -21,6 +21,7 @@ from onnxgrail.calibration.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import ModelError, OutputError, UsageError
 from onnxgrail.exporting import writers
+from tests.written import weights_of
 
 HERE = Path(__file__).parent
 
@@ -71,8 +72,9 @@ def test_static_opset_type_and_data_beside(folder: Path) -> None:
     assert len(data["checks"]) == 2, "two feeds of one shape"
     model = onnx.load("n.onnx", load_external_data=False)
     assert {t.data_type for t in model.graph.initializer if len(t.dims) > 1} == {onnx.TensorProto.FLOAT16}
-    assert Path("n.onnx.data").stat().st_size > 2 * 16 * 16 * 9
-    assert data["bytes"] == Path("n.onnx").stat().st_size + Path("n.onnx.data").stat().st_size
+    weights = weights_of(Path("n.onnx"))
+    assert weights.stat().st_size > 2 * 16 * 16 * 9
+    assert data["bytes"] == Path("n.onnx").stat().st_size + weights.stat().st_size
 
 
 def test_small_models_are_one_file_and_nothing_else_is_left(folder: Path) -> None:
@@ -157,7 +159,7 @@ def test_weights_too_large_for_one_message_go_beside(
     monkeypatch.setattr("onnxgrail.graph.model_io.LIMIT", 1000)
     result = onnxgrail.export("nets.py:net", "n.onnx", exporter=exporter)
     assert result.gates_passed
-    assert Path("n.onnx.data").stat().st_size > 2 * 16 * 16 * 9
+    assert weights_of(Path("n.onnx")).stat().st_size > 2 * 16 * 16 * 9
 
 
 # ------------------------------------------------------------------------------------------------------------- gates

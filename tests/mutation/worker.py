@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -139,11 +140,12 @@ def _kept(before: dict[str, bytes], after: dict[str, bytes], code: int, folder: 
     """What changed beside the outputs, and what an output holds that it cannot."""
     from tests.mutation.traps import CANARY
 
-    outputs = {"work/out.onnx", "work/out.onnx.data", "work/out.html", "work/out.json"}
+    weights = {name for name in after if re.fullmatch(r"work/out\.onnx\.[0-9a-f]{16}\.data", name)}
+    outputs = {"work/out.onnx", "work/out.html", "work/out.json"} | weights
     found = [f"{name} changed" for name in before if after.get(name) != before[name]]
     new = set(after) - set(before)
     found += [f"{name} was made" for name in sorted(new - outputs)]
-    models = new & {"work/out.onnx", "work/out.onnx.data"}
+    models = new & {"work/out.onnx", *weights}
     if code not in (0, 3) and models:
         found.append(f"{', '.join(sorted(models))} after a failure")
     found += [f"{name} holds what lies outside" for name in models if CANARY.tobytes() * 4 in after[name]]

@@ -4,10 +4,11 @@ import hashlib
 import os
 import threading
 
+import numpy as np
 import pytest
 
 from onnxgrail import checksums as module
-from onnxgrail.checksums import Checksums, sha256
+from onnxgrail.checksums import Checksums, Hashed, sha256
 
 
 @pytest.fixture
@@ -29,21 +30,12 @@ def test_begun_or_not_it_is_the_same(file, threads):
     assert begun.of(file) == unknown.of(file) == sha256(file)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_draft_counts_under_its_later_name(file, threads):
-    checksums, wanted, later = Checksums(threads=threads), sha256(file), file.with_name("model.onnx")
-    later.write_bytes(b"what was there")
-    checksums.renamed(file, later)
-    file.replace(later)
-    assert checksums.of(later) == wanted
-
-
-@pytest.mark.skipif(os.name == "nt", reason="open files stay")
-def test_a_draft_may_go_before_anybody_asks(file):
-    checksums, wanted, later = Checksums(threads=2), sha256(file), file.with_name("model.onnx")
-    checksums.renamed(file, later)
-    file.unlink()  # it stays open
-    assert checksums.of(later) == wanted
+def test_that_of_a_file_while_it_is_written(file):
+    with file.open("wb") as raw:
+        written = Hashed(raw)
+        written.write(b"a head")
+        written.write(np.arange(250, dtype=np.uint8).data)
+    assert (written.size, written.digest) == (file.stat().st_size, sha256(file))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
