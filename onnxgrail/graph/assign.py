@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
+from onnxgrail.errors import RewriteError
 from onnxgrail.graph.mapped import like
+from onnxgrail.graph.names import free_name
 from onnxgrail.graph.ops.cut import constant
 
 Place = tuple[ir.Node, int]
@@ -48,6 +50,28 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
     for node, position in places:
         node.replace_input_with(position, fresh)
     return {value}
+
+
+def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
+    """Return the node that makes a value, or a copy of it where others than these operands read the value.
+
+    Raises:
+        RewriteError: no node makes it.
+    """
+    holder = value.producer()
+    if holder is None:
+        raise RewriteError(f"no node makes {value.name}")
+    mine = set(places)
+    if not value.is_graph_output() and all((use.node, use.idx) in mine for use in value.uses()):
+        return holder
+    name = free_name(graph, f"{value.name}/narrowed")
+    copy = ir.Node(holder.domain, holder.op_type, list(holder.inputs), list(holder.attributes.values()), name=name)
+    copy.outputs[0].name = name
+    copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+    graph.insert_after(holder, copy)
+    for node, position in places:
+        node.replace_input_with(position, copy.outputs[0])
+    return copy
 
 
 def _same(a: Array, b: Array) -> bool:

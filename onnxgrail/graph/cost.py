@@ -13,7 +13,7 @@ from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.labels import narrowed_shape
-from onnxgrail.graph.survey import Operand, Survey
+from onnxgrail.graph.survey import Holding, Survey
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 Shapes = Callable[[str], tuple[int, ...]]
@@ -37,7 +37,7 @@ def parameters(model: ir.Model) -> int:
     written = (node.attributes.get("value") for node in model.graph if node.op_type == "Constant")
     spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
     weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
-    return sum(int(tensor.size) for tensor in weights if _is_weight(tensor)) + _filled(model) + _packed(model)
+    return sum(int(tensor.size) for tensor in weights if is_weight(tensor.dtype)) + _filled(model) + _packed(model)
 
 
 def _filled(model: ir.Model) -> int:
@@ -61,8 +61,9 @@ def _packed(model: ir.Model) -> int:
     return sum(more.values())
 
 
-def _is_weight(tensor: ir.TensorProtocol) -> bool:
-    return tensor.dtype not in (ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING)
+def is_weight(dtype: ir.DataType) -> bool:
+    """Return True if stored numbers of this type count as parameters."""
+    return dtype not in (ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING)
 
 
 def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
@@ -121,41 +122,30 @@ def _operand_shape(
     node: ir.Node, position: int, name: str, survey: Survey, shape: Shapes, dead: Bools | None
 ) -> tuple[int, ...]:
     operand = survey.operands.get((key(node), position))
-    return shape(name) if operand is None or dead is None else _left(operand, shape(name), dead)
-
-
-def _left(operand: Operand, full: tuple[int, ...], dead: Bools) -> tuple[int, ...]:
-    """The shape of a constant when units go."""
-    return tuple(int((~dead[operand.units[a]]).sum()) if a in operand.units else size for a, size in enumerate(full))
+    return shape(name) if operand is None or dead is None else operand.left(shape(name), dead)
 
 
 def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
-    """How many weight elements and bytes go when units go, every working array counted once."""
-    return removed_of(survey, survey.operands.values(), dead)
+    """Count the parameters and the bytes of weights that the file loses when units go."""
+    return removed_of(survey.holdings, dead)
 
 
-def removed_of(survey: Survey, operands: Iterable[Operand], dead: Bools) -> tuple[int, int]:
-    """The same for some of the operands."""
-    sizes: dict[str, tuple[int, int]] = {}
-    for operand in operands:
-        full = survey.facts.shapes[operand.value]
-        count = math.prod(full) - math.prod(_left(operand, full, dead))
-        stored = survey.facts.stored.get(operand.value)
-        bits = stored.bits if stored is not None else 8 * survey.facts.dtypes[operand.value].itemsize
-        sizes[operand.param] = count, count * bits // 8
-    return sum(c for c, _ in sizes.values()), sum(b for _, b in sizes.values())
+def removed_of(holdings: Iterable[Holding], dead: Bools) -> tuple[int, int]:
+    """Count the same of some of its constants."""
+    lost = [holding.removed(dead) for holding in holdings]
+    return sum(numbers for numbers, _ in lost), sum(size for _, size in lost)
 
 
 def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
     """Per block, the parameters and MACs that would go if all of its units went.
 
-    Each block looks only at the nodes and operands that it touches, so this is linear in the size of the graph.
+    Each block looks only at the nodes and constants that it touches, so this is linear in the size of the graph.
     """
     owner = owners(survey)
-    operands: dict[int, list[Operand]] = defaultdict(list)
-    for operand in survey.operands.values():
-        for number in owned(owner, operand.units.values()):
-            operands[number].append(operand)
+    holdings: dict[int, list[Holding]] = defaultdict(list)
+    for holding in survey.holdings:
+        for number in owned(owner, units_in(holding)):
+            holdings[number].append(holding)
     nodes: dict[int, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
         for number in owned(owner, units_of(node, survey)):
@@ -165,7 +155,7 @@ def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
         dead = np.zeros(survey.ids, dtype=bool)
         dead[block.ids] = True
         full, left = (sum(_node_macs(n, survey, shapes(survey, d), d) for n in nodes[number]) for d in (None, dead))
-        found.append((removed_of(survey, operands[number], dead)[0], full - left))
+        found.append((removed_of(holdings[number], dead)[0], full - left))
     return found
 
 
@@ -180,6 +170,11 @@ def owners(survey: Survey) -> Ints:
 def owned(owner: Ints, units: Iterable[Ints]) -> set[int]:
     """Numbers of the blocks whose units these are."""
     return {n for labels in units for n in np.unique(owner[labels]).tolist()} - {0}
+
+
+def units_in(holding: Holding) -> list[Ints]:
+    """Return the units on the axes of constants that are made of the same numbers."""
+    return [units for form in holding.forms for units in form.operand.units.values()]
 
 
 def units_of(node: ir.Node, survey: Survey) -> list[Ints]:

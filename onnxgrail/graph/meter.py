@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph import cost
-from onnxgrail.graph.survey import Operand, Survey
+from onnxgrail.graph.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """One weight or node, what goes of it with some units, and the blocks that matter to it."""
+    """Some weights or one node, what goes of it with some units, and the blocks that matter to it."""
 
     blocks: tuple[int, ...]
     saved: Callable[[Bools], int]
@@ -79,13 +79,12 @@ def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
 
 def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[_Part]:
     place = 0 if counted == "params" else 1
-    once = {operand.param: operand for operand in survey.operands.values()}
 
-    def part(operand: Operand) -> _Part:
-        blocks = tuple(sorted(cost.owned(owner, operand.units.values())))
-        return _Part(blocks, lambda dead: cost.removed_of(survey, [operand], dead)[place])
+    def part(holding: Holding) -> _Part:
+        blocks = tuple(sorted(cost.owned(owner, cost.units_in(holding))))
+        return _Part(blocks, lambda dead: holding.removed(dead)[place])
 
-    return [part(operand) for operand in once.values()]
+    return [part(holding) for holding in survey.holdings]
 
 
 def _nodes(model: ir.Model, survey: Survey, owner: Ints) -> list[_Part]:

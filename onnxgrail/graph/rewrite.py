@@ -6,7 +6,7 @@ and the final file are made by the same few lines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -15,14 +15,16 @@ from onnxgrail.core import Array, Bools, Ints
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.assign import assign, is_sole
+from onnxgrail.graph.cost import is_weight
 from onnxgrail.graph.facts import captures, constant_of, key
-from onnxgrail.graph.names import free_name, names_kept
+from onnxgrail.graph.names import names_kept
 from onnxgrail.graph.ops.cut import Cut, constant
 from onnxgrail.graph.ops.rule import find_narrow
-from onnxgrail.graph.rewrite_stored import Growth, cut_stored, follow
+from onnxgrail.graph.rewrite_computed import fill, give, lay_out, pick
+from onnxgrail.graph.rewrite_stored import Growth, User, cut_stored, follow
 from onnxgrail.graph.shift import shift_biases
 from onnxgrail.graph.sizes import SOURCES
-from onnxgrail.graph.survey import Ledger, Operand, Survey
+from onnxgrail.graph.survey import Form, Ledger, Operand, Survey
 
 
 def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
@@ -75,6 +77,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     replaced: set[ir.Value] = set()
     growth: Growth = {}
     captured = {name for node in nodes for name in captures(node)}
+    forms = {form.operand.param: form for holding in survey.holdings for form in holding.forms}
     for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
         assert value is not None
         _write_sizes(graph, value, survey)
@@ -85,23 +88,38 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
             replaced |= left
             growth |= grown
             continue
-        value = users[0][0].inputs[users[0][1]]
-        assert value is not None
-        array = narrow_array(_original(value, users[0][2], survey, ledger), users[0][2].units, ledger.dead)
-        if is_sole(graph, value, [(node, position) for node, position, _ in users], captured):
-            assign(value, array)
-            continue
-        producer = value.producer()
-        if producer is not None and producer.op_type == "ConstantOfShape" and param not in ledger.arrays:
-            fresh = _filled(graph, producer, array.shape, f"{param}/narrowed")
-        else:
-            fresh = constant(graph, array, f"{param}/narrowed", old=value)
-        for node, position, _ in users:
-            old = node.inputs[position]
-            assert old is not None
-            replaced.add(old)
-            node.replace_input_with(position, fresh)
+        replaced |= _cut(graph, users, forms.get(param), survey, ledger, captured)
     return replaced | follow(graph, nodes, growth, survey, captured)
+
+
+def _cut(
+    graph: ir.Graph,
+    users: Sequence[User],
+    form: Form | None,
+    survey: Survey,
+    ledger: Ledger,
+    captured: Collection[str],
+) -> set[ir.Value]:
+    """Cut one constant for the operands of one working array; return the values that these no longer read."""
+    first, at, operand = users[0]
+    value, places, param = first.inputs[at], [(node, position) for node, position, _ in users], operand.param
+    assert value is not None
+    renewed = param in ledger.arrays
+    if form is not None and form.picked and not renewed:
+        pick(graph, places, operand, ledger.dead)
+        return set()
+    producer = value.producer()
+    if producer is not None and producer.op_type == "ConstantOfShape" and not renewed:
+        return fill(graph, places, operand.left(survey.facts.shapes[operand.value], ledger.dead), captured)
+    array = _original(value, operand, survey, ledger)
+    core = form.spread.core(array, ledger.dead) if form is not None and form.spread is not None else None
+    if core is not None:
+        return lay_out(graph, places, core, param, captured)
+    array = narrow_array(array, operand.units, ledger.dead)
+    if is_sole(graph, value, places, captured):
+        assign(value, array)
+        return set()
+    return give(places, constant(graph, array, f"{param}/narrowed", old=value))
 
 
 def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> None:
@@ -115,7 +133,7 @@ def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> None:
 
 
 def _changes(operand: Operand, ledger: Ledger) -> bool:
-    return operand.param in ledger.arrays or any(ledger.dead[u].any() for u in operand.units.values())
+    return operand.param in ledger.arrays or operand.changes(ledger.dead)
 
 
 def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger) -> Array:
@@ -132,16 +150,6 @@ def narrow_array(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:
     for axis, numbers in units.items():
         array = np.compress(~dead[numbers], array, axis=axis)
     return np.array(array, order="C")
-
-
-def _filled(graph: ir.Graph, source: ir.Node, shape: tuple[int, ...], name: str) -> ir.Value:
-    """A narrower copy of a weight that the file holds as one number and a shape."""
-    name = free_name(graph, name)
-    dims = constant(graph, np.array(shape, dtype=np.int64), f"{name}/shape")
-    node = ir.Node("", "ConstantOfShape", [dims], list(source.attributes.values()), name=name)
-    node.outputs[0].name = name
-    graph.insert_after(source, node)
-    return node.outputs[0]
 
 
 def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
@@ -162,7 +170,10 @@ def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
 
 
 def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
-    """Remove what only the replaced operands needed; everything that was unused before stays as it was."""
+    """Remove what only the replaced operands needed; everything that was unused before stays as it was.
+
+    A weight that is also an input goes with its numbers: fed or not, nothing would read it.
+    """
     queue = list(replaced)
     while queue:
         value = queue.pop()
@@ -170,10 +181,20 @@ def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
             continue
         node = value.producer()
         if node is None:
-            if value.name and value.name in graph.initializers and not value.is_graph_input():
-                del graph.initializers[value.name]
+            _drop(graph, value)
             continue
         if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
             continue
         queue += [v for v in node.inputs if v is not None]
         graph.remove(node, safe=True)
+
+
+def _drop(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove an initializer; a size that is also an input stays, since it takes no room."""
+    if not value.name or value.name not in graph.initializers:
+        return
+    if value.is_graph_input():
+        if value.dtype is None or not is_weight(value.dtype):
+            return
+        graph.inputs.remove(value)
+    del graph.initializers[value.name]

@@ -9,9 +9,8 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
-from onnxgrail.graph.assign import Place, set_operands
+from onnxgrail.graph.assign import Place, own_node, set_operands
 from onnxgrail.graph.facts import constant_of
-from onnxgrail.graph.names import free_name
 from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.stored import Load, Stored, safe
 from onnxgrail.graph.survey import Ledger, Operand, Survey
@@ -70,7 +69,7 @@ def follow(
             continue
         factor = factor.reshape(()) if factor.size == 1 else factor.reshape(-1)
         parts = {0: np.rint(q / factor).astype(q.dtype), 1: (scale * factor).astype(scale.dtype)}
-        own = _own(graph, bias, [(node, BIAS)])
+        own = own_node(graph, bias, [(node, BIAS)])
         if parts[1].ndim > scale.ndim:  # one scale became one per channel
             own.attributes["axis"] = ir.AttrInt64("axis", 0)
         replaced |= _set(graph, [own], parts, captured)
@@ -105,32 +104,14 @@ def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[i
         found.setdefault(value, []).append((node, position))
     holders = {}
     for value, some in found.items():
-        last = holder = _own(graph, value, some)
+        last = holder = own_node(graph, value, some)
         while not is_dequantised(holder):  # transposed behind it
             inner = holder.inputs[0]
             assert inner is not None
-            holder = _own(graph, inner, [(holder, 0)])
+            holder = own_node(graph, inner, [(holder, 0)])
             holder.outputs[0].shape = None
         holders[holder] = last.outputs[0]
     return holders
-
-
-def _own(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
-    """The node that makes a value, or a copy of it where others than these operands read the value."""
-    holder = value.producer()
-    if holder is None:
-        raise RewriteError(f"nothing makes {value.name} out of its integers")
-    mine = set(places)
-    if not value.is_graph_output() and all((use.node, use.idx) in mine for use in value.uses()):
-        return holder
-    name = free_name(graph, f"{value.name}/narrowed")
-    copy = ir.Node(holder.domain, holder.op_type, list(holder.inputs), list(holder.attributes.values()), name=name)
-    copy.outputs[0].name = name
-    copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
-    graph.insert_after(holder, copy)
-    for node, position in places:
-        node.replace_input_with(position, copy.outputs[0])
-    return copy
 
 
 def _load(holder: ir.Node, survey: Survey) -> Load:

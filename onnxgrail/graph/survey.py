@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxgrail.core import Array, Block, Bools, Ints, Refusal
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.spread import Spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +24,74 @@ class Operand:
     param: str
     value: str
     units: Mapping[int, Ints]
+
+    def changes(self, dead: Bools) -> bool:
+        """Return True if positions go when units go."""
+        return any(bool(dead[units].any()) for units in self.units.values())
+
+    def left(self, shape: tuple[int, ...], dead: Bools) -> tuple[int, ...]:
+        """Return what is left of the constant's shape when units go."""
+        return tuple(
+            int((~dead[self.units[axis]]).sum()) if axis in self.units else size for axis, size in enumerate(shape)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """How the narrowed file keeps the constant of one working array.
+
+    Attributes:
+        operand: what is cut; shape: of the constant in full.
+        spread: the layout of a constant that repeats itself; None if all of its numbers are stored.
+        picked: nothing new is stored, a node picks the positions that stay out of the full constant.
+        counted: its numbers count as parameters.
+        bits: of one number in the file.
+    """
+
+    operand: Operand
+    shape: tuple[int, ...]
+    spread: Spread | None
+    picked: bool
+    counted: bool
+    bits: int
+
+    def stored(self, dead: Bools) -> int:
+        """Count the numbers that are stored when units go."""
+        if self.spread is not None:
+            return self.spread.left(dead)
+        return math.prod(self.operand.left(self.shape, dead))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """Numbers in the file that constants are made of.
+
+    Attributes:
+        numbers: that count as parameters; bytes: of all.
+        readers: working arrays of the operands that these numbers reach.
+        fixed: something else reads them too.
+    """
+
+    numbers: int
+    bytes: int
+    readers: frozenset[str]
+    fixed: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """Working arrays that are made of the same stored numbers, and these."""
+
+    forms: tuple[Form, ...]
+    sources: tuple[Source, ...]
+
+    def removed(self, dead: Bools) -> tuple[int, int]:
+        """Count the parameters and the bytes that the file loses when units go; copies may make it gain some."""
+        fresh = [form for form in self.forms if not form.picked and form.operand.changes(dead)]
+        cut = {form.operand.param for form in fresh}
+        gone = [source for source in self.sources if not source.fixed and source.readers <= cut]
+        numbers = sum(source.numbers for source in gone) - sum(f.stored(dead) for f in fresh if f.counted)
+        return numbers, sum(source.bytes for source in gone) - sum(f.stored(dead) * f.bits // 8 for f in fresh)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +119,7 @@ class Survey:
         operands: (node key, input position) -> constant that is cut.
         ids: how many unit numbers there are, 0 included.
         sizes: what is computed from shapes.
+        holdings: what the file stores of the operands.
     """
 
     blocks: tuple[Block, ...]
@@ -58,6 +129,7 @@ class Survey:
     operands: Mapping[tuple[str, int], Operand]
     ids: int
     sizes: Sizes = field(default_factory=Sizes)
+    holdings: tuple[Holding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,8 +27,7 @@ def test_meter_agrees_with_the_cost_of_the_graph(name: str) -> None:
         assert meters["params"].saved(widths) == gone
         assert meters["bytes"].saved(widths) == size
         assert meters["macs"].saved(widths) == total - cost.macs(model, survey, dead)
-        if name != "shared-bias":  # one constant becomes two
-            assert cost.parameters(model) - gone == cost.parameters(narrowed(model, survey, dead))
+        assert cost.parameters(model) - gone == cost.parameters(narrowed(model, survey, dead))
         for block in survey.blocks:
             other = widths | {block.name: block.units}
             for meter in meters.values():
