@@ -86,6 +86,12 @@ kv_io_option = click.option(
     help="Narrow key-value caches that are inputs and outputs of the model, too: callers must feed fewer heads.",
 )
 
+listed_option = click.option(
+    "--keep-initializer-inputs",
+    is_flag=True,
+    help="Leave weights that are also graph inputs among the inputs; ONNX Runtime can't fold or fuse them there.",
+)
+
 data_options = chain(
     click.option(
         "--data",

@@ -115,6 +115,7 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
 @options.cache_option
 @ship.ship_options
 @options.kv_io_option
+@options.listed_option
 @options.device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
 @options.min_cosine_option

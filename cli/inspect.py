@@ -63,6 +63,8 @@ def inspect(
     _blocks(found, verbose=verbose)
     _sizes(found)
     _refusals(found, verbose=verbose)
+    for note in found.notes:
+        render.say(f"Note: {note}")
 
 
 def _blocks(found: Any, *, verbose: bool) -> None:

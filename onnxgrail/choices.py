@@ -69,6 +69,7 @@ class Choices(RefineChoices, total=False):
     closed_loop: bool
     round_to: int
     kv_io: bool
+    keep_initializer_inputs: bool
     cache_budget: str | int
     simplify: bool
     quantize: str

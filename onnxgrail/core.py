@@ -292,6 +292,7 @@ class Recipe:
     closed_loop: bool = True
     round_to: int = 8
     kv_io: bool = False
+    keep_initializer_inputs: bool = False
     seed: int = 0
     cache_budget: str = "1G"
     providers: tuple[str, ...] = ("CPUExecutionProvider",)

@@ -25,6 +25,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
+from onnxgrail.graph.listed import listed_text, unlisted_text
 from onnxgrail.graph.mapped import in_files, weight_files
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
@@ -146,6 +147,8 @@ def report_of(
     said = (
         prepared.batches.scarce() if calibration else "",
         INTERFACE if ports else "",
+        unlisted_text(prepared.unlisted),
+        listed_text(slim) if slim is not None else "",
         decision.allocation.note,
         _missed(sizes.budget),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
@@ -227,7 +230,7 @@ def _model(
     if path is not None:
         before, given = bytes_on_disk(model, path), prepared.checksums.of(path)
     else:
-        content = to_bytes(model, run=False)
+        content = to_bytes(prepared.given, run=False)
         before, given = len(content), hashlib.sha256(content).hexdigest()
     if written:
         size = sum(file.stat().st_size for file in written)

@@ -10,6 +10,7 @@ from onnxgrail import plan
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.graph import cost
+from onnxgrail.graph.listed import unlisted_text
 from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.places import located
 from onnxgrail.paths import path_of
@@ -57,8 +58,7 @@ def inspect(
         some = [b for b in survey.blocks if kind in (b.kind, "all")]
         if some:
             gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
-            # Constants that several blocks share are copied before they are cut: together more than there are.
-            shares[kind] = {"params": min(1.0, gone[0] / max(params, 1)), "macs": saved / max(macs, 1)}
+            shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
     usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
     predicted = []
     for ratio in RATIOS:
@@ -77,13 +77,14 @@ def inspect(
         refusals=located(prepared.model, survey.refusals),
         shares=shares,
         predicted=tuple(predicted),
+        notes=tuple(note for note in [unlisted_text(prepared.unlisted)] if note),
     )
 
 
 def _serialised(prepared: Prepared) -> bytes:
     from onnxgrail.graph.serial import to_bytes
 
-    return to_bytes(prepared.model, run=False)
+    return to_bytes(prepared.given, run=False)
 
 
 def _left(size: int, gone: int) -> int | None:

@@ -31,6 +31,7 @@ from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError, StoppedError, UsageError
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import changed, note
+from onnxgrail.graph.listed import NOTHING, Unlisted, relisted, unlist
 from onnxgrail.graph.model_io import copy, load
 from onnxgrail.graph.norms import widened
 from onnxgrail.graph.rewrite import apply
@@ -63,6 +64,7 @@ class Prepared:
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
         held_out: what the result is judged on beside `batches`, where there is such a thing.
         checksums: of the files that are read and written.
+        unlisted: weights that were inputs of the graph and no longer are.
     """
 
     source: Any
@@ -74,6 +76,12 @@ class Prepared:
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     held_out: HeldOut | None = None
     checksums: Checksums = field(default_factory=lambda: Checksums(threads=count()))
+    unlisted: Unlisted = NOTHING
+
+    @property
+    def given(self) -> ir.Model:
+        """The model with the inputs that it was given with: what a comparison of speed starts from."""
+        return relisted(self.model, self.unlisted)
 
     @property
     def samples(self) -> int:
@@ -113,6 +121,7 @@ def prepare(
     """
     with clock.stage("load"):
         model = load(from_any(source))
+        unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
     with clock.stage("data"):
         batches, held = _batches(model, data, recipe, group, held_out)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
@@ -121,7 +130,16 @@ def prepare(
         survey = trace(model, facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(model, survey)
     path = path_of(source)
-    return Prepared(source=source, path=path, model=model, batches=batches, survey=survey, feed=feed, held_out=held)
+    return Prepared(
+        source=source,
+        path=path,
+        model=model,
+        unlisted=unlisted,
+        batches=batches,
+        survey=survey,
+        feed=feed,
+        held_out=held,
+    )
 
 
 def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Mapping[str, Array], Facts]:

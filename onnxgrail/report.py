@@ -145,6 +145,7 @@ class Inspection:
         shares: per kind, and for all of them together, {params, macs}: the share of the whole model that its blocks
             hold, 0 to 1 (a weight between blocks of two kinds counts for both).
         predicted: dicts of ratio, params, macs, bytes.
+        notes: what the user should know.
     """
 
     path: str
@@ -155,6 +156,7 @@ class Inspection:
     refusals: tuple[Refusal, ...]
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     predicted: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """As plain data."""

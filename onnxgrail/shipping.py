@@ -111,7 +111,7 @@ def ship(
     times: tuple[Times, ...] | None = None
     if latency or (quantization is not None and recipe.check):
         with clock.stage("latency"):
-            times = _latency([prepared.model, slim, *([final] if quantization else [])], prepared, recipe)
+            times = _latency([prepared.given, slim, *([final] if quantization else [])], prepared, recipe)
     named = None if times is None else dict(zip(STEPS, times, strict=False))
     if quantization is not None and named:
         quantization["latency_ms"] = {name: one.median for name, one in named.items()}

@@ -46,7 +46,7 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
         return Measure(cost.parameters(model), Meter(model, survey, "params"))
     if metric == "size":
         path = prepared.path
-        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(model, run=False))
+        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(prepared.given, run=False))
         return Measure(before, Meter(model, survey, "bytes"))
     total = cost.macs(model, survey) / prepared.samples
     return Measure(total, Meter(model, survey, "macs"), prepared.samples)
@@ -70,7 +70,7 @@ def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[st
 def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:
     """Milliseconds of one run of the original and of the model at given widths, measured in turn."""
     feed = single(next(iter(prepared.batches)), signature_of(prepared.model))
-    before = to_bytes(prepared.model)
+    before = to_bytes(prepared.given)
 
     def timed(widths: Mapping[str, int]) -> tuple[float, float]:
         ledger = _ledger(prepared, widths)

@@ -15,7 +15,9 @@ from onnxgrail.graph.consumers import unmarked
 from onnxgrail.graph.declared import freeze_undeclared
 from onnxgrail.graph.facts import Facts, captures, key
 from onnxgrail.graph.flow import Flow, Site
+from onnxgrail.graph.holdings import holdings_of
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.listed import settings
 from onnxgrail.graph.ops.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
 from onnxgrail.graph.sizes import SOURCES, sizes_of
@@ -40,11 +42,15 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
         flow.seen.add(key(node))
     settle(flow, model)
     _freeze_stray_weights(flow, model)
+    _freeze_settings(flow, model)
     freeze_undeclared(flow, model)
     _box(flow)
     survey = group(flow, model)
     sizes = sizes_of(model, facts, survey.marks, _narrowings(survey))
-    return dataclasses.replace(survey, sizes=sizes, operands={**survey.operands, **unmarked(model, survey)})
+    fitted = {slot.param for block in survey.blocks for slot in block.slots if slot.role != "passenger"}
+    holdings = holdings_of(model, facts, survey.operands, fitted)
+    operands = {**survey.operands, **unmarked(model, survey)}
+    return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings)
 
 
 def _narrowings(survey: Survey) -> list[Bools]:
@@ -138,6 +144,20 @@ def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
         if name in outputs:
             why = Refusal(value=name, node="", op="output", reason=f"the weight {name} is an output of the model")
             flow.labels.freeze(labels, why)
+
+
+def _freeze_settings(flow: Flow, model: ir.Model) -> None:
+    """An input with a default value keeps its shape, since callers may feed it."""
+    made = {value.name or "": value.name or "" for value in settings(model)}
+    for node in model.graph if made else ():
+        source = next((made[v.name] for v in node.inputs if v is not None and v.name in made), None)
+        if source is not None and key(node) in flow.facts.constants:
+            made.update({v.name: source for v in node.outputs if v.name})
+    for use in flow.uses:
+        if use.value in made:
+            reason = f"{made[use.value]} is an input of the model, with a default value"
+            why = Refusal(value=use.value, node=made[use.value], op="input", reason=reason)
+            flow.labels.freeze(use.mark.labels.ravel(), why)
 
 
 def _idle(flow: Flow, node: ir.Node, operand: int) -> bool:

@@ -36,7 +36,12 @@ def report_page(data: Mapping[str, Any]) -> str:
 
 def inspection_page(data: Mapping[str, Any]) -> str:
     """The page of an inspection: the same map, without anything measured."""
-    sections = (results.predicted(data), block_map(data, narrowed=False), results.left_alone(data))
+    sections = (
+        results.notes(data),
+        results.predicted(data),
+        block_map(data, narrowed=False),
+        results.left_alone(data),
+    )
     return document(
         f"{title_of(str(data['path']))}: onnxgrail inspection", inspection_hero(data), sections, _made_by({})
     )
