@@ -80,7 +80,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     forms = {form.operand.param: form for holding in survey.holdings for form in holding.forms}
     for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
         assert value is not None
-        _write_sizes(graph, value, survey)
+        captured |= _write_sizes(graph, value, survey)  # stand for what was measured: replaced, not changed
     for param, users in claims.items():
         stored = survey.facts.stored.get(users[0][2].value)
         if stored is not None:
@@ -110,7 +110,8 @@ def _cut(
         return set()
     producer = value.producer()
     if producer is not None and producer.op_type == "ConstantOfShape" and not renewed:
-        return fill(graph, places, operand.left(survey.facts.shapes[operand.value], ledger.dead), captured)
+        shape = operand.left(survey.facts.shapes[operand.value], ledger.dead)
+        return fill(graph, places, shape, param, captured)
     array = _original(value, operand, survey, ledger)
     core = form.spread.core(array, ledger.dead) if form is not None and form.spread is not None else None
     if core is not None:
@@ -122,14 +123,17 @@ def _cut(
     return give(places, constant(graph, array, f"{param}/narrowed", old=value))
 
 
-def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> None:
-    """Constants that were computed from a weight's shape keep their values when the weight is cut."""
+def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> set[str]:
+    """Constants that were computed from a weight's shape keep their values when the weight is cut; their names."""
+    written = set()
     for use in list(weight.uses()):
         name = use.node.outputs[0].name or ""
         if use.node.op_type in SOURCES and name in survey.facts.values and not use.node.outputs[0].is_graph_output():
             fixed = constant(graph, survey.facts.values[name], f"{name}/fixed")
             use.node.outputs[0].replace_all_uses_with(fixed)
             graph.remove(use.node, safe=True)
+            written.add(fixed.name or "")
+    return written
 
 
 def _changes(operand: Operand, ledger: Ledger) -> bool:

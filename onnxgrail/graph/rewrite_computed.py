@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Bools
-from onnxgrail.graph.assign import Place, own_node, set_operands
+from onnxgrail.core import Bools, Ints
+from onnxgrail.graph.assign import Place, assign, is_sole, own_node, set_operands
 from onnxgrail.graph.names import free_name
 from onnxgrail.graph.ops.cut import constant
 from onnxgrail.graph.spread import Core
@@ -34,7 +34,7 @@ def lay_out(
     expanded = np.array(core.expanded, dtype=np.int64)
     sizes = expanded if producer.op_type == "Expand" else expanded // np.array(core.array.shape, dtype=np.int64)
     replaced = set_operands(graph, [(holder, 0)], core.array, captured)
-    replaced |= set_operands(graph, [(holder, 1)], sizes, captured)
+    _resize(graph, holder, 1, sizes, param, captured)
     _declare(holder, core.shape)
     return replaced | before | {value}
 
@@ -62,13 +62,27 @@ def pick(graph: ir.Graph, places: Sequence[Place], operand: Operand, dead: Bools
     give(places, value)
 
 
-def fill(graph: ir.Graph, places: Sequence[Place], shape: Sequence[int], captured: Collection[str]) -> set[ir.Value]:
-    """Narrow a weight that the file holds as one number and a shape."""
+def fill(
+    graph: ir.Graph, places: Sequence[Place], shape: Sequence[int], param: str, captured: Collection[str]
+) -> set[ir.Value]:
+    """Narrow a weight that the file holds as one number and a shape; return the values that nothing may read."""
     value = places[0][0].inputs[places[0][1]]
     assert value is not None
     holder = own_node(graph, value, places)
+    before = {v for v in holder.inputs if v is not None}
+    _resize(graph, holder, 0, np.array(shape, dtype=np.int64), param, captured)
     _declare(holder, shape)
-    return {value} | set_operands(graph, [(holder, 0)], np.array(shape, dtype=np.int64), captured)
+    return {value} | before
+
+
+def _resize(graph: ir.Graph, node: ir.Node, operand: int, sizes: Ints, param: str, captured: Collection[str]) -> None:
+    """Write a shape: where the old one was written down already, and only this node reads it, or as a new constant."""
+    old = node.inputs[operand]
+    assert old is not None
+    if is_sole(graph, old, [(node, operand)], captured):
+        assign(old, sizes)
+    else:
+        node.replace_input_with(operand, constant(graph, sizes, f"{param}/shape"))
 
 
 def give(places: Sequence[Place], fresh: ir.Value) -> set[ir.Value]:
