@@ -83,7 +83,8 @@ shapes_option = click.option(
 kv_io_option = click.option(
     "--kv-io",
     is_flag=True,
-    help="Narrow key-value caches that are inputs and outputs of the model, too: callers must feed fewer heads.",
+    help="Also narrow key-value caches and states (of recurrent layers, of streamed convolutions) that are inputs and "
+    "outputs of the model: callers must feed narrower ones.",
 )
 
 listed_option = click.option(

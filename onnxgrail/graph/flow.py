@@ -6,7 +6,7 @@ what is tied or frozen, which constants carry the channels, and emit marks for t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,8 @@ class Flow:
     """Everything a trace has found out so far; dies when the trace is done.
 
     `interface` says whether key-value caches among the model's inputs and outputs may be narrowed, `seen` holds the
-    nodes that are done.
+    nodes that are done, `state_axes` the channel axes of streamed states among the inputs, and
+    `states` their labels where they may be narrowed.
     """
 
     facts: Facts
@@ -56,6 +57,8 @@ class Flow:
     kinds: list[tuple[Ints, Kind]] = field(default_factory=list)
     weight_labels: dict[tuple[str, int], Ints] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+    state_axes: Mapping[str, int] = field(default_factory=dict)
+    states: dict[str, Ints] = field(default_factory=dict)
 
 
 class Site:

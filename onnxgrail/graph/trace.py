@@ -21,6 +21,7 @@ from onnxgrail.graph.listed import settings
 from onnxgrail.graph.ops.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
 from onnxgrail.graph.sizes import SOURCES, sizes_of
+from onnxgrail.graph.states import seed, state_axes
 from onnxgrail.graph.storage import is_dequantised
 from onnxgrail.graph.survey import Survey
 
@@ -34,9 +35,11 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     Args:
         model: the graph; it is not changed.
         facts: concrete shapes and known values of its tensors.
-        interface: key-value caches that are inputs and outputs of the model may lose heads.
+        interface: key-value caches and states that are inputs and outputs of the model may lose heads and channels.
     """
-    flow = Flow(facts, _aliases(model), interface)
+    flow = Flow(facts, _aliases(model), interface, state_axes=state_axes(model, facts))
+    if interface:
+        seed(flow)
     for node in model.graph:
         _visit(flow, model, node)
         flow.seen.add(key(node))

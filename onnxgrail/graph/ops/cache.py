@@ -16,6 +16,7 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.flow import Flow, Site
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.states import STATE, hands_on
 
 CACHE = "its key-value cache is an input/output of the model; --kv-io narrows the interface too"
 READ = "its key-value cache is also read by {}, before its heads are known"
@@ -28,6 +29,8 @@ PRESENT = {"Attention": (1, 2), "MultiHeadAttention": (1, 2), "GroupQueryAttenti
 def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
     """Give an unmarked model input the labels of the heads it is joined to; '' when that is done, else why not."""
     chain = _chain(site, operand)
+    if chain is not None and not site.flow.interface and chain[-1].name in site.flow.state_axes:
+        return STATE
     last = len(site.shape(operand)) - 1
     if chain is None or last + 1 not in RANKS or not set(mark.axes) & set(range(1, last)):
         return otherwise
@@ -75,15 +78,23 @@ def present(site: Site, output: int) -> str:
 
 
 def settle(flow: Flow, model: ir.Model) -> None:
-    """Keep what leaves the model, except caches of an interface that may be narrowed."""
+    """Keep what leaves the model, except caches and states of an interface that may be narrowed."""
+    shapes = flow.facts.shapes
+    of_states = {shapes[name] for name in flow.state_axes}
+    handed = set()
     for output in model.graph.outputs:
-        marks = flow.marks.get(output.name or "", ())
+        name = output.name or ""
+        marks = flow.marks.get(name, ())
         cache = bool(marks) and _holds_heads(flow, marks, output) and not _attended(flow, output)
-        if marks and not (cache and flow.interface):
-            _keep(flow, marks, output, CACHE if cache else OUTPUT)
+        state = bool(marks) and flow.interface and hands_on(flow, marks, shapes[name])
+        if state:
+            handed.add(shapes[name])
+        if marks and not (state or (cache and flow.interface)):
+            _keep(flow, marks, output, CACHE if cache else STATE if shapes[name] in of_states else OUTPUT)
     for value in model.graph.inputs:
-        marks = flow.marks.get(value.name or "", ())
-        if marks and not _holds_heads(flow, marks, value):
+        name = value.name or ""
+        marks = flow.marks.get(name, ())
+        if marks and not (_holds_heads(flow, marks, value) or (name in flow.states and shapes[name] in handed)):
             _keep(flow, marks, value, "it is an input of the model")
 
 
