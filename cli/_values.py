@@ -60,8 +60,7 @@ def regex(value: Any) -> str:
         re.compile(value)
     except (re.error, OverflowError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
-        short = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
-        raise click.BadParameter(f"{short!r} is not a regular expression: {why}") from None
+        raise click.BadParameter(f"{short(value)} is not a regular expression: {why}") from None
     return str(value)
 
 
@@ -69,10 +68,19 @@ def shape(value: Any) -> tuple[str, tuple[int, ...]]:
     """`name:1,3,224,224`, `name:1x3x224x224` or `name:[1,3,224,224]` as name and dimensions."""
     name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
     dims = text.strip().removeprefix("[").removesuffix("]")
-    parts = [part.strip() for part in re.split(r"[,x]", dims)] if dims else []
-    if not colon or not name or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{value!r} is not NAME:1,3,224,224 (or 1x3x224x224, or [1,3,224,224])")
-    return name, tuple(int(part) for part in parts)
+    try:
+        sizes = tuple(int(part) for part in re.split(r"[,x]", dims)) if dims else ()
+    except ValueError:
+        sizes = (0,)
+    if not colon or not name or min(sizes, default=1) < 1:
+        raise click.BadParameter(f"{short(value)} is not NAME:1,3,224,224 (or 1x3x224x224, or [1,3,224,224])")
+    return name, sizes
+
+
+def short(value: Any) -> str:
+    """What somebody wrote, for a message: its beginning where it is long."""
+    text = str(value)
+    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
 def blocks(value: Any) -> tuple[str, ...]:

@@ -10,15 +10,19 @@ import click
 from . import _machine
 from . import _options as options
 from . import _render as render
+from . import _values as values
 from ._progress import progress
 
 
 def sizes(value: Any) -> tuple[int, ...]:
     """`1,8,32` as numbers."""
-    parts = [part.strip() for part in str(value).split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{value!r} is not a list of sizes such as 1,8,32")
-    return tuple(int(part) for part in parts)
+    try:
+        found = tuple(int(part) for part in str(value).split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise click.BadParameter(f"{values.short(value)} is not a list of sizes such as 1,8,32")
+    return found
 
 
 @click.command()

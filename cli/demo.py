@@ -28,7 +28,7 @@ from ._progress import progress
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep models and reports in this folder.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Used when timing."
+    "--threads", type=click.IntRange(1, 4096), metavar="N", default=1, show_default=True, help="Used when timing."
 )
 @options.json_option
 @options.verbose_option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
     """`name:0=batch,1=sequence` as name and axes; `name:` closes them all."""
     name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    if not colon or not name or not all(axis.isdigit() and label.isidentifier() for axis, _, label in pairs):
+    known = all(re.fullmatch(r"\d{1,9}", axis) and label.isidentifier() for axis, _, label in pairs)
+    if not colon or not name or not known:
         raise click.BadParameter(f"{value!r} is not NAME:0=batch,1=sequence")
     return name, {int(axis): label for axis, _, label in pairs}
 

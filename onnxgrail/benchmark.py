@@ -28,6 +28,7 @@ from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
 
 LEAST, MOST = 9, 10_000  # rounds, where seconds rule
+MOST_ROUNDS, MOST_THREADS = 1_000_000, 4096
 TAIL = 100  # rounds from which the 99th percentile is more than the slowest run
 
 
@@ -186,9 +187,9 @@ def _check(
         raise UsageError("batch sizes must be at least 1")
     if not seconds > 0:
         raise UsageError(f"seconds must be above 0, got {seconds:g}")
-    for name, value in (("rounds", rounds), ("threads", threads)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be at least 1, got {value}")
+    for name, value, most in (("rounds", rounds, MOST_ROUNDS), ("threads", threads, MOST_THREADS)):
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"{name} must be at least 1 and at most {most}, got {value}")
 
 
 def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Array], int]:

@@ -147,7 +147,7 @@ class Folder:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] == FORMAT and isinstance(found["run"], dict) and isinstance(found["writes"], list):
                 return dict(found)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OutputError(f"{str(path)!r} is no manifest: {error}", hint="Choose another folder") from error
         raise OutputError(f"{str(path)!r} is of another format", hint="Choose another folder")
 

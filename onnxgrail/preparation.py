@@ -38,6 +38,7 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
+from onnxgrail.numerals import whole
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import path_of
@@ -226,11 +227,12 @@ def _count(held_out: Any) -> int:
     Raises:
         UsageError: not at least one.
     """
-    if not isinstance(held_out, int) and not (isinstance(held_out, str) and held_out.strip().isdecimal()):
+    count = whole(held_out) if isinstance(held_out, str) else held_out
+    if not isinstance(count, int):
         return 0
-    if isinstance(held_out, bool) or int(held_out) < 1:
+    if isinstance(count, bool) or count < 1:
         raise UsageError(f"--held-out must be at least 1 sample, or data, got {held_out!r}")
-    return int(held_out)
+    return count
 
 
 def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:

@@ -19,6 +19,7 @@ import numpy as np
 from onnxgrail.core import Array
 from onnxgrail.device import Device, device_of
 from onnxgrail.errors import DeviceError, LostProcessError, MissingExtraError, UsageError
+from onnxgrail.numerals import whole
 from onnxgrail.parallel import SOLO, Group, Node, push
 from onnxgrail.record import Record, decode, encode
 
@@ -221,9 +222,10 @@ def _number(name: str, default: int | None) -> int:
     text = os.environ.get(name)
     if text is None and default is not None:
         return default
-    if text is None or not text.isdigit():
+    number = None if text is None else whole(text)
+    if number is None:
         raise UsageError(f"the environment has {name}={text}, a number is needed", hint="Start the job with torchrun")
-    return int(text)
+    return number
 
 
 def _first_line(error: BaseException) -> str:

@@ -79,12 +79,13 @@ class Report:
         """The report as indented JSON; NaN and infinity become null."""
         return to_json(self.data)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the report, whole or not at all: as a page where the suffix is .html, else as JSON.
 
         Raises:
             OutputError: the file cannot be written.
         """
+        path = Path(path)
         write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
 
     def to_html(self) -> str:

@@ -21,6 +21,7 @@ from onnxgrail import trust
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import model_io
+from onnxgrail.numerals import whole
 from onnxgrail.paths import check_input, write_text
 from onnxgrail.plugins import GROUPS, foreign
 from onnxgrail.report import SCHEMA, plain
@@ -140,7 +141,7 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
 
 def _count(held_out: Any) -> bool:
     """Return True for a number of samples that are held back, as number or as text."""
-    return isinstance(held_out, int) or (isinstance(held_out, str) and held_out.strip().isdecimal())
+    return isinstance(held_out, int) or (isinstance(held_out, str) and whole(held_out) is not None)
 
 
 def check_suffix(path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -128,7 +127,9 @@ def load(path: Path, blocks: Sequence[Block], model: ir.Model, batches: Batches)
     try:
         with np.load(path, allow_pickle=False) as file:
             return _read(file, str(path), blocks, model, batches)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    except Exception as error:  # numpy, zipfile and the tokenizer of Python raise whatever comes up
         raise DataError(f"{str(path)!r} holds no statistics: {error}", hint="Make it with --save-stats") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -84,7 +83,7 @@ def from_mapping(
 
 def _labels(arrays: Mapping[str, Any]) -> Labels | None:
     """Labels, where they are integers; whatever else they are, nothing depends on them."""
-    with contextlib.suppress(ValueError, OSError, zipfile.BadZipFile):  # of files, such as pickled objects
+    with contextlib.suppress(Exception):  # of a damaged file, or of pickled objects
         values = np.asarray(arrays[LABELS])
         if values.dtype.kind in "iu" and values.ndim:
             return Labels(values=values)

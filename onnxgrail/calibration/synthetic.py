@@ -18,9 +18,9 @@ from onnxgrail.calibration.dims import Shapes, Sized, Usual, choose, is_past
 from onnxgrail.calibration.ids import table_rows
 from onnxgrail.calibration.signature import Input, Signature, is_float
 from onnxgrail.core import Array, Feed
-from onnxgrail.errors import DataError
+from onnxgrail.errors import DataError, UsageError
 
-SAMPLES = 64
+SAMPLES, MOST = 64, 1_000_000
 COST = (
     "no --data: calibrated on synthetic inputs; expect clearly worse fidelity "
     "(measured on a real sentence encoder at 30 %: cosine 0.79 synthetic, 0.97-0.98 with 32-512 real sequences)"
@@ -76,9 +76,11 @@ def synthetic(
 
     Raises:
         DataError: an input holds strings or declares no rank.
-        UsageError: a given shape does not fit.
+        UsageError: a given shape does not fit, or too many samples are asked for.
     """
     wanted = samples or SAMPLES
+    if wanted > MOST:
+        raise UsageError(f"{wanted} random samples are too many, at most {MOST}", hint="64 to 512 say as much")
     shapes, batch = input_shapes or {}, min(batch_size, wanted)
     known = {**head_widths(model), **(sizes or {})}
     sized = choose(signature, batch=batch, input_shapes=shapes, sizes=known, usual=usual)

@@ -13,6 +13,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import TypeVar
 
+from onnxgrail.numerals import whole
 from onnxgrail.parallel import Shard
 
 In = TypeVar("In")
@@ -29,9 +30,9 @@ SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 @functools.cache
 def count() -> int:
     """`OMP_NUM_THREADS` where that is set, else the physical cores that this process may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
+    asked = whole(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])
+    if asked:
+        return asked
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     return len({_core(number) for number in os.sched_getaffinity(0)})

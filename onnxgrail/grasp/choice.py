@@ -13,6 +13,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Matrix, matrices, refusal
 from onnxgrail.graph.residual import Layer
+from onnxgrail.numerals import whole
 from onnxgrail.plan import named
 
 ALL = "all"
@@ -110,8 +111,8 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, p
     if asked == ALL:
         outside = [OUTSIDE] if recipe.include is not None else []
         return _in_order(found, {name: found.matrices[name] for name in [*able, *outside]})
-    if asked.strip().isdigit():
-        count = int(asked)
+    count = whole(asked)
+    if count is not None:
         if not able:
             return Chosen(matrices={}, notes=("grasp: no layer has a matrix that could be replaced",))
         if not 1 <= count <= len(able):
