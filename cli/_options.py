@@ -38,9 +38,17 @@ verbose_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and JSON with --json).")
 progress_option = click.option("--no-progress", is_flag=True, help="No progress bar.")
 talk_options = chain(json_option, quiet_option, verbose_option, progress_option)
-external_option = click.option(
-    "--save-as-external-data", is_flag=True, help="Weights in a file beside the model (automatic over 2 GB)."
-)
+
+
+def external_option(default: str) -> Callable[[F], F]:
+    """The option that says where weights go."""
+    return click.option(
+        "--save-as-external-data/--no-save-as-external-data",
+        default=None,
+        help=f"Weights in a file beside the model, or inside; over 2 GB always beside it.  [default: {default}]",
+    )
+
+
 min_cosine_option = click.option(
     "--min-cosine",
     type=click.FloatRange(-1, 1),

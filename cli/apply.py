@@ -32,7 +32,7 @@ INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they
 @options.latency_option
 @options.curves_option
 @options.plots_option
-@options.external_option
+@options.external_option("as IN has them")
 @options.resume_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.talk_options

@@ -71,7 +71,7 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
     metavar="E",
     help="Exit 3 when the relative error of an output is higher.  [default: 0.001; 0.03 in half precision]",
 )
-@options.external_option
+@options.external_option("inside")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @options.talk_options
 def export(

@@ -65,7 +65,7 @@ COMMON = (
     multiple=True,
     help="Write the report; repeatable.",
 )
-@options.external_option
+@options.external_option("as SMALL has them")
 @options.resume_option
 @click.option("--dry-run", is_flag=True, help="Fit and report; write no model.")
 @options.talk_options

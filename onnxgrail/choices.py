@@ -82,7 +82,7 @@ class Options(Choices, total=False):
 
     force: bool
     dry_run: bool
-    save_as_external_data: bool
+    save_as_external_data: bool | None
     stats: str | Path | None
     save_stats: str | Path | None
     resume: str | Path | None

@@ -23,7 +23,7 @@ from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.files import Writes, reads, target_of, writes_of
 from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.mapped import loose, weight_files
-from onnxgrail.graph.model_io import LIMIT, save, weight_bytes
+from onnxgrail.graph.model_io import external, save
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import default_output, path_of
@@ -78,7 +78,7 @@ def compress(
     held_out: Any = None,
     force: bool = False,
     dry_run: bool = False,
-    save_as_external_data: bool = False,
+    save_as_external_data: bool | None = None,
     stats: str | Path | None = None,
     save_stats: str | Path | None = None,
     resume: str | Path | None = None,
@@ -101,7 +101,8 @@ def compress(
             data of their own.
         force: replace an existing output.
         dry_run: decide and report, write nothing.
-        save_as_external_data: weights in a file beside the model; automatic over 2 GB.
+        save_as_external_data: weights in a file beside the model, or inside; None: as the input has them.
+            Over 2 GB they always are beside it.
         stats: a file that `save_stats` wrote for the same model and data; what it holds is not measured again.
         save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
             selector nor budget.
@@ -142,7 +143,7 @@ def compress(
         prepared = prepare(model, data, recipe, clock, group, held_out)
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
-        external = save_as_external_data or weight_bytes(prepared.model) > LIMIT
+        apart = external(prepared.model, save_as_external_data)
         if folder is not None:
             begin(folder, prepared, recipe, stored)
             folder.about_to_write(*(path for path in (stored.write,) if path is not None))
@@ -161,7 +162,7 @@ def compress(
         written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                written = write(shipped.model, target, external=external, folder=folder)
+                written = write(shipped.model, target, apart=apart, folder=folder)
             given = {"data": data, "held_out": held_out}
             left_out = saved.save(writes.recipe, recipe, **given) if writes.recipe is not None and first else []
     told = report_of(
@@ -229,12 +230,12 @@ def _worked_over(
     return refined, applied
 
 
-def write(slim: ir.Model, target: Path, *, external: bool, folder: Folder | None) -> dict[Path, str]:
+def write(slim: ir.Model, target: Path, *, apart: bool, folder: Folder | None) -> dict[Path, str]:
     """Write the model; a run that may be killed keeps its draft in its folder.  Returns the checksums of its files."""
     if folder is None:
-        return save(slim, target, external=external)
+        return save(slim, target, apart=apart)
     folder.about_to_write(target)
-    written = save(slim, target, external=external, scratch=folder.scratch(target))
+    written = save(slim, target, apart=apart, scratch=folder.scratch(target))
     folder.finish()
     return written
 

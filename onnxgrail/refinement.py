@@ -29,7 +29,7 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.mapped import weight_files
-from onnxgrail.graph.model_io import LIMIT, load, weight_bytes
+from onnxgrail.graph.model_io import external, load
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
 from onnxgrail.journal import NO_JOURNAL, Folder
@@ -67,7 +67,7 @@ def refine_model(
     held_out: Any = None,
     force: bool = False,
     dry_run: bool = False,
-    save_as_external_data: bool = False,
+    save_as_external_data: bool | None = None,
     resume: str | Path | None = None,
     report: str | Path | Iterable[str | Path] = (),
     progress: Progress = silent,
@@ -85,7 +85,7 @@ def refine_model(
         held_out: as for `compress`.
         force: replace an existing output.
         dry_run: fit and report, write nothing.
-        save_as_external_data: weights in a file beside the model; automatic over 2 GB.
+        save_as_external_data: as for `compress`, seen from the small model.
         resume: a folder that keeps finished fits; the same call with the same folder goes on where a killed one was.
         report: files for the report, as JSON.
         progress: called with stage, done, total.
@@ -112,6 +112,7 @@ def refine_model(
             facts = _facts(prepared, small, recipe)
         if folder is not None:
             begin(folder, prepared, recipe, small=small)
+        apart = external(small, save_as_external_data)
         first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
         sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
         with clock.stage("refine"):
@@ -121,8 +122,7 @@ def refine_model(
         written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None:
-                external = save_as_external_data or weight_bytes(small) > LIMIT
-                written = write(small, target, external=external, folder=folder)
+                written = write(small, target, apart=apart, folder=folder)
     change = _change(model, small, first, refined, written)
     told = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
     for path in writes.reports:

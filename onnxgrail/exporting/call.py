@@ -118,7 +118,7 @@ def export(
     seed: int = 0,
     check: bool = True,
     tolerance: float | None = None,
-    save_as_external_data: bool = False,
+    save_as_external_data: bool | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Export:
@@ -141,7 +141,7 @@ def export(
         seed: of everything drawn.
         check: run the file beside torch.
         tolerance: largest relative error of an output; None takes 1e-3, or 3e-2 in half precision.
-        save_as_external_data: weights beside the model (automatic over 2 GB).
+        save_as_external_data: weights in a file beside the model; None: only over 2 GB, where they always are.
         force: replace an existing target.
         progress: called once per attempt.
 
@@ -178,7 +178,9 @@ def export(
             progress("export", number, len(ways))
             place = Path(folder) / str(number)
             place.mkdir()
-            return _draft(ways[number], place / path.name, opset, check, tolerance, external=save_as_external_data)
+            return _draft(
+                ways[number], place / path.name, opset, check, tolerance, external=bool(save_as_external_data)
+            )
 
         draft, notes = _first(ways, attempt, subject.name)
         progress("export", len(ways), len(ways))

@@ -116,7 +116,7 @@ def _torchscript(subject: Subject, path: Path, opset: int, names: list[str], ext
         dynamic_axes={name: dict(axes) for name, axes in subject.axes.items() if axes},
     )
     if apart:
-        model_io.save(model_io.load(draft), path, external=True)
+        model_io.save(model_io.load(draft), path, apart=True)
 
 
 _WRITERS: dict[str, Callable[[Subject, Path, int, list[str], bool], None]] = {

@@ -15,7 +15,7 @@ from onnxgrail.checksums import sha256
 from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.inside import Split, hold, split
-from onnxgrail.graph.mapped import Mapped, map_weights
+from onnxgrail.graph.mapped import Mapped, map_weights, weight_files
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check, tensors
@@ -146,6 +146,11 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in _weights(model))
 
 
+def external(model: ir.Model, asked: bool | None) -> bool:
+    """Return True if the result of a model has its weights in a file of their own: as asked, else as the model has."""
+    return bool(weight_files(model)) or weight_bytes(model) > LIMIT if asked is None else asked
+
+
 def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
     return [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
 
@@ -157,7 +162,7 @@ def copy(model: ir.Model) -> ir.Model:
     return clone
 
 
-def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path | None = None) -> dict[Path, str]:
+def save(model: ir.Model, path: Path, *, apart: bool = False, scratch: Path | None = None) -> dict[Path, str]:
     """Write the model, with weights in a file beside it when asked or when they pass 2 GiB.
 
     That file is called `NAME.CHECKSUM.data`.  Files are written in a hidden folder beside the target (or in `scratch`,
@@ -171,12 +176,12 @@ def save(model: ir.Model, path: Path, *, external: bool = False, scratch: Path |
         OutputError: the folder cannot be written.
         ModelError: a file that holds weights has changed.
     """
-    external = external or weight_bytes(model) > LIMIT
+    apart = apart or weight_bytes(model) > LIMIT
     make_folder(path.parent)
     try:
         with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
             whole, folder = copy(model), Path(drafts)
-            weights = unload(whole, folder / "weights", partial(weights_name, path)) if external else None
+            weights = unload(whole, folder / "weights", partial(weights_name, path)) if apart else None
             digests = {path: write_inline(whole, folder / "model")}
             place(path, folder / "model", weights)
             return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}

@@ -57,7 +57,7 @@ def same(one: dict[str, bytes], two: dict[str, bytes]) -> bool:
 
 @pytest.mark.parametrize("external", [False, True], ids=["inline", "external"])
 def test_weights_in_a_second_file_make_no_difference(external: bool, inline: Path) -> None:
-    words = ("--data", inline.parent / "d.npz", *(["--save-as-external-data"] if external else []))
+    words = ("--data", inline.parent / "d.npz", *([] if external else ["--no-save-as-external-data"]))
     linked, expected = inline.parent / "x" / "m.onnx", inline.parent / "expected.onnx"
     assert command(inline, expected, "--data", inline.parent / "d.npz").exit_code == 0
     result = command(linked, *words)
@@ -93,6 +93,28 @@ def test_external_data_from_the_models_own_folder(inline: Path, monkeypatch: pyt
     result = command("m.onnx", "o.onnx", "--data", "../d.npz", "--save-as-external-data")
     assert result.exit_code == 0, result.stderr
     assert files(Path()) == {"m.onnx", "m.onnx.data", "o.onnx", weights_of(Path("o.onnx")).name}
+
+
+@pytest.mark.parametrize("command", ["compress", "apply"])
+def test_weights_stay_where_the_input_has_them(command: str, inline: Path) -> None:
+    words = ("--data", inline.parent / "d.npz", "-q")
+    recipe = []
+    if command == "apply":
+        recipe = [inline.parent / "r.json"]
+        recipe[0].write_text('{"compensate": "none"}')
+    for source, flag, beside in (
+        (inline, None, False),
+        (inline, "--save-as-external-data", True),
+        (inline.parent / "x" / "m.onnx", None, True),
+        (inline.parent / "x" / "m.onnx", "--no-save-as-external-data", False),
+    ):
+        target = inline.with_name(f"{source.parent.name}{flag}.onnx")
+        done = cli(command, *recipe, source, target, *words, *([] if flag is None else [flag]))
+        assert done.exit_code == 0, done.stderr
+        assert len(list(target.parent.glob(f"{target.name}.*"))) == beside
+    loaded = ir.load(inline.parent / "x" / "m.onnx")
+    onnxgrail.compress(loaded, inline.with_name("loaded.onnx"), data=nets.tokens(), check=False)
+    assert weights_of(inline.with_name("loaded.onnx")).exists()
 
 
 def test_save_as_external_data(inline: Path) -> None:
