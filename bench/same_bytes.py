@@ -1,0 +1,165 @@
+"""Digests of what 30 commands write, to be compared before and after a change that should not change them.
+
+    python bench/same_bytes.py keep digests.json [--zoo FOLDER]
+    python bench/same_bytes.py compare digests.json [--zoo FOLDER]
+
+The commands cover methods, reducers, selectors, compensations, budgets, `--resume`, two processes, half precision,
+external weights, quantized models, caches, grasp and refine, on the embedded models; `--zoo` adds every `.onnx` file of
+a folder, narrowed without data.  Each digest is over the files that a command writes, without the recipe that a model
+carries about itself, or its error.  `compare` prints the commands whose digests differ and exits 1 where there are any.
+Digests depend on the processor and on versions of numpy and ONNX Runtime: compare on one machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+VIT, RESNET, LLAMA = "digits_vit", "digits_resnet", "char_llama"
+SECONDS = 900
+COMMON = "--no-check --quiet"
+TORCH = importlib.util.find_spec("torch") is not None
+
+# Of each the model and the options.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "default": (VIT, ""),
+    "grail closed": (RESNET, "--compensate grail --closed-loop"),
+    "grail open": (RESNET, "--compensate grail --open-loop"),
+    "none": (RESNET, "--compensate none"),
+    "obs": (VIT, "--selector obs"),
+    "slimgpt": (LLAMA, "--selector slimgpt --compensate grail --samples 32"),
+    "flap": (LLAMA, "--selector flap --compensate none --samples 32"),
+    "gram": (VIT, "--selector gram --compensate grail"),
+    "l1": (RESNET, "--selector l1 --compensate grail"),
+    "l2": (RESNET, "--selector l2"),
+    "random": (VIT, "--selector random --seed 3 --compensate none"),
+    "fold": (RESNET, "--reducer fold --compensate grail"),
+    "fold-kmeans": (VIT, "--reducer fold-kmeans --compensate grail"),
+    "fold-gram": (VIT, "--reducer fold-gram"),
+    "unit ratio": (VIT, "--unit-ratio 0.5"),
+    "target params": (VIT, "--target-params 60%"),
+    "target macs": (RESNET, "--target-macs 60% --compensate grail"),
+    "target size": (RESNET, "--target-size 70% --compensate none"),
+    "global": (VIT, "--allocate global --target-params 70% --samples 64"),
+    "flap allocation": (VIT, "--allocate flap --target-params 70% --compensate none"),
+    "norms": (RESNET, "--norms all --compensate grail"),
+    "heads only": (VIT, "--blocks heads --round-to 1"),
+    "stream": (RESNET, "--blocks stream,conv --unit-ratio 0.25"),
+    "small cache": (LLAMA, "--cache-budget 4M --samples 32"),
+    "resume": (VIT, "--resume kept --compensate grail"),
+    "external": (VIT, "--save-as-external-data"),
+    "fp16": (RESNET, "--quantize fp16"),
+    "int8": (RESNET, "--quantize int8 --samples 32"),
+    "int8 dynamic": (VIT, "--quantize int8-dynamic"),
+    "drawn": (VIT, "--samples 16 --data ''"),
+    "kv-io": (LLAMA, "--kv-io --samples 16 --compensate grail"),
+    "two processes": (VIT, "--compensate grail"),
+    "grasp": (LLAMA, "--method grasp --grasp-rank magnitude --grasp-layers 1 --samples 16"),
+    "refine": (VIT, "--refine laco --samples 64 --compensate grail"),
+}
+NEEDS_TORCH = frozenset({"two processes", "refine"})
+
+
+def words_of(name: str) -> list[str]:
+    """The command line of one command, without the program."""
+    model, options = COMMANDS[name]
+    words = shlex.split(options)
+    data = [] if "--data" in words else ["--data", str(MODELS / f"{model}.calib.npz")]
+    words = [w for k, w in enumerate(words) if w != "--data" and (k == 0 or words[k - 1] != "--data")]
+    return ["compress", str(MODELS / f"{model}.onnx"), "out.onnx", *data, *words, *COMMON.split()]
+
+
+def run(words: list[str], processes: int = 1) -> str:
+    """Run a command in an empty folder; returns the digest of what it wrote, or of its error."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "onnxgrail", *words],
+                cwd=folder,
+                env=environment | placed,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for placed in places(processes)
+        ]
+        errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+        if any(process.returncode for process in started):
+            return "error: " + errors[0].strip().splitlines()[-1]
+        return digest(folder)
+
+
+def places(count: int) -> Iterator[dict[str, str]]:
+    """What tells each of several processes which one it is."""
+    if count == 1:
+        yield {}
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    yield from ({**common, "RANK": str(k), "LOCAL_RANK": str(k)} for k in range(count))
+
+
+def digest(folder: Path) -> str:
+    """Checksum of the model that a command wrote, weights included and its recipe left out."""
+    model = onnx.load(folder / "out.onnx")
+    del model.metadata_props[:]
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def zoo(folder: Path | None) -> dict[str, list[str]]:
+    """A command without data for every model of a folder."""
+    files = [] if folder is None else sorted(folder.glob("*.onnx"))
+    options = ["--unit-ratio", "0.25", "--samples", "4", "--compensate", "grail", *COMMON.split()]
+    return {f"zoo {f.stem}": ["compress", str(f.resolve()), "out.onnx", *options] for f in files}
+
+
+def digests(folder: Path | None, workers: int) -> dict[str, str]:
+    """Digests of all commands that this installation can run."""
+    commands = {name: words_of(name) for name in COMMANDS if TORCH or name not in NEEDS_TORCH}
+    commands |= zoo(folder)
+    with ThreadPoolExecutor(workers) as pool:
+        futures = {
+            name: pool.submit(run, words, 2 if name == "two processes" else 1) for name, words in commands.items()
+        }
+        return {name: future.result() for name, future in futures.items()}
+
+
+def main() -> None:
+    """Keep digests, or hold them against kept ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("keep", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--zoo", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    found = digests(given.zoo, given.workers)
+    if given.verb == "keep":
+        given.file.write_text(json.dumps(found, indent=1) + "\n")
+        print(json.dumps({"commands": len(found), "errors": [n for n, d in found.items() if d.startswith("error")]}))
+        return
+    known = json.loads(given.file.read_text())
+    other = {name: [known.get(name), d] for name, d in found.items() if known.get(name) != d}
+    print(json.dumps({"commands": len(found), "different": other}, indent=1))
+    sys.exit(bool(other))
+
+
+if __name__ == "__main__":
+    main()
