@@ -15,10 +15,11 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.branching import look_once
 from onnxgrail.calibration.data import Source, read
 from onnxgrail.calibration.following import predicted
 from onnxgrail.calibration.latency import single, times_of
-from onnxgrail.calibration.observe import observe, probe_feed
+from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.reading import Numbers, Reading, reading_of
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
@@ -302,14 +303,14 @@ def weigh(model: ir.Model, path: Path | None, label: str, *, macs: int | None = 
 
 def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
     """Multiply-accumulates per sample of `feed`; None where they cannot be counted."""
-    if any(node.op_type in UNCOUNTED for node in model.graph):
-        return None
     try:
-        facts = observe(model, feed, providers=providers)
+        flat, facts = look_once(model, feed, providers)
     except ModelError:
         return None
+    if any(node.op_type in UNCOUNTED for node in flat.graph):
+        return None
     sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
-    return cost.macs(model, trace(model, facts)) // (sizes.pop() if len(sizes) == 1 else 1)
+    return cost.macs(flat, trace(flat, facts)) // (sizes.pop() if len(sizes) == 1 else 1)
 
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:

@@ -135,7 +135,7 @@ class _Pair:
         found = zip(
             self.dense.masks, self.dense.record([name], self.untouched), self.narrow.record([name], ledger), strict=True
         )
-        for mask, goals, slim in found:
+        for mask, goals, slim in (one for one in found if name in one[1]):  # a branch may not be taken
             goal = self._kept(goals[name], name, axis, ledger)
             held, real = self._held(goal.shape, axis, first), _real(goal.shape, axis, mask)
             y, t = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (slim[name], goal))

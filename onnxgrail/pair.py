@@ -123,10 +123,12 @@ class Pair:
 def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:
     """Whether both networks have the same rows, and any; where values decide how many (a routing), they may not.
 
+    There are none in a branch that the batch does not take.
+
     Then no row of one says what a row of the other should be.
     """
     first = stage.first
-    if not goal[stage.goals[0]].size:
+    if stage.goals[0] not in goal or not goal[stage.goals[0]].size:
         return False
     source, like = slim[first.source], goal[stage.goals[0]]
     if first.window is not None:

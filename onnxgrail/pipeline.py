@@ -218,6 +218,7 @@ def _worked_over(
 ) -> tuple[tuple[Refined, ...], dict[str, Applied]]:
     """What refinements and methods beside narrowing do to the narrowed graph, in place."""
     refined: tuple[Refined, ...] = ()
+    prepared = prepared.as_written()
     with clock.stage("methods"):
         applied = methods.further(prepared, recipe, decision.ledger, slim, progress, journal, last=False)
     if recipe.refine:

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.budget import cache_bytes
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.branching import Maker, Seen, look
 from onnxgrail.calibration.data import Source, read, read_apart
 from onnxgrail.calibration.dims import Usual
-from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.reading import reading_of
 from onnxgrail.calibration.session import shapes_of
@@ -29,7 +28,7 @@ from onnxgrail.calibration.threads import count
 from onnxgrail.checksums import Checksums
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError, StoppedError, UsageError
-from onnxgrail.graph.facts import Facts
+from onnxgrail.graph.branches import Route, folded
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.listed import NOTHING, Unlisted, relisted, unlist
 from onnxgrail.graph.model_io import copy, load
@@ -60,8 +59,10 @@ class Prepared:
 
     Attributes:
         source: path or bytes or object as given; path: of the file, where that is what was given.
-        model: the graph, never changed; batches: calibration feeds; survey: its trace.
+        model: the graph, with the branches of its Ifs laid out, never changed.
+        batches: calibration feeds; survey: its trace.
         feed: the small feed of the trace; samples: how many samples it holds.
+        routes: the branches that each calibration feed takes; nothing for a model without any.
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
         held_out: what the result is judged on beside `batches`, where there is such a thing.
         checksums: of the files that are read and written.
@@ -78,6 +79,7 @@ class Prepared:
     held_out: HeldOut | None = None
     checksums: Checksums = field(default_factory=lambda: Checksums(threads=count()))
     unlisted: Unlisted = NOTHING
+    routes: Mapping[Maker, Route] = field(default_factory=dict)
 
     @property
     def given(self) -> ir.Model:
@@ -89,6 +91,10 @@ class Prepared:
         """Samples in the probe feed: the common first axis, 1 where there is none."""
         sizes = {a.shape[0] if a.ndim else 1 for a in self.feed.values()}
         return sizes.pop() if len(sizes) == 1 else 1
+
+    def as_written(self) -> Prepared:
+        """Return the same with the graph as a file has it, for what does not follow channels into branches."""
+        return replace(self, model=folded(self.model))
 
 
 @dataclass(slots=True)
@@ -126,27 +132,27 @@ def prepare(
     with clock.stage("data"):
         batches, held = _batches(model, data, recipe, group, held_out)
     with clock.stage("observe"):  # the model is run: its own price, not the tracer's
-        batches, feed, facts = _running(model, batches, recipe)
+        batches, seen = _running(model, batches, recipe)
     with clock.stage("trace"):
-        survey = trace(model, facts, interface=recipe.kv_io)
-        survey = survey if recipe.norms == "none" else widened(model, survey)
-    path = path_of(source)
+        survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
+        survey = survey if recipe.norms == "none" else widened(seen.model, survey)
     return Prepared(
         source=source,
-        path=path,
-        model=model,
+        path=path_of(source),
+        model=seen.model,
         unlisted=unlisted,
         batches=batches,
         survey=survey,
-        feed=feed,
+        feed=seen.feed,
         held_out=held,
+        routes=seen.routes,
     )
 
 
-def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Mapping[str, Array], Facts]:
+def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:
     """Feeds that the model runs on, and what was seen: where sizes were drawn and do not suit it, others are tried."""
     try:
-        return batches, *_observed(model, batches, recipe)
+        return batches, look(model, batches, recipe.providers)
     except ModelError as error:
         stopped = isinstance(error, StoppedError)
         if stopped or not batches.synthetic or recipe.input_shapes or error.hint != batches.hint:
@@ -155,7 +161,7 @@ def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches
         if found is None:
             raise ModelError(str(error.args[0]), hint=f"{error.hint}. Tried: {told(tried)}") from error
         note = f"the model does not run on the usual sizes; drawn instead: {shapes_of(found.first())}"
-        return replace(found, notes=(*found.notes, note)), *_observed(model, found, recipe)
+        return replace(found, notes=(*found.notes, note)), look(model, found, recipe.providers)
 
 
 def _drawn(
@@ -171,27 +177,6 @@ def _drawn(
         usual=usual,
         sizes=sizes,
     )
-
-
-def _observed(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Mapping[str, Array], Facts]:
-    """Facts from a feed of two samples, or from the first feed as it is where the model takes no other batch size."""
-    first = batches.first()
-    small = probe_feed(first, signature_of(model))
-    try:
-        return small, observe(model, small, providers=recipe.providers)
-    except ModelError as error:
-        if all(np.array_equal(small[name], first[name]) for name in small):
-            raise _explained(error, batches) from error
-    try:
-        return first, observe(model, first, providers=recipe.providers)
-    except ModelError as error:
-        raise _explained(error, batches) from error
-
-
-def _explained(error: ModelError, batches: Batches) -> ModelError:
-    if error.hint:  # it failed before any input was looked at
-        return error
-    return type(error)(str(error), hint=batches.hint or "The model must run before it can be compressed")
 
 
 def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:
@@ -247,6 +232,7 @@ def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share:
         providers=recipe.providers,
         budget=cache_bytes(recipe) // share,
         group=group,
+        routes=prepared.routes,
     )
 
 
@@ -283,8 +269,8 @@ def rounds(prepared: Prepared) -> bool:
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
-    """A copy of the model with all decisions written in."""
+    """A copy of the model with all decisions written in, as a file will have it."""
     slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
     note(slim, changed(prepared.model, prepared.survey, ledger.dead))
-    return slim
+    return folded(slim)

@@ -21,25 +21,35 @@ from onnxgrail.graph.widen import has_bfloat16, true_types
 SMALL = 4096
 
 
-def observe(model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU) -> Facts:
+def observe(
+    model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, known: frozenset[str] | None = None
+) -> Facts:
     """Run the model once on `feed` and once on a smaller one.
 
     A deep model is run a stretch at a time, so that what all layers make is never in memory together.
+
+    Args:
+        model: the graph.
+        feed: its inputs.
+        providers: execution providers.
+        known: names that count as constants, where these are not all that follow from constants.
 
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
     """
     if len(model.graph) > STRETCH:
         try:
-            return _observed(model, feed, STRETCH, providers)
+            return _observed(model, feed, STRETCH, providers, known)
         except ModelError:  # whether a stretch cannot be had or the model does not run, the whole tells
             pass
-    return _observed(model, feed, len(model.graph), providers)
+    return _observed(model, feed, len(model.graph), providers, known)
 
 
-def _observed(model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str]) -> Facts:
+def _observed(
+    model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str], known: frozenset[str] | None
+) -> Facts:
     """Facts of a model that is run so many nodes at a time."""
-    known = constants(model)
+    known = constants(model) if known is None else constants(model) & known
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}

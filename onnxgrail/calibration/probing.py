@@ -23,8 +23,8 @@ def placed(probe: Probe, marks: Sequence[Mark], ledger: Ledger) -> Probe:
 
 
 def parts(found: Feed, probes: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
-    """A probe's tensors with the rows that count."""
-    for name, probe in probes:
+    """A probe's tensors, as far as the batch comes to them, with the rows that count."""
+    for name, probe in ((n, p) for n, p in probes if n in found):
         yield found[name], probe, rows_of(found[name], probe, mask)
 
 

@@ -69,7 +69,7 @@ def prove(
             return [session.run(f) for f in given]
 
     other = survey.facts.other  # a size that was written down as a number shows there
-    feeds = [feed] if other is None else [feed, other]
+    feeds = [feed, *survey.facts.more, *([] if other is None else [other])]
     limit = _limit(model)
     doubts: dict[str, str] = {}
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.branches import branched
 from onnxgrail.graph.facts import Facts, constants
 from onnxgrail.graph.live import lives
 from onnxgrail.graph.segment import cut, index_of
@@ -100,7 +101,8 @@ class Relay:
 def in_pieces(model: ir.Model, feeds: Sequence[Feed], providers: Sequence[str] = CPU) -> list[dict[str, Array]] | None:
     """Outputs of a deep model per feed; None where it is not deep, or cannot be had in pieces: the whole tells why."""
     outputs = [value.name or "" for value in model.graph.outputs]
-    if len(model.graph) < DEEP or not all(value.producer() and value.name for value in model.graph.outputs):
+    made = all(value.producer() and value.name for value in model.graph.outputs)
+    if len(model.graph) < DEEP or branched(model) or not made:
         return None
     try:
         with Relay(model, outputs, constants(model), providers=providers) as relay:

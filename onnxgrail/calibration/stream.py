@@ -12,7 +12,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
@@ -22,24 +22,24 @@ import onnx_ir as ir
 
 from onnxgrail.calibration import probing
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.branching import Maker
 from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.lanes import Lane, lane_of
-from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.signature import padding_mask
-from onnxgrail.calibration.threads import Step, ahead, count, pass_by, share, ways
+from onnxgrail.calibration.threads import Step, ahead, pass_by, share, ways
 from onnxgrail.calibration.totals import Part, Totals
+from onnxgrail.calibration.ways import Pieces, Ways
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
+from onnxgrail.graph.branches import Route
 from onnxgrail.graph.cost import effort
 from onnxgrail.graph.live import lives
-from onnxgrail.graph.mapped import discard
 from onnxgrail.graph.reach import Cone, cone, holds
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.segment import cut, index_of
-from onnxgrail.graph.serial import pack
+from onnxgrail.graph.segment import index_of
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.parallel import SOLO, Group, Shard, shard_of
 from onnxgrail.progress import Tick
 
+ABSENT = np.empty(0)  # in the cache: a tensor of a branch that a batch does not take
 KEPT = 2**28  # bytes of activations, of all processes, that are kept until the next step
 
 
@@ -69,14 +69,16 @@ class Stream:
         budget: int = BUDGET,
         group: Group = SOLO,
         lane: Lane | None = None,
+        routes: Mapping[Maker, Route] | None = None,
     ) -> None:
-        self._model, self._survey = model, survey
-        self._providers = tuple(providers)
+        self._survey = survey
         self._lane = lane_of(providers) if lane is None else lane
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
         self.position = 0  # of the first node that is still to come
         self.shard = shard_of(group, len(batches))
+        taken = [(routes or {}).get(batches.feeds[n], survey.facts.taken) for n in self.shard.numbers]
+        self._network = Ways(model, survey, taken, providers, self._lane)
         self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget, self._lane)
         self._masks = [padding_mask(feed) for feed in self._cache]
         self._budget, self._scale = budget, _scale(batches, survey)
@@ -124,20 +126,21 @@ class Stream:
         path = self._path(names, ledger, limit, kept, spare)
         here, moving = self._cache.names, path.target > self.position
         made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
-        session = self._open(path.missing, ledger, here, parts) if path.missing else None
         fit, stays = self._fitting(ledger, here), {*path.keep, *path.beyond}
+        fresh = [n for n in path.missing if n in stays]
 
         def step(place: int) -> dict[str, Array]:
-            cache = fit(self._cache.batch(place))
-            found = self._run(session, cache, parts) if session else {}
+            cache = fit(self._batch(place))
+            found = self._run(pieces, place, cache, parts)
             with self._lock:
                 if moving:
                     self._cache.trim(place, stays)
-                self._cache.add(place, {n: a for n, a in found.items() if n in stays})
+                self._cache.add(place, {n: found.get(n, ABSENT) for n in fresh})
             return cache | found
 
-        yield step
-        self._dead.update((n, ledger.dead) for n in path.missing if n in stays)
+        with self._network.open(path.missing, ledger, here, parts) as pieces:
+            yield step
+        self._dead.update((n, ledger.dead) for n in fresh)
         self._spare = {n: how for n, how in (self._spare | made).items() if n in self._cache and n not in path.keep}
         self._cache.keep({*path.keep, *self._spare})
         self.position = path.target
@@ -190,9 +193,9 @@ class Stream:
         return self._masks
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
-        """Tensors of the network as the ledger has it, batch by batch."""
+        """Tensors of the network as the ledger has it, batch by batch; those of branches not taken are missing."""
         for found in self._walk(names, ledger):
-            yield {n: self._lane.host(found[n]) for n in names}
+            yield {n: self._lane.host(found[n]) for n in names if n in found}
 
     @contextmanager
     def following(
@@ -203,7 +206,7 @@ class Stream:
 
             def on_host(place: int) -> dict[str, Array]:
                 found = step(place)
-                return {n: self._lane.host(found[n]) for n in names}
+                return {n: self._lane.host(found[n]) for n in names if n in found}
 
             yield on_host
 
@@ -282,13 +285,14 @@ class Stream:
         fresh = self._fresh(after)
         inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
         fit_before, fit_after = self._fitting(before, inputs), self._fitting(after, inputs)
-        with self._open(names, before, inputs) as wide, self._open(names, after, inputs) as narrow:
-            for batch, cache, mask in zip(self.shard.numbers, self._cache, self._masks, strict=True):
-                old, new = self._run(wide, fit_before(cache)), self._run(narrow, fit_after(cache))
+        with self._network.open(names, before, inputs) as wide, self._network.open(names, after, inputs) as narrow:
+            for place, (batch, mask) in enumerate(zip(self.shard.numbers, self._masks, strict=True)):
+                cache = self._batch(place)
+                old, new = self._run(wide, place, fit_before(cache)), self._run(narrow, place, fit_after(cache))
                 found: list[list[Part]] = []
                 for probe, pair in zip(probes, pairs, strict=True):
                     found.append([])
-                    for name in (probe.value, *probe.also):
+                    for name in (n for n in (probe.value, *probe.also) if n in old):
                         marks = self._survey.marks.get(name, ())
                         index = probing.placed(probe, marks, before).index
                         folded = probing.placed(probe, marks, after).index[kept] + old[name].shape[probe.axis]
@@ -310,31 +314,23 @@ class Stream:
 
         def fit(cache: Feed) -> dict[str, Array]:
             found = dict(cache)
-            for name, axis, stays in cuts:
+            for name, axis, stays in (one for one in cuts if one[0] in found):
                 found[name] = self._lane.compress(stays, found[name], axis=axis)
             return found
 
         return fit
 
-    def _run(self, session: Session, cache: Feed, parts: int = 1) -> dict[str, Array]:
+    def _batch(self, place: int) -> dict[str, Array]:
+        """The cached tensors that a batch comes to."""
+        return {name: array for name, array in self._cache.batch(place).items() if self._network.made(place, name)}
+
+    def _run(self, pieces: Pieces, place: int, cache: Feed, parts: int = 1) -> dict[str, Array]:
         started = time.perf_counter()
-        found = self._lane.run(session, cache)
+        found = pieces.run(place, cache)
         seconds = time.perf_counter() - started
         with self._lock:
             self.forward += seconds / parts
         return found
-
-    def _open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str], parts: int = 1) -> Session:
-        """A session from cached tensors to `outputs`, with all decisions written in, that so many threads will run."""
-        piece = cut(self._model, inputs, list(outputs), self._survey.facts, self._index)
-        apply(piece.graph, self._survey, ledger)
-        spatial = len(outputs) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
-        data = pack(piece)
-        try:
-            threads = None if parts == 1 else count() // parts
-            return open_piece(data, providers=self._providers, outputs=outputs, extended=not spatial, threads=threads)
-        finally:
-            discard(piece)
 
 
 def _scale(batches: Batches, survey: Survey) -> float:

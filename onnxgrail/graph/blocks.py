@@ -64,7 +64,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     blocks.sort(key=lambda b: (b.span[1], b.span[0]))
     return Survey(
         blocks=_unique(blocks),
-        refusals=tuple(dict.fromkeys([*refusals, *layers_inside(model)])),
+        refusals=tuple(dict.fromkeys([*refusals, *layers_inside(model, flow.facts)])),
         facts=flow.facts,
         marks=_final_marks(flow, numbers),
         operands=_operands(flow, params, numbers),

@@ -30,20 +30,27 @@ READERS = PRODUCTS | {"BatchNormalization"}
 def parameters(model: ir.Model) -> int:
     """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted).
 
+    Those in bodies of If, Loop and Scan count, too.
+
     A weight may also be the value of a `Constant` node; single numbers in such nodes belong to formulas.  Weights that
     a `ConstantOfShape` fills and packed ones count as what the node that reads them computes with.
     """
-    stored = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
-    written = (node.attributes.get("value") for node in model.graph if node.op_type == "Constant")
+    return sum(_parameters(graph) for graph in model.graphs())
+
+
+def _parameters(graph: ir.Graph) -> int:
+    """Count those of one graph, without the bodies of its nodes."""
+    stored = [v.const_value for v in graph.initializers.values() if v.const_value is not None]
+    written = (node.attributes.get("value") for node in graph if node.op_type == "Constant")
     spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
     weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
-    return sum(int(tensor.size) for tensor in weights if is_weight(tensor.dtype)) + _filled(model) + _packed(model)
+    return sum(int(tensor.size) for tensor in weights if is_weight(tensor.dtype)) + _filled(graph) + _packed(graph)
 
 
-def _filled(model: ir.Model) -> int:
+def _filled(graph: ir.Graph) -> int:
     """Elements of weights that are one number in the file, and a shape."""
     total = 0
-    for node in model.graph:
+    for node in graph:
         sizes = node.inputs[0].const_value if node.op_type == "ConstantOfShape" and node.inputs[0] is not None else None
         uses = node.outputs[0].uses() if sizes is not None else ()
         if sizes is not None and any(use.node.op_type in READERS and use.idx > 0 for use in uses):
@@ -51,10 +58,10 @@ def _filled(model: ir.Model) -> int:
     return total
 
 
-def _packed(model: ir.Model) -> int:
+def _packed(graph: ir.Graph) -> int:
     """Elements of weights of which several share a byte, without those bytes."""
     more: dict[str, int] = {}
-    for node in model.graph:
+    for node in graph:
         weight = node.inputs[1] if node.op_type == "MatMulNBits" else None
         if weight is not None and weight.const_value is not None:
             more[weight.name or ""] = integer(node, "K") * integer(node, "N") - weight.const_value.size

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Refusal
-from onnxgrail.graph.facts import key
+from onnxgrail.graph.facts import is_choice, key
 from onnxgrail.graph.flow import Flow
 
 SMALL = 64  # elements of the largest tensor that may hold a target shape
@@ -48,7 +48,7 @@ def _inferred(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
 def without_weights(model: ir.Model) -> onnx.ModelProto:
     """The graph with its weights declared and not held: only small tensors can say something about shapes."""
     graph = onnx.GraphProto(name="shapes")
-    graph.node.extend(ir.to_proto(node) for node in model.graph)
+    graph.node.extend(ir.to_proto(node) for node in model.graph if not is_choice(node))
     for value in model.graph.inputs:
         if value.name not in model.graph.initializers:
             graph.input.append(ir.to_proto(value))

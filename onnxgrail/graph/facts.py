@@ -11,6 +11,10 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.graph.stored import Stored
 
+OWN, CHOICE = "onnxgrail", "Choice"  # domain and name of the operator that stands for an If whose branches are laid out
+Branch = tuple[str, str]
+"""Key of a Choice, and which of its branches: "then" or "else"."""
+
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -29,6 +33,8 @@ class Facts:
         other: a feed of other sizes that the model takes, None where there is none.
         stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
         grids: of an index that numbers every axis of a tensor, what it says along each: see `grid_of`.
+        taken: the branches whose tensors were seen; others have only constants here.
+        more: feeds beside the probe feed, without which not all of these branches are taken.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -39,16 +45,18 @@ class Facts:
     other: Feed | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
     grids: Mapping[str, tuple[Ints, ...]] = field(default_factory=dict)
+    taken: frozenset[Branch] = frozenset()
+    more: tuple[Feed, ...] = ()
 
 
 def constants(model: ir.Model) -> frozenset[str]:
     """Names of values that depend on no graph input: initializers and everything computed from them alone.
 
-    Random nodes and nodes with bodies are left out.
+    Random nodes, nodes with bodies and choices between branches are left out.
     """
     known = set(model.graph.initializers)
     for node in model.graph:
-        if node.op_type in RANDOM or bodies(node):
+        if node.op_type in RANDOM or is_choice(node) or bodies(node):
             continue
         inputs = node.inputs[:1] if node.op_type == "CastLike" else node.inputs  # the second only lends its type
         if all(value is None or value.name in known for value in inputs):
@@ -111,6 +119,11 @@ def captures(node: ir.Node) -> set[str]:
         names |= {v.name for v in body.outputs if v.name}
         names -= local
     return names
+
+
+def is_choice(node: ir.Node) -> bool:
+    """Return True for a node that stands for an If whose branches are laid out in the graph."""
+    return node.op_type == CHOICE and node.domain == OWN
 
 
 def key(node: ir.Node) -> str:

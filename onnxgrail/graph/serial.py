@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.branches import folded, in_branch
 from onnxgrail.graph.widen import has_bfloat16, widen
 
 LARGE = 2**16  # bytes from which on a weight in memory is handed over as it is
@@ -29,12 +30,14 @@ class Packed:
     weights: Mapping[str, Array]
 
 
-def pack(model: ir.Model, outputs: Sequence[str] = ()) -> Packed:
+def pack(
+    model: ir.Model, outputs: Sequence[str] = (), *, change: Callable[[onnx.ModelProto], None] | None = None
+) -> Packed:
     """As `to_bytes`, with large weights beside the bytes."""
     if has_bfloat16(model):
-        return Packed(to_bytes(model, outputs), {})
+        return Packed(to_bytes(model, outputs, change=change), {})
     with _beside(model) as weights:
-        return Packed(to_bytes(model, outputs), dict(weights))
+        return Packed(to_bytes(model, outputs, change=change), dict(weights))
 
 
 @contextmanager
@@ -46,7 +49,7 @@ def _beside(model: ir.Model) -> Iterator[dict[str, Array]]:
     try:
         for name, value in inside.items():
             tensor = tensors[name]
-            if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input():
+            if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input() or in_branch(value):
                 continue
             if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
                 weights[name] = tensor.numpy()
@@ -59,13 +62,13 @@ def _beside(model: ir.Model) -> Iterator[dict[str, Array]]:
 
 
 def message(model: ir.Model) -> onnx.ModelProto:
-    """The model as a message.
+    """The model as a message, in which branches that are laid out lie in their If again.
 
     Raises:
         ModelError: it holds what cannot be written, such as text that is no text.
     """
     try:
-        proto: onnx.ModelProto = ir.to_proto(model)
+        proto: onnx.ModelProto = ir.to_proto(folded(model))
     except MemoryError:
         raise
     except Exception as error:  # onnx-ir wraps whatever comes up, level by level
@@ -76,10 +79,16 @@ def message(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) -> bytes:
+def to_bytes(
+    model: ir.Model,
+    outputs: Sequence[str] = (),
+    *,
+    run: bool = True,
+    change: Callable[[onnx.ModelProto], None] | None = None,
+) -> bytes:
     """Serialise, with further tensors as outputs; recorded shapes of intermediates are left out (they may be stale).
 
-    To be run, bfloat16 becomes float32.
+    To be run, bfloat16 becomes float32.  `change` is called with the message at the end.
     """
     proto = message(model)
     if run and has_bfloat16(model):
@@ -89,6 +98,8 @@ def to_bytes(model: ir.Model, outputs: Sequence[str] = (), *, run: bool = True) 
     for name in outputs:
         if name not in have:
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
+    if change is not None:
+        change(proto)
     data: bytes = proto.SerializeToString()
     return data
 

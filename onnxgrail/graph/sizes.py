@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools
 from onnxgrail.graph.attributes import integer
-from onnxgrail.graph.facts import Facts, bodies, constant_of, key
+from onnxgrail.graph.facts import Facts, bodies, constant_of, is_choice, key
 from onnxgrail.graph.labels import Mark, narrowed_shape
 from onnxgrail.graph.survey import Sizes
 
@@ -53,9 +53,9 @@ def arithmetic(model: ir.Model, facts: Facts) -> Arithmetic:
     sources: list[ir.Node] = []
     for node in model.graph:
         names = [v.name for v in node.inputs if v is not None and v.name]
-        if key(node) in facts.constants or bodies(node) or not names:
+        if key(node) in facts.constants or is_choice(node) or bodies(node) or not names:
             continue
-        if node.op_type in SOURCES:
+        if node.op_type in SOURCES and names[0] in facts.shapes:  # unknown in a branch that no sample takes
             sources.append(node)
             behind[key(node)] = frozenset({key(node)})
         elif all(n in behind or n in facts.constants for n in names) and _small(node, facts):

@@ -16,6 +16,7 @@ from onnxgrail.graph.declared import freeze_undeclared
 from onnxgrail.graph.facts import Facts, captures, key
 from onnxgrail.graph.flow import Flow, Site
 from onnxgrail.graph.holdings import holdings_of
+from onnxgrail.graph.inner import unseen
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.listed import settings
 from onnxgrail.graph.ops.cache import settle
@@ -113,7 +114,9 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
         site.freeze(inner, f"the body of {node.op_type} reads it")
     names = [site.name(k) for k in site.operands] + [v.name for v in node.outputs if v.name]
     if any(name not in flow.facts.shapes for name in names):
-        site.freeze(marked, f"{node.op_type} handles something else than plain tensors")
+        why = unseen(model, node, flow.facts) or site.why(f"{node.op_type} handles something else than plain tensors")
+        for mark in marked:
+            flow.labels.freeze(mark.labels.ravel(), why)
     elif function is None:
         site.freeze(marked, f"no rule for {node.domain or 'ai.onnx'} {node.op_type}-{version}")
     else:

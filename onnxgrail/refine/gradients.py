@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Block, Bools, Feed, Floats, Recipe, Slot
 from onnxgrail.errors import UnsupportedOpError
 from onnxgrail.graph import weights
+from onnxgrail.graph.branches import Route, resolved
 from onnxgrail.graph.chunks import chunks
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.live import lives
@@ -30,13 +32,16 @@ def regional_gradients(
 ) -> dict[str, Floats]:
     """Block name -> (u,) as `View.gradient` wants it; zeros where no region holds a consumer's weight alone.
 
+    Of a model with branches, samples count that take the same ones as most do.
+
     Raises:
         UnsupportedOpError: a region has an op that gradients cannot pass.
     """
     found = {b.name: np.zeros(b.units) for b in blocks}
-    model, facts = prepared.model, prepared.survey.facts
+    route = _usual(prepared)
+    model, facts = resolved(prepared.model, route), prepared.survey.facts
     known, nodes = trainable(model), list(model.graph)
-    feeds = list(_samples(prepared))
+    feeds = list(_samples(prepared, route))
     masks = [padding_mask(feed) for feed in feeds]
     walk = Walk(model, facts, feeds, providers=recipe.providers)
     alive = lives(model, facts, [1] * len(nodes))
@@ -100,13 +105,19 @@ def _rows(block: Block, slot: Slot, facts: Facts, samples: int) -> float:
     return max(math.prod(shape) / width / samples, 1.0)
 
 
-def _samples(prepared: Prepared) -> Iterator[Feed]:
-    """Single samples from batches spread over the data."""
-    batches, signature = prepared.batches, signature_of(prepared.model)
-    each = -(-SAMPLES // len(batches))
-    spread = range(0, len(batches), -(-len(batches) // SAMPLES))
-    for number in spread:
-        feed = batches.feeds[number]()
+def _usual(prepared: Prepared) -> Route:
+    """Return the branches that most batches take."""
+    routes = Counter(prepared.routes.values())
+    return routes.most_common(1)[0][0] if routes else frozenset()
+
+
+def _samples(prepared: Prepared, route: Route) -> Iterator[Feed]:
+    """Single samples from batches spread over the data, all along one route."""
+    signature = signature_of(prepared.model)
+    makers = [make for make in prepared.batches.feeds if prepared.routes.get(make, route) == route]
+    each = -(-SAMPLES // len(makers))
+    for make in makers[:: -(-len(makers) // SAMPLES)]:
+        feed = make()
         first = single(feed, signature)
         if all(a.shape == feed[n].shape for n, a in first.items()):
             yield first

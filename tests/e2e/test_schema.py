@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration import stream
+from onnxgrail.calibration import ways
 from onnxgrail.cli import main
 from onnxgrail.graph.serial import Packed
 from tests.tiny import tiny
@@ -253,7 +253,7 @@ def counted(
 ) -> tuple[int, int]:
     """Nodes that calibration runs per feed of 8 samples out of 16, and nodes the model has."""
     count = 0
-    real = stream.open_piece
+    real = ways.open_piece
 
     def counting(source: Packed, **options: Any) -> Any:
         size = len(onnx.ModelProto.FromString(source.data).graph.node)
@@ -268,7 +268,7 @@ def counted(
         session.run = run_and_count
         return session
 
-    monkeypatch.setattr(stream, "open_piece", counting)
+    monkeypatch.setattr(ways, "open_piece", counting)
     choices = {"compensate": "grail", "unit_ratio": 0.5, "check": False, "batch_size": 8} | choices
     result = onnxgrail.compress(model, data=data, **choices)
     monkeypatch.undo()

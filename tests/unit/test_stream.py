@@ -13,7 +13,7 @@ import pytest
 
 from onnxgrail.algebra.gram import Sums
 from onnxgrail.calibration import stream as module
-from onnxgrail.calibration import threads
+from onnxgrail.calibration import threads, ways
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.session import CPU
@@ -39,14 +39,14 @@ every_model = pytest.mark.parametrize("name", MODELS)
 def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each tensor was computed by a session of the stream."""
     found: Counter[str] = Counter()
-    original = module.open_piece
+    original = ways.open_piece
 
     def counted(source: Any, **options: Any) -> Any:
         proto = ir.from_proto(onnx.ModelProto.FromString(source.data))
         found.update(v.name or "" for node in proto.graph for v in node.outputs)
         return original(source, **options)
 
-    monkeypatch.setattr(module, "open_piece", counted)
+    monkeypatch.setattr(ways, "open_piece", counted)
     return found
 
 
@@ -253,7 +253,7 @@ def test_parts_of_the_batches_give_the_same_bits(room: int, monkeypatch: pytest.
     ticks: list[None] = []
 
     def measured(count: int) -> tuple[object, ...]:
-        for place in (threads, module):
+        for place in (threads, ways):
             monkeypatch.setattr(place, "count", lambda: count)
         ticks.clear()
         with opened(model, survey, feeds) as stream:

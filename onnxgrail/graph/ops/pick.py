@@ -140,7 +140,13 @@ def numbered(site: Site) -> None:
     site.refuse(POSITION)
 
 
-@rule("If", "Loop", "Scan")
+@rule("If")
+def whole(site: Site) -> None:
+    """Both branches are entered, as far as samples take them; nothing passes an If that makes sequences."""
+    site.refuse(f"the body of {site.node.op_type} handles it")
+
+
+@rule("Loop", "Scan")
 def body(site: Site) -> None:
     """Nothing passes: what a body does with a tensor is not traced."""
     site.refuse(f"the body of {site.node.op_type} handles it")

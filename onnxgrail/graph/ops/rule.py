@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from onnxgrail.graph.facts import OWN
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.ops.cut import Cut
 
@@ -77,10 +78,11 @@ class Row(NamedTuple):
 
 
 def table() -> list[Row]:
-    """Every rule, sorted by domain, op and opset."""
+    """Every rule of an op that files have, sorted by domain, op and opset."""
     return sorted(
         Row(domain, op, since, _first_line(_NARROWS.get((domain, op))), _first_line(function))
         for (domain, op), entries in _RULES.items()
+        if domain != OWN
         for since, function in entries
     )
 

@@ -1,0 +1,179 @@
+"""Which branches of a model's Ifs the data take, and what is seen along each way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.observe import observe, probe_feed
+from onnxgrail.calibration.session import Session, open_session
+from onnxgrail.calibration.signature import signature_of
+from onnxgrail.core import Array, Feed
+from onnxgrail.errors import ModelError, StoppedError
+from onnxgrail.graph.branches import Route, resolved, unfolded
+from onnxgrail.graph.facts import Facts, constants
+from onnxgrail.graph.taps import tapped
+
+Maker = Callable[[], Feed]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Seen:
+    """A model that has been run on data.
+
+    Attributes:
+        model: the graph with the branches of its Ifs laid out.
+        feed: a small feed.
+        facts: what was seen on it, and on one more for every branch that only other samples take.
+        routes: the branches that each feed of the data takes; nothing for a model without any.
+    """
+
+    model: ir.Model
+    feed: Mapping[str, Array]
+    facts: Facts
+    routes: Mapping[Maker, Route] = field(default_factory=dict)
+
+
+class Routes:
+    """Owns a session that tells which branches a feed takes; a context manager that closes it."""
+
+    def __init__(self, model: ir.Model, providers: Sequence[str]) -> None:
+        packed, self._names = tapped(model)
+        self._session: Session = open_session(packed, providers=providers, optimise=False, once=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._session.close()
+
+    def of(self, feed: Feed) -> Route:
+        """Return the branches that a feed takes.
+
+        Raises:
+            ModelError: the model does not run on it.
+        """
+        told = {self._names[name]: array for name, array in self._session.run(feed).items()}
+        return frozenset((key, "then" if array.item() else "else") for key, array in told.items() if array.size)
+
+
+def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
+    """Run a model on two samples, or on the first feed as it is where it takes no other batch size.
+
+    Where its Ifs take other branches for other samples, it is run on some of these, too.
+
+    Raises:
+        ModelError: it does not run on the data.
+    """
+    flat = unfolded(model)
+    if flat is not model:
+        with _passing_over():
+            return _look_along(flat, batches, providers)
+    first = batches.first()
+    small = probe_feed(first, signature_of(model))
+    try:
+        return Seen(model=model, feed=small, facts=observe(model, small, providers=providers))
+    except ModelError as error:
+        if all(np.array_equal(small[name], first[name]) for name in small):
+            raise _explained(error, batches) from error
+    try:
+        return Seen(model=model, feed=first, facts=observe(model, first, providers=providers))
+    except ModelError as error:
+        raise _explained(error, batches) from error
+
+
+def look_once(model: ir.Model, feed: Feed, providers: Sequence[str]) -> tuple[ir.Model, Facts]:
+    """Return the graph with branches laid out, as far as they can be, and what is seen on one feed as it is.
+
+    Raises:
+        ModelError: the model does not run on it.
+    """
+    flat = unfolded(model)
+    if flat is not model:
+        with _passing_over(), Routes(flat, providers) as routes:
+            return flat, _facts(flat, feed, routes, providers)
+    return model, observe(model, feed, providers=providers)
+
+
+@contextlib.contextmanager
+def _passing_over() -> Iterator[None]:
+    """Go on with another way to run the model where one fails: an If that is not entered is an operator like others.
+
+    Raises:
+        StoppedError: a run took too long, as any other would.
+    """
+    try:
+        yield
+    except StoppedError:
+        raise
+    except ModelError:
+        pass
+
+
+def _explained(error: ModelError, batches: Batches) -> ModelError:
+    if error.hint:  # it failed before any input was looked at
+        return error
+    return type(error)(str(error), hint=batches.hint or "The model must run before it can be compressed")
+
+
+def _look_along(flat: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
+    with Routes(flat, providers) as routes:
+        found = {make: routes.of(make()) for make in batches.feeds}
+        feed, facts = _probed(flat, batches.first(), routes, frozenset(found.values()), providers)
+        for make, route in found.items():
+            if not route <= facts.taken:
+                facts = _joined(facts, *_probed(flat, make(), routes, frozenset({route}), providers))
+    return Seen(model=flat, feed=feed, facts=facts, routes=found)
+
+
+def _probed(
+    flat: ir.Model, feed: Feed, routes: Routes, known: frozenset[Route], providers: Sequence[str]
+) -> tuple[Feed, Facts]:
+    """Return facts from a small feed if it goes a way that is known, or else from the feed as it is."""
+    with _passing_over():
+        small = probe_feed(feed, signature_of(flat))
+        if routes.of(small) in known:
+            return small, _facts(flat, small, routes, providers)
+    return feed, _facts(flat, feed, routes, providers)
+
+
+def _facts(flat: ir.Model, feed: Feed, routes: Routes, providers: Sequence[str]) -> Facts:
+    """Return what is seen along the way of one feed; another size counts only where it goes the same way."""
+    route = routes.of(feed)
+    facts = observe(resolved(flat, route), feed, providers=providers, known=constants(flat))
+    return dataclasses.replace(facts, taken=route, other=_same_way(facts.other, route, routes))
+
+
+def _same_way(feed: Feed | None, route: Route, routes: Routes) -> Feed | None:
+    with _passing_over():
+        return feed if feed is not None and routes.of(feed) == route else None
+    return None
+
+
+def _joined(facts: Facts, feed: Feed, more: Facts) -> Facts:
+    """Return what was seen, and on one more feed what is new."""
+
+    def both(name: str) -> Any:
+        return ChainMap(*(cast("dict[str, Any]", getattr(one, name)) for one in (facts, more)))
+
+    return Facts(
+        shapes=both("shapes"),
+        dtypes=both("dtypes"),
+        values=both("values"),
+        constants=facts.constants | more.constants,
+        varying=both("varying"),
+        other=facts.other,
+        stored=both("stored"),
+        grids=both("grids"),
+        taken=facts.taken | more.taken,
+        more=(*facts.more, feed),
+    )
