@@ -154,9 +154,10 @@ def _facts(flat: ir.Model, feed: Feed, routes: Routes, providers: Sequence[str])
 
 
 def _same_way(feed: Feed | None, route: Route, routes: Routes) -> Feed | None:
+    same = False
     with _passing_over():
-        return feed if feed is not None and routes.of(feed) == route else None
-    return None
+        same = feed is not None and routes.of(feed) == route
+    return feed if same else None
 
 
 def _joined(facts: Facts, feed: Feed, more: Facts) -> Facts:

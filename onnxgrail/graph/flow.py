@@ -19,6 +19,9 @@ from onnxgrail.graph.facts import Facts, key
 from onnxgrail.graph.labels import Labels, Mark
 from onnxgrail.graph.stored import Stored
 
+ONE = "there is only one channel, and one must stay"
+TIED = "all positions depend on each other, so none can go alone"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
@@ -124,6 +127,10 @@ class Site:
         """A refusal that names this node."""
         return Refusal(value=self.key, node=self.node.name or self.key, op=self.node.op_type, reason=reason)
 
+    def why_none(self, mark: Mark) -> Refusal:
+        """A refusal for a mark that varies nowhere."""
+        return self.why(ONE if mark.labels.size == 1 else TIED)
+
     def marks(self, operand: int) -> tuple[Mark, ...]:
         """Marks of an input, as they stand after everything tied so far."""
         self.read.add(operand)
@@ -193,6 +200,5 @@ class Site:
         self.flow.kinds.append((labels.ravel(), kind))
 
     def _normal(self, marks: Iterable[Mark]) -> tuple[Mark, ...]:
-        why = self.why("all positions depend on each other, so none can go alone")
-        found = (self.flow.labels.normal(m, why) for m in marks)
+        found = (self.flow.labels.normal(m, self.why_none(m)) for m in marks)
         return tuple(m for m in found if m is not None)

@@ -175,3 +175,11 @@ def test_parallel_layers_share_their_input_and_not_their_width() -> None:
     )
     survey = narrowed_equals_masked(model, feed(model))
     assert sorted(b.units for b in survey.blocks) == [7, HIDDEN]
+
+
+def test_a_layer_with_one_channel_says_so() -> None:
+    """Of one channel there is nothing that could depend on each other."""
+    body = "a = MatMul(x, up)\nr = Relu(a)\ng = MatMul(r, gate)\ns = Sigmoid(g)\ny = MatMul(s, out)"
+    model = tiny("float[N,6] x => float[] y", body, {"up": (6, 8), "gate": (8, 1), "out": (1, 3)})
+    survey = narrowed_equals_masked(model, feed(model))
+    assert [r.reason for r in survey.refusals if r.value == "gate"] == ["there is only one channel, and one must stay"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.core import Refusal
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 
@@ -87,7 +86,7 @@ def _join(
     (first, owner), (second, other) = a, b
     if first.axes == second.axes:
         site.union(first.labels, second.labels)
-        return [(site.flow.labels.normal(first, _why(site)), owner)]
+        return [(site.flow.labels.normal(first, site.why_none(first)), owner)]
     if len(first.axes) < len(second.axes):
         (first, owner), (second, other) = (second, other), (first, owner)
     shared = [a for a in first.axes if a in second.axes]
@@ -101,10 +100,6 @@ def _join(
     tied = [(site.tie(first, rest, reason), owner)]
     extra = [a for a in second.axes if a not in first.axes]
     return [*tied, (site.tie(second, extra, reason) if extra else second, other)]
-
-
-def _why(site: Site) -> Refusal:
-    return site.why("all positions depend on each other, so none can go alone")
 
 
 def _respect(site: Site, mark: Mark, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[Mark]:
