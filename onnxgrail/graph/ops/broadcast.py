@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
+from onnxgrail.graph.ops.spread import claim, is_repeated
 
 TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
 UNLABELLED = "it is combined with another tensor of the same width that cannot be narrowed"
@@ -48,9 +49,8 @@ def combine(
     The node's rewrite takes what it needs of the operands in `filled`, so they tie nothing.
     """
     dynamic = [o for o in operands if not o.constant]
-    found = _meet(site, dynamic, shape)
     held = [o for o in dynamic if o.operand not in filled]
-    found = [m for mark in found for m in _respect(site, mark, held, shape)]
+    found = [m for shared in _meet(site, dynamic, shape) for m in _respect(site, shared, held, shape)]
     constants = [o for o in operands if o.constant and max(o.sizes, default=1) > 1]
     result: list[Mark] = []
     for mark in found:
@@ -64,59 +64,73 @@ def combine(
     return result
 
 
-def _meet(site: Site, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[Mark]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    """A mark of the output, and the operands that go with it."""
+
+    mark: Mark
+    owners: frozenset[int]
+
+
+def _meet(site: Site, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[_Shared]:
     """Union the marks of all dynamic operands so that the resulting marks have disjoint axes."""
-    result: list[tuple[Mark, Operand]] = []
-    queue = [(mark, o) for o in dynamic for mark in o.marks]
+    own = {o.operand: o for o in dynamic}
+    result: list[_Shared] = []
+    queue = [_Shared(mark, frozenset({o.operand})) for o in dynamic for mark in o.marks]
     while queue:
-        mark, owner = queue.pop(0)
-        clash = next((r for r in result if set(r[0].axes) & set(mark.axes)), None)
+        shared = queue.pop(0)
+        clash = next((r for r in result if set(r.mark.axes) & set(shared.mark.axes)), None)
         if clash is None:
-            result.append((mark, owner))
+            result.append(shared)
             continue
         result.remove(clash)
-        queue = [(m, o) for m, o in _join(site, clash, (mark, owner), shape) if m is not None] + queue
-    return [m for m, _ in result]
+        queue = _join(site, clash, shared, own, shape) + queue
+    return result
 
 
-def _join(
-    site: Site, a: tuple[Mark, Operand], b: tuple[Mark, Operand], shape: tuple[int, ...]
-) -> list[tuple[Mark | None, Operand]]:
+def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape: tuple[int, ...]) -> list[_Shared]:
     """Two overlapping marks become one, or fewer axes and then one."""
-    (first, owner), (second, other) = a, b
-    if first.axes == second.axes:
-        site.union(first.labels, second.labels)
-        return [(site.flow.labels.normal(first, site.why_none(first)), owner)]
-    if len(first.axes) < len(second.axes):
-        (first, owner), (second, other) = (second, other), (first, owner)
-    shared = [a for a in first.axes if a in second.axes]
-    rest = [a for a in first.axes if a not in second.axes]
+    if a.mark.axes == b.mark.axes:
+        site.union(a.mark.labels, b.mark.labels)
+        return _still(site.flow.labels.normal(a.mark, site.why_none(a.mark)), a.owners | b.owners)
+    if len(a.mark.axes) < len(b.mark.axes):
+        a, b = b, a
+    first, second = a.mark, b.mark
+    both = [axis for axis in first.axes if axis in second.axes]
+    rest = [axis for axis in first.axes if axis not in second.axes]
     last = len(shape) - 1
-    if last in shared and set(second.axes) <= set(first.axes) and not other.full(rest, shape):
+    if last in both and set(second.axes) <= set(first.axes) and not any(own[k].full(rest, shape) for k in b.owners):
         # rotary tables and per-feature scales: the wide mark keeps its outer axes (heads), the table stays whole
         site.freeze([second], TABLE)
-        return [(site.tie(first, shared, TABLE), owner)]
+        return _still(site.tie(first, both, TABLE), a.owners)
     reason = "the channels of its operands do not line up one to one"
-    tied = [(site.tie(first, rest, reason), owner)]
-    extra = [a for a in second.axes if a not in first.axes]
-    return [*tied, (site.tie(second, extra, reason) if extra else second, other)]
+    extra = [axis for axis in second.axes if axis not in first.axes]
+    return [
+        *_still(site.tie(first, rest, reason), a.owners),
+        *_still(site.tie(second, extra, reason) if extra else second, b.owners),
+    ]
 
 
-def _respect(site: Site, mark: Mark, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[Mark]:
-    """An unmarked activation of full size along an axis keeps that axis whole."""
-    current: Mark | None = mark
+def _still(mark: Mark | None, owners: frozenset[int]) -> list[_Shared]:
+    """A mark that a tie left over; nothing where it froze all."""
+    return [] if mark is None else [_Shared(mark, owners)]
+
+
+def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[Mark]:
+    """An activation of full size along an axis that does not go with it keeps that axis whole."""
+    current: Mark | None = shared.mark
     for other in dynamic:
         if current is None:
             return []
-        covered = {a for m in other.marks for a in m.axes}
-        stuck = [a for a in other.full(current.axes, shape) if a not in covered and shape[a] > 1]
-        if stuck and site.letter(other.operand) in "fbiu":
-            current = site.tie(current, stuck, UNLABELLED)
+        stuck = [a for a in other.full(current.axes, shape) if shape[a] > 1]
+        if other.operand not in shared.owners and stuck and site.letter(other.operand) in "fbiu":
+            repeated = is_repeated(site, other.operand)
+            current = _claim(site, current, other, shape) if repeated else site.tie(current, stuck, UNLABELLED)
     return [] if current is None else [current]
 
 
 def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Mark | None:
-    """A constant that spans the mark's axes is cut with it."""
+    """A constant that spans the mark's axes is cut with it, in front of the node that repeats it where there is one."""
     spanned = other.full(mark.axes, shape)
     if not spanned:
         return mark
@@ -126,8 +140,13 @@ def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Ma
     claimed: Mark | None = mark
     if rest:
         claimed = site.tie(mark, rest, "a constant is shared by positions that would have to go separately")
-    if claimed is not None:
-        site.carry(other.operand, Mark(tuple(a - other.offset for a in claimed.axes), claimed.labels))
+    if claimed is None:
+        return None
+    own = Mark(tuple(a - other.offset for a in claimed.axes), claimed.labels)
+    if other.constant:
+        site.carry(other.operand, own)
+    elif not claim(site, other.operand, own):
+        return site.tie(claimed, claimed.axes, UNLABELLED)
     return claimed
 
 

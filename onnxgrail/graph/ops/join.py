@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +18,10 @@ from onnxgrail.graph.ops.experts import stack
 from onnxgrail.graph.ops.filled import is_filled, pick
 from onnxgrail.graph.ops.layout import RUNTIME, taken
 from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.spread import claim
 
 UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
+UNALIGNED = "the channels of its pieces do not line up one to one"
 UNEVEN = "another piece of the Concat cannot be narrowed"
 
 
@@ -39,7 +42,7 @@ def concat(site: Site) -> None:
 
 def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
     """Labels strung along the concatenated axis; a piece without labels is permanent there,
-    unless it is a constant, which is cut, or filled with one number, of which any part will do.
+    unless it is a constant, repeated or not, which is cut, or filled with one number, of which any part will do.
 
     The two halves of a rotary embedding are strung per head, so other axes stay told apart.
     """
@@ -51,13 +54,16 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
             if not set(mark.axes) & set(axes):
                 continue
             if labels.any() or not set(mark.axes) <= set(axes):
-                site.freeze([mark], "the channels of its pieces do not line up one to one")
+                site.freeze([mark], UNALIGNED)
             else:
                 labels = mark.on(axes, sizes)
-        if len(axes) == 1 and _loose(site, k):
-            labels = site.flow.labels.fresh(sizes[0])
+        own = Mark(tuple(axes), site.flow.labels.fresh(math.prod(sizes)).reshape(sizes))
+        if _loose(site, k):
+            labels = own.labels
             if site.is_constant(k):
-                site.carry(k, Mark((axis,), labels))
+                site.carry(k, own)
+        elif not labels.any() and claim(site, k, own):
+            labels = own.labels
         parts.append(labels)
     return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
 
@@ -68,26 +74,25 @@ def _loose(site: Site, k: int) -> bool:
 
 
 def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
-    """Marks on other axes, united where they share an axis."""
+    """Marks on other axes, united where they share an axis; none of two where that cannot be."""
     found: list[Mark] = []
-    for mark in marks:
-        current: Mark | None = mark
-        for k, other in enumerate(found):
-            if current is None or not set(other.axes) & set(current.axes):
-                continue
-            if other.axes == current.axes:
-                site.union(other.labels, current.labels)
+    queue = list(marks)
+    while queue:
+        mark = queue.pop(0)
+        other = next((m for m in found if set(m.axes) & set(mark.axes)), None)
+        if other is None:
+            found.append(mark)
+        elif other.axes == mark.axes:
+            site.union(other.labels, mark.labels)
+        else:
+            found = [m for m in found if m is not other]
+            shared = set(other.axes) & set(mark.axes)
+            both = [site.tie(m, [a for a in m.axes if a not in shared], UNALIGNED) for m in (other, mark)]
+            left = [m for m in both if m is not None]
+            if len(left) == len(both):
+                queue = left + queue
             else:
-                shared = set(other.axes) & set(current.axes)
-                reason = "the channels of its pieces do not line up one to one"
-                a = site.tie(other, [x for x in other.axes if x not in shared], reason)
-                b = site.tie(current, [x for x in current.axes if x not in shared], reason)
-                if a is not None and b is not None and a.axes == b.axes:
-                    site.union(a.labels, b.labels)
-                    found[k] = a
-            current = None
-        if current is not None:
-            found.append(current)
+                site.freeze(left, UNALIGNED)
     return found
 
 
@@ -99,7 +104,7 @@ def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
         if site.is_constant(k):
             site.carry(k, mark)
             continue
-        if is_filled(site, k):
+        if is_filled(site, k) or claim(site, k, mark):
             continue
         why = adopt(site, k, mark, UNEVEN)
         if why:

@@ -159,38 +159,3 @@ def bounds_of(rank: int, values: Sequence[Ints | None]) -> dict[int, slice]:
         stop = None if step < 0 and end < -(2**31) else end
         found[axis] = slice(start, stop, step)
     return found
-
-
-@rule("Pad")
-@rule("Pad", domain="com.microsoft")
-def pad(site: Site) -> None:
-    """Passes; channels added with a constant value are permanent."""
-    padded = _padded(site)
-    marks = site.marks(0)
-    if padded is None:
-        site.freeze(marks, RUNTIME)
-        return
-    copied = site.attribute("mode", "constant") != "constant"
-    stuck = [m for m in marks if any((copied or min(padded[a]) < 0) for a in m.axes if a in padded)]
-    site.freeze(stuck, "it copies or crops channels")
-    passing = (m for m in marks if m not in stuck)
-    site.emit(Mark(m.axes, np.pad(m.labels, [padded.get(a, (0, 0)) for a in m.axes])) for m in passing)
-
-
-def _padded(site: Site) -> dict[int, tuple[int, int]] | None:
-    """Axis -> positions added before and behind, where there are any; None when that is not known."""
-    rank = len(site.shape(0))
-    pads = site.attribute("pads", site.attribute("paddings"))
-    if pads is None:
-        value = site.value(1)
-        if value is None:
-            return None
-        pads = value.ravel().tolist()
-    axes = list(range(rank))
-    if site.name(3):
-        value = site.value(3)
-        if value is None:
-            return None
-        axes = [int(a) % rank for a in value.ravel()]
-    ends = zip(axes, pads, pads[len(axes) :], strict=False)
-    return {axis: (int(before), int(after)) for axis, before, after in ends if before or after}

@@ -67,10 +67,21 @@ def narrow_binary(cut: Cut) -> None:
 
 def _note_stream(site: Site, shape: tuple[int, ...]) -> None:
     """Two different activations of full size added on the same channels: a residual stream."""
-    full = [site.marks(k) for k in site.operands if site.shape(k) == shape and not site.is_constant(k)]
+    full = [site.marks(k) for k in site.operands if site.shape(k) == shape and not _tabled(site, k)]
     if len(full) < 2:
         return
     for a in full[0]:
         for b in full[1]:
             if a.axes == b.axes and not np.array_equal(a.labels, b.labels):
                 site.kind(a.labels, "stream")
+
+
+def _tabled(site: Site, operand: int) -> bool:
+    """Return True for a constant, and for what is looked up in one: the biases of experts are no stream."""
+    value = site.node.inputs[operand]
+    while value is not None and value.name not in site.flow.facts.constants:
+        node = value.producer()
+        if node is None or node.op_type not in ("Gather", "Reshape", "Squeeze", "Unsqueeze", "Cast"):
+            return False
+        value = node.inputs[0]
+    return True
