@@ -98,11 +98,16 @@ class Relay:
         return self._stack.enter_context(open_session(pack(piece), outputs=outputs, **common))
 
 
-def in_pieces(model: ir.Model, feeds: Sequence[Feed], providers: Sequence[str] = CPU) -> list[dict[str, Array]] | None:
-    """Outputs of a deep model per feed; None where it is not deep, or cannot be had in pieces: the whole tells why."""
-    outputs = [value.name or "" for value in model.graph.outputs]
-    made = all(value.producer() and value.name for value in model.graph.outputs)
-    if len(model.graph) < DEEP or branched(model) or not made:
+def in_pieces(
+    model: ir.Model, feeds: Sequence[Feed], providers: Sequence[str] = CPU, names: Sequence[str] | None = None
+) -> list[dict[str, Array]] | None:
+    """Outputs of a deep model, or the named tensors, per feed.
+
+    None where it is not deep, or cannot be had in pieces: the whole tells why.
+    """
+    outputs = [value.name or "" for value in model.graph.outputs] if names is None else names
+    made = {v.name for node in model.graph for v in node.outputs if v.name}
+    if len(model.graph) < DEEP or branched(model) or not set(outputs) <= made:
         return None
     try:
         with Relay(model, outputs, constants(model), providers=providers) as relay:

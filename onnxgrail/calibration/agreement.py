@@ -1,0 +1,182 @@
+"""Whether a narrowed graph computes what the masked one does, up to rounding: in the first place by their outputs.
+
+Where these differ and a step lies in front of them (`graph.steps`), both graphs are compared tensor by tensor in front
+of every step, and behind each go on with what the masked one made there.  A tie that a rounding decides then costs
+nothing, and a difference names the step that it is in front of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.relay import in_pieces
+from onnxgrail.calibration.session import open_session
+from onnxgrail.core import Array, Block, Bools, Feed
+from onnxgrail.errors import ModelError, RewriteError
+from onnxgrail.graph import weights
+from onnxgrail.graph.interface import changed, fit
+from onnxgrail.graph.mapped import discard
+from onnxgrail.graph.rewrite import apply
+from onnxgrail.graph.serial import pack
+from onnxgrail.graph.steps import Step, compared, held, led, steps
+from onnxgrail.graph.survey import Ledger, Survey
+
+LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
+QUANTISED = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trial:
+    """What every comparison of one model has in common.
+
+    Attributes:
+        model, survey: the graph and its trace.
+        feeds: what it is run on; providers: where.
+        names: tensors that are compared; steps: those that an output follows from.
+        limit: the largest relative difference that counts as rounding.
+    """
+
+    model: ir.Model
+    survey: Survey
+    feeds: tuple[Feed, ...]
+    providers: tuple[str, ...]
+    names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    limit: float
+
+
+def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[str]) -> Trial:
+    """A trial on a feed, and on one of other sizes where the model takes it: a size written down as a number shows."""
+    other, some = survey.facts.other, led(model, steps(model, survey.facts))
+    return Trial(
+        model=model,
+        survey=survey,
+        feeds=(feed, *survey.facts.more, *(() if other is None else (other,))),
+        providers=tuple(providers),
+        names=compared(model, some, survey.facts),
+        steps=some,
+        limit=_limit(model),
+    )
+
+
+def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
+    """Why narrowing these blocks does not give the masked result at the outputs; '' where it does."""
+    ports = changed(trial.model, trial.survey, dead)
+    given = [fit(feed, ports) for feed in trial.feeds]
+    try:
+        got = _run(trial, _slim(trial, dead), given, trial.names, whole=True)  # as it will be loaded
+    except (ModelError, RewriteError) as error:
+        return f"the narrowed graph does not run: {error}"
+    wanted = _run(trial, _masked(trial, blocks, dead), trial.feeds, trial.names)
+    found = (_gap(trial, a, b, trial.names, dead) for a, b in zip(got, wanted, strict=True))
+    return next((why for why in found if why), "")
+
+
+def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
+    """The same with the tensors in front of every step compared, and both graphs going on alike behind it."""
+    reads = [name for step in trial.steps for name in step.reads]
+    makes = [name for step in trial.steps for name in step.makes]
+    names = [name for name in dict.fromkeys((*reads, *trial.names)) if name not in makes]
+    ports = changed(trial.model, trial.survey, dead)
+    for feed in trial.feeds:  # one after the other: all that is read by steps is in memory
+        masked = _masked(trial, blocks, dead)
+        names = [name for name in names if name not in feed]
+        (wanted,) = _run(trial, masked, [feed], [*names, *makes])
+        try:
+            slim = _slim(trial, dead)
+            held(slim, trial.steps, trial.survey.facts)
+            handed = {name: _left(trial, name, wanted[name], dead) for name in makes}
+            (got,) = _run(trial, slim, [{**fit(feed, ports), **handed}], names, whole=True)
+        except (ModelError, RewriteError, ValueError) as error:
+            return f"the narrowed graph does not run in parts between its steps: {error}"
+        why = _gap(trial, got, wanted, names, dead)
+        if why:
+            return why
+    return ""
+
+
+def _slim(trial: Trial, dead: Bools) -> ir.Model:
+    slim = trial.model.clone()
+    apply(slim.graph, trial.survey, Ledger(dead=dead, arrays={}))
+    return slim
+
+
+def _masked(trial: Trial, blocks: Sequence[Block], dead: Bools) -> ir.Model:
+    """The graph of full width whose consumers do not read the dead units."""
+    model, survey = trial.model, trial.survey
+    arrays: dict[str, Array] = {}
+    for block in blocks:
+        for slot in block.consumers:
+            array = arrays.get(slot.param)
+            array = np.array(weights.original(slot.initializer, model, survey) if array is None else array)
+            np.moveaxis(array, slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0
+            arrays[slot.param] = weights.put(array, model.graph.initializers.get(slot.initializer))
+    masked = model.clone()
+    apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=arrays))
+    return masked
+
+
+def _run(
+    trial: Trial, candidate: ir.Model, feeds: Sequence[Feed], names: Sequence[str], *, whole: bool = False
+) -> list[dict[str, Array]]:
+    """Named tensors per feed, from the graph as a whole or, where it is deep and that will do, in pieces."""
+    parts = None if whole else in_pieces(candidate, feeds, trial.providers, names)
+    if parts is not None:
+        discard(candidate)
+        return parts
+    packed = pack(candidate, outputs=names)
+    with open_session(packed, optimise=False, once=True, outputs=names, providers=trial.providers) as session:
+        discard(candidate)
+        return [session.run(feed) for feed in feeds]
+
+
+def _left(trial: Trial, name: str, array: Array, dead: Bools) -> Array:
+    """A tensor of the masked graph without the positions that the narrowed one no longer has."""
+    for mark in trial.survey.marks.get(name, ()):
+        stays = ~dead[mark.labels]
+        if not stays.all() and array.shape[mark.axes[0]] == len(stays):
+            array = np.compress(stays, array, axis=mark.axes[0])
+    return array
+
+
+def _gap(trial: Trial, got: Mapping[str, Array], wanted: Mapping[str, Array], names: Sequence[str], dead: Bools) -> str:
+    """What differs between two runs; '' when nothing does."""
+    outputs = {v.name for v in trial.model.graph.outputs}
+    for name in names:
+        array = _left(trial, name, wanted[name], dead)
+        place = f"output {name}" if name in outputs else _place(trial, name)
+        if got[name].shape != array.shape:
+            return f"{place} changes its shape from {array.shape} to {got[name].shape}"
+        gap = _distance(got[name], array)
+        if not gap <= trial.limit:
+            return f"the narrowed graph differs from the masked one by {gap:.1e} at {place}"
+    return ""
+
+
+def _place(trial: Trial, name: str) -> str:
+    """A tensor in front of a step, in words."""
+    reader = next((step for step in trial.steps if name in step.reads), None)
+    return name if reader is None else f"{name}, which {reader} reads"
+
+
+def _distance(a: Array, b: Array) -> float:
+    """Largest difference relative to the largest value; positions that are NaN in both agree."""
+    if not b.size:
+        return 0.0
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    same = np.isnan(a) & np.isnan(b) | (a == b)
+    gap = np.where(same, 0.0, np.abs(a - b))
+    scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+    return float(gap.max() / max(scale, 1e-6))
+
+
+def _limit(model: ir.Model) -> float:
+    kinds = {v.const_value.dtype for v in model.graph.initializers.values() if v.const_value is not None}
+    if kinds & {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4}:
+        return QUANTISED
+    sizes = [k.itemsize for k in kinds if k.is_floating_point()]
+    return LIMITS.get(int(min(sizes, default=4)), LIMITS[2])
