@@ -76,6 +76,7 @@ class Probe:
             one u*m-vector (heads).
         also: more tensors whose rows count in.
         alone: only squares of channels are asked for, no products of two.
+        inside: of an activation that no tensor holds, the fused node that makes it and what that reads beside `value`.
     """
 
     value: str
@@ -84,6 +85,7 @@ class Probe:
     pooled: bool
     also: tuple[str, ...] = ()
     alone: bool = False
+    inside: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Block, Ints, Kind, Probe, Refusal, Role, Slot
+from onnxgrail.graph.causes import cause
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.flow import Flow, Use
 from onnxgrail.graph.inner import layers_inside
@@ -33,7 +34,7 @@ class _Entry:
 
 def group(flow: Flow, model: ir.Model) -> Survey:
     """Cut the traced labels into blocks and refusals."""
-    frozen = flow.labels.frozen()
+    frozen, ties = flow.labels.frozen(), flow.labels.ties()
     params = _params(flow)
     entries = _entries(flow, params)
     order = {key(node): position for position, node in enumerate(model.graph)}
@@ -55,7 +56,8 @@ def group(flow: Flow, model: ir.Model) -> Survey:
         if stuck is None and len(roots) < 2:
             stuck = Refusal(value=members[0].value, node="", op="", reason="there is only one unit, and one must stay")
         if stuck is not None:
-            refusals.append(_located(stuck, members))
+            made = [m.roots for m in members if m.role == "producer"]
+            refusals.append(_located(cause(stuck, made, ties), members))
             continue
         ids = np.arange(count, count + len(roots))
         numbers[roots] = ids
@@ -197,12 +199,15 @@ def _index(found: Ints, roots: Ints) -> Ints:
 def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:
     """Number of the probe that feeds a consumer; consumers of one tensor share it."""
     sources = sorted({u.source for u in entry.uses if u.source is not None})
+    inside = next((u.inside for u in entry.uses), ())
     value, axis = sources[0]
     also = tuple(v for v, _ in sources[1:])
     for number, probe in enumerate(probes):
-        if (probe.value, probe.axis, probe.also) == (value, axis, also) and np.array_equal(probe.index, index):
+        alike = (probe.value, probe.axis, probe.also, probe.inside) == (value, axis, also, inside)
+        if alike and np.array_equal(probe.index, index):
             return number
-    probes.append(Probe(value=value, axis=axis, index=index, pooled=index.shape[1] > 1 and kind != "heads", also=also))
+    pooled = index.shape[1] > 1 and kind != "heads" and not inside
+    probes.append(Probe(value=value, axis=axis, index=index, pooled=pooled, also=also, inside=inside))
     return len(probes) - 1
 
 

@@ -15,12 +15,12 @@ import onnx_ir as ir
 
 from onnxgrail import slots
 from onnxgrail.core import Array, Ints, Kind, Refusal, Role
+from onnxgrail.graph.causes import TIED
 from onnxgrail.graph.facts import Facts, key
 from onnxgrail.graph.labels import Labels, Mark
 from onnxgrail.graph.stored import Stored
 
 ONE = "there is only one channel, and one must stay"
-TIED = "all positions depend on each other, so none can go alone"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +32,7 @@ class Use:
         mark: labels in the constant's own coordinates.
         role: as in `core.Slot`.
         source: for a consumer, the activation it contracts and that activation's channel axis.
+        inside: where that activation is inside a fused node, as `core.Probe` has it; `source` is then its input.
     """
 
     node: str
@@ -40,6 +41,7 @@ class Use:
     mark: Mark
     role: Role
     source: tuple[str, int] | None = None
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +49,8 @@ class Flow:
     """Everything a trace has found out so far; dies when the trace is done.
 
     `interface` says whether key-value caches among the model's inputs and outputs may be narrowed, `seen` holds the
-    nodes that are done, `state_axes` the channel axes of streamed states among the inputs, and
-    `states` their labels where they may be narrowed.
+    nodes that are done, `state_axes` the channel axes of streamed states among the inputs, `states` their labels where
+    they may be narrowed, `modulated` says of nodes that compute filters why nothing passes them.
     """
 
     facts: Facts
@@ -62,6 +64,7 @@ class Flow:
     seen: set[str] = field(default_factory=set)
     state_axes: Mapping[str, int] = field(default_factory=dict)
     states: dict[str, Ints] = field(default_factory=dict)
+    modulated: Mapping[str, str] = field(default_factory=dict)
 
 
 class Site:
@@ -125,6 +128,7 @@ class Site:
 
     def why(self, reason: str) -> Refusal:
         """A refusal that names this node."""
+        reason = self.flow.modulated.get(self.key, reason)
         return Refusal(value=self.key, node=self.node.name or self.key, op=self.node.op_type, reason=reason)
 
     def why_none(self, mark: Mark) -> Refusal:
@@ -143,9 +147,10 @@ class Site:
         if kept and self.out_name(output):
             self.flow.marks[self.out_name(output)] = kept
 
-    def union(self, a: Ints, b: Ints) -> None:
-        """These channels live and die together."""
-        self.flow.labels.union(a, b, self.why(f"{self.node.op_type} joins them to channels that cannot be narrowed"))
+    def union(self, a: Ints, b: Ints, tied: str = "") -> None:
+        """These channels live and die together; `tied` says why, where they are channels of one tensor."""
+        why = self.why(f"{self.node.op_type} joins them to channels that cannot be narrowed")
+        self.flow.labels.union(a, b, why, self.why(tied) if tied else None)
 
     def tie(self, mark: Mark, axes: Sequence[int], reason: str) -> Mark | None:
         """Nothing along these axes can go alone."""
@@ -180,20 +185,27 @@ class Site:
             self.flow.weight_labels[slot] = self.flow.labels.fresh(self.shape(operand)[axis])
         return self.flow.weight_labels[slot]
 
-    def carry(self, operand: int, mark: Mark, role: Role = "passenger", source: tuple[str, int] | None = None) -> None:
+    def carry(
+        self,
+        operand: int,
+        mark: Mark,
+        role: Role = "passenger",
+        source: tuple[str, int] | None = None,
+        inside: tuple[str, ...] = (),
+    ) -> None:
         """A constant operand carries the channels: it is cut with them, in whole blocks where blocks share a scale."""
         stored = self.flow.facts.stored.get(self.source(operand))
         if stored is not None:
             self._tie_blocks(stored, mark)
-        self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source))
+        self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source, inside))
 
     def _tie_blocks(self, stored: Stored, mark: Mark) -> None:
         for position, axis in enumerate(mark.axes):
             size = stored.block(axis)
             if size > 1:
                 first = np.arange(mark.labels.shape[position]) // size * size
-                why = f"a block of {size} numbers shares a scale"
-                self.flow.labels.union(np.take(mark.labels, first, axis=position), mark.labels, self.why(why))
+                why = self.why(f"a block of {size} numbers shares a scale or a byte")
+                self.flow.labels.union(np.take(mark.labels, first, axis=position), mark.labels, why, why)
 
     def kind(self, labels: Ints, kind: Kind) -> None:
         """Say what people call these channels."""

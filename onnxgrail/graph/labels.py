@@ -47,6 +47,7 @@ class Labels:
         self._parent = np.zeros(1024, dtype=np.int64)
         self._count = 1
         self._frozen: list[tuple[Ints, Refusal]] = []
+        self._tied: list[tuple[Ints, int, Refusal]] = []  # members of classes, refusals so far, why those grew
 
     def fresh(self, count: int) -> Ints:
         """New labels, each its own class."""
@@ -70,8 +71,11 @@ class Labels:
         self._parent[labels] = root
         return root
 
-    def union(self, a: Ints, b: Ints, why: Refusal) -> None:
-        """Merge classes elementwise (broadcasting).  What meets the permanent label is frozen for the reason given."""
+    def union(self, a: Ints, b: Ints, why: Refusal, tie: Refusal | None = None) -> None:
+        """Merge classes elementwise (broadcasting).  What meets the permanent label is frozen for the reason given.
+
+        `tie` says why positions of one tensor depend on each other from now on, where this is what makes them.
+        """
         a, b = np.broadcast_arrays(a, b)
         pairs = np.unique(np.stack([a.ravel(), b.ravel()], axis=1), axis=0)
         permanent = (pairs == 0).any(axis=1)
@@ -83,6 +87,9 @@ class Labels:
             pairs = roots[roots[:, 0] != roots[:, 1]]
             if not len(pairs):
                 return
+            if tie is not None:
+                self._tied.append((np.unique(pairs[:, 0]), len(self._frozen), tie))
+                tie = None
             self._parent[pairs.max(axis=1)] = pairs.min(axis=1)
 
     def freeze(self, labels: Ints, why: Refusal) -> None:
@@ -99,6 +106,19 @@ class Labels:
             for root in np.unique(self.find(labels)).tolist():
                 reasons.setdefault(root, why)
         return reasons
+
+    def ties(self) -> dict[int, Refusal]:
+        """Root of every permanent class that a tie made larger, with the last tie before it became permanent."""
+        first: dict[int, int] = {}
+        for number, (labels, _) in enumerate(self._frozen):
+            for root in np.unique(self.find(labels)).tolist():
+                first.setdefault(root, number)
+        return {
+            root: why
+            for labels, number, why in self._tied
+            for root in np.unique(self.find(labels)).tolist()
+            if number <= first.get(root, -1)
+        }
 
     def normal(self, mark: Mark, why: Refusal) -> Mark | None:
         """The mark with representatives, on the axes along which it varies.
@@ -124,7 +144,7 @@ class Labels:
         None when nothing varies any more, or when permanent positions, which merge with nothing, hold the rest.
         """
         for position in [mark.along(a) for a in axes if a in mark.axes and mark.labels.size]:
-            self.union(np.take(mark.labels, [0], axis=position), mark.labels, why)
+            self.union(np.take(mark.labels, [0], axis=position), mark.labels, why, why)
         tied = self.normal(mark, why)
         if tied is not None and set(tied.axes) & set(axes):
             self.freeze(tied.labels, why)

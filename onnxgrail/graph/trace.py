@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
 from onnxgrail.graph.blocks import group
+from onnxgrail.graph.causes import PIECES
 from onnxgrail.graph.consumers import unmarked
 from onnxgrail.graph.declared import freeze_undeclared
 from onnxgrail.graph.facts import Facts, captures, key
@@ -19,6 +20,7 @@ from onnxgrail.graph.holdings import holdings_of
 from onnxgrail.graph.inner import unseen
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.listed import settings
+from onnxgrail.graph.modulated import modulated
 from onnxgrail.graph.ops.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
 from onnxgrail.graph.sizes import SOURCES, sizes_of
@@ -38,7 +40,8 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
         facts: concrete shapes and known values of its tensors.
         interface: key-value caches and states that are inputs and outputs of the model may lose heads and channels.
     """
-    flow = Flow(facts, _aliases(model), interface, state_axes=state_axes(model, facts))
+    axes, filters = state_axes(model, facts), modulated(model, facts)
+    flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters)
     if interface:
         seed(flow)
     for node in model.graph:
@@ -207,7 +210,7 @@ def _permanent(flow: Flow, mark: Mark, stays: Ints) -> Mark:
 
 
 def _boxed(name: str) -> Refusal:
-    reason = f"the channels of {name} go only in pieces that would not leave a rectangular tensor"
+    reason = f"the channels of {name} {PIECES}"
     return Refusal(value=name, node=name, op="", reason=reason)
 
 

@@ -25,7 +25,7 @@ CASES = [
         weights={"last": ints(2), "s": (8,)},
         frame="tokens",
         units=(),
-        refused="product of two tensors",
+        refused="product of two activations",
         note="summed",
     ),
     Case(op="Einsum", body='z = Einsum<equation="...c,...c->...c">(h, g)', frame="tokens", note="ellipsis"),
@@ -80,7 +80,7 @@ CASES = [
         weights={"v": (5, 5), "two": ints(2), "s": (8,)},
         frame="tokens",
         units=(),
-        refused="product of two tensors",
+        refused="product of two activations",
         note="summed-channels",
     ),
     Case(

@@ -26,7 +26,7 @@ LINEAR = [
         op="MatMul",
         body="t = Transpose<perm=[0,2,1]>(g)\na = MatMul(h, t)\nb = Softmax(a)\nz = MatMul(b, h)",
         units=(),
-        refused="product of two tensors",
+        refused="product of two activations",
         frame="tokens",
         note="one-head",
     ),

@@ -105,4 +105,4 @@ def test_a_stack_that_is_scaled_first_is_an_activation() -> None:
     arrays = feed(model) | {"ids": np.array([2, 0, 1])}
     survey = narrowed_equals_masked(model, arrays)
     assert [b.units for b in survey.blocks] == [7]
-    assert "product of two tensors" in {r.value: r.reason for r in survey.refusals}["u"]
+    assert "product of two activations" in {r.value: r.reason for r in survey.refusals}["u"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxgrail.graph.causes import UNALIGNED
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.spread import claim, is_repeated
@@ -103,7 +104,7 @@ def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape:
         # rotary tables and per-feature scales: the wide mark keeps its outer axes (heads), the table stays whole
         site.freeze([second], TABLE)
         return _still(site.tie(first, both, TABLE), a.owners)
-    reason = "the channels of its operands do not line up one to one"
+    reason = f"the channels of its operands {UNALIGNED}"
     extra = [axis for axis in second.axes if axis not in first.axes]
     return [
         *_still(site.tie(first, rest, reason), a.owners),

@@ -13,7 +13,7 @@ from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 
 FIXED = "the tensor it reads has a width that stays"
-CONTRACTED = "it is summed over in a product of two tensors, none of them a weight"
+CONTRACTED = "it is summed over in a product of two activations, none of them a weight"
 
 
 def contract(site: Site, w: int, terms: Sequence[str], result: str) -> list[Mark]:

@@ -14,6 +14,9 @@ from onnxgrail.graph.ops.contraction import FIXED
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.rule import narrow, rule
 
+GROUPED = "a group of a grouped convolution goes as a whole"
+SHUFFLED = "groups, then a shuffle: channels of one group are dealt out to several groups of this convolution"
+
 
 @rule("Conv", "ConvTranspose")
 def conv(site: Site) -> None:
@@ -91,17 +94,25 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     if fed is None:
         return None
     inputs = fed.reshape(groups, -1)
+    tied = _dealt(site.flow.labels.find(inputs))
     if site.node.op_type == "ConvTranspose":  # its weight is (inputs, outputs of one group, ...)
-        site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs)
+        site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
         site.carry(1, Mark((0,), fed))
         site.kind(fed, "conv")
         return np.repeat(inputs[:, 0], site.shape(1)[1])
     outputs = site.weight(1, 0).reshape(groups, -1)
-    site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs)
-    site.union(np.broadcast_to(inputs[:, :1], outputs.shape), outputs)
+    site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
+    site.union(np.broadcast_to(inputs[:, :1], outputs.shape), outputs, tied)
     site.carry(1, Mark((0,), outputs.ravel()))
     site.kind(outputs.ravel(), "conv")
     return outputs.ravel()
+
+
+def _dealt(inputs: Ints) -> str:
+    """Why the groups depend on each other; `inputs` holds the classes of each group's channels."""
+    classes = [np.unique(row) for row in inputs]
+    shared = np.unique(np.concatenate(classes)).size < sum(map(len, classes))
+    return SHUFFLED if shared and len(classes) > 1 else GROUPED
 
 
 @narrow("Conv", "ConvTranspose", "DeformConv")

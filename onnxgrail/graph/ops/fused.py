@@ -121,7 +121,7 @@ def group_norm(site: Site) -> None:
     for mark in marks:
         if axis in mark.axes:
             table = site.collapse(mark, axis).reshape(groups, -1)
-            site.union(np.broadcast_to(table[:, :1], table.shape), table)
+            site.union(np.broadcast_to(table[:, :1], table.shape), table, "a group of the norm goes as a whole")
             for k in (1, 2):
                 if site.is_constant(k):
                     site.carry(k, Mark((0,), table.ravel()))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.causes import UNALIGNED
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.ops.cache import adopt
@@ -21,7 +22,7 @@ from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.spread import claim
 
 UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
-UNALIGNED = "the channels of its pieces do not line up one to one"
+CROSSED = f"the channels of its pieces {UNALIGNED}"
 UNEVEN = "another piece of the Concat cannot be narrowed"
 
 
@@ -54,7 +55,7 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
             if not set(mark.axes) & set(axes):
                 continue
             if labels.any() or not set(mark.axes) <= set(axes):
-                site.freeze([mark], UNALIGNED)
+                site.freeze([mark], CROSSED)
             else:
                 labels = mark.on(axes, sizes)
         own = Mark(tuple(axes), site.flow.labels.fresh(math.prod(sizes)).reshape(sizes))
@@ -87,12 +88,12 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
         else:
             found = [m for m in found if m is not other]
             shared = set(other.axes) & set(mark.axes)
-            both = [site.tie(m, [a for a in m.axes if a not in shared], UNALIGNED) for m in (other, mark)]
+            both = [site.tie(m, [a for a in m.axes if a not in shared], CROSSED) for m in (other, mark)]
             left = [m for m in both if m is not None]
             if len(left) == len(both):
                 queue = left + queue
             else:
-                site.freeze(left, UNALIGNED)
+                site.freeze(left, CROSSED)
     return found
 
 

@@ -121,7 +121,7 @@ def group_normalisation(site: Site) -> None:
             continue
         labels = site.collapse(mark, 1)
         table = labels.reshape(groups, -1)
-        site.union(np.broadcast_to(table[:, :1], table.shape), table)
+        site.union(np.broadcast_to(table[:, :1], table.shape), table, "a group of the norm goes as a whole")
         for k in (1, 2):
             if site.is_constant(k):
                 per_channel = site.shape(k) == labels.shape
