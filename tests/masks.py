@@ -28,6 +28,8 @@ def masked(model: ir.Model, survey: Survey, dead: Bools) -> ir.Model:
         producer = values[name].producer() if name in values else None
         if any(n.op_type == "MatMulNBits" and n.inputs[1].name == name for n in copy.graph):
             _mask_packed(copy, name, holes)
+        elif any(n.op_type == "QMoE" and name in {v.name for v in n.inputs if v is not None} for n in copy.graph):
+            _mask_experts(copy, name, holes)
         elif producer is not None and name in survey.facts.stored:
             _mask_behind(copy, producer, holes, survey)
         else:
@@ -80,6 +82,31 @@ def _mask_packed(model: ir.Model, name: str, holes: Holes) -> None:
         product.outputs[0].name = f"{node.outputs[0].name}/read"
         node.replace_input_with(0, product.outputs[0])
         model.graph.insert_before(node, product)
+
+
+def _mask_experts(model: ir.Model, name: str, holes: Holes) -> None:
+    """Zero points in the packed numbers of a stack of experts."""
+    node = next(n for n in model.graph if n.op_type == "QMoE" and name in {v.name for v in n.inputs if v is not None})
+    weight = model.graph.initializers[name]
+    place = next(k for k, v in enumerate(node.inputs) if v is weight)
+    bits = node.attributes["expert_weight_bits"].as_int()
+    zero = node.inputs[{2: 11, 5: 12}[place]] if len(node.inputs) > 11 else None
+    each = 8 // bits
+    numbers = weight.const_value.numpy()
+    shifts = np.arange(each, dtype=np.uint8) * bits
+    spread = (numbers[..., None] >> shifts & (2**bits - 1)).reshape(*numbers.shape[:2], -1)
+    if zero is None:
+        middle = np.full(spread.shape, 2 ** (bits - 1), dtype=np.uint8)
+    else:
+        zeros = zero.const_value.numpy()
+        points = (zeros[..., None] >> shifts & (2**bits - 1)).reshape(*zeros.shape[:-1], -1)
+        size = node.attributes["block_size"].as_int() if zeros.ndim == 3 else 0
+        middle = np.repeat(points, size, axis=2)[..., : spread.shape[2]] if size else points[..., None]
+        middle = np.broadcast_to(middle[:, : spread.shape[1]], spread.shape)
+    for axis, gone in holes:
+        np.moveaxis(spread, axis, 0)[gone] = np.moveaxis(middle, axis, 0)[gone]
+    joined = (spread.reshape(*numbers.shape, each) << shifts).sum(axis=-1).astype(np.uint8)
+    weight.const_value = ir.tensor(joined, name=name)
 
 
 def _initial(model: ir.Model, array: Array, name: str) -> ir.Value:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import onnx_ir as ir
 
+from onnxgrail.calibration.experts import experts_of, hidden
+from onnxgrail.calibration.lanes import Lane
 from onnxgrail.calibration.totals import Part
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe
+from onnxgrail.graph.facts import key
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.survey import Ledger, Survey
 
 
 def placed(probe: Probe, marks: Sequence[Mark], ledger: Ledger) -> Probe:
@@ -22,6 +26,56 @@ def placed(probe: Probe, marks: Sequence[Mark], ledger: Ledger) -> Probe:
     return probe
 
 
+Reader = Callable[[Feed, Bools | None], Iterator[Part]]
+"""What a probe reads of one batch, given the padding mask."""
+
+
+def reader(probe: Probe, model: ir.Model, survey: Survey, ledger: Ledger, lane: Lane) -> Reader:
+    """How a probe is read in the network as the ledger has it."""
+    if not probe.inside:
+        some = [(n, placed(probe, survey.marks.get(n, ()), ledger)) for n in (probe.value, *probe.also)]
+        return lambda found, mask: parts(found, some, mask)
+    node = next(node for node in model.graph if key(node) == probe.inside[0])
+    experts, flat = experts_of(node, model, survey, ledger), replace(probe, axis=1)
+
+    def read(found: Feed, mask: Bools | None) -> Iterator[Part]:
+        if not all(name in found for name in experts.inputs):  # in a branch that is not taken
+            return
+        for rows in hidden(experts, {n: lane.host(found[n]) for n in experts.inputs}, mask):
+            yield rows, flat, None
+
+    return read
+
+
+Joint = Callable[[Feed, Feed, Bools | None], Iterator[Part]]
+"""The same of two networks at once: features of the first, then those of the second."""
+
+
+def joint(
+    probe: Probe, kept: Ints, model: ir.Model, survey: Survey, before: Ledger, after: Ledger, lane: Lane
+) -> Joint:
+    """How a probe is read in front of a fold and behind it, of which the units `kept` are left."""
+    if probe.inside:
+        first, second = (reader(probe, model, survey, ledger, lane) for ledger in (before, after))
+
+        def inside(old: Feed, new: Feed, mask: Bools | None) -> Iterator[Part]:
+            for (left, _, _), (right, _, _) in zip(first(old, mask), second(new, mask), strict=True):
+                index = np.concatenate([probe.index, probe.index[kept] + left.shape[1]])
+                yield np.concatenate([left, right], axis=1), replace(probe, axis=1, index=index), None
+
+        return inside
+
+    def read(old: Feed, new: Feed, mask: Bools | None) -> Iterator[Part]:
+        for name in (n for n in (probe.value, *probe.also) if n in old):
+            marks = survey.marks.get(name, ())
+            folded = placed(probe, marks, after).index[kept] + old[name].shape[probe.axis]
+            index = np.concatenate([placed(probe, marks, before).index, folded])
+            both = lane.concatenate([old[name], new[name]], axis=probe.axis)
+            yield both, replace(probe, index=index), rows_of(both, probe, mask)
+
+    return read
+
+
 def parts(found: Feed, probes: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
     """A probe's tensors, as far as the batch comes to them, with the rows that count."""
     for name, probe in ((n, p) for n, p in probes if n in found):
@@ -30,12 +84,13 @@ def parts(found: Feed, probes: Sequence[tuple[str, Probe]], mask: Bools | None) 
 
 def names(probes: Sequence[Probe]) -> list[str]:
     """The tensors of some probes."""
-    return sorted({n for p in probes for n in (p.value, *p.also)})
+    return sorted({n for p in probes for n in (p.value, *p.also, *p.inside[1:])})
 
 
 def same(probe: Probe) -> tuple[object, ...]:
     """What two probes with equal sums have in common."""
-    return (probe.value, probe.also, probe.axis, probe.pooled, probe.alone, probe.index.shape, probe.index.tobytes())
+    where = (probe.value, probe.also, probe.axis, probe.inside)
+    return (*where, probe.pooled, probe.alone, probe.index.shape, probe.index.tobytes())
 
 
 def paired(probe: Probe, kept: Ints) -> Probe:

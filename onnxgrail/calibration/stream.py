@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -27,7 +27,7 @@ from onnxgrail.calibration.cache import BUDGET, Cache
 from onnxgrail.calibration.lanes import Lane, lane_of
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.calibration.threads import Step, ahead, pass_by, share, ways
-from onnxgrail.calibration.totals import Part, Totals
+from onnxgrail.calibration.totals import Totals
 from onnxgrail.calibration.ways import Pieces, Ways
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.graph.branches import Route
@@ -71,7 +71,7 @@ class Stream:
         lane: Lane | None = None,
         routes: Mapping[Maker, Route] | None = None,
     ) -> None:
-        self._survey = survey
+        self._model, self._survey = model, survey
         self._lane = lane_of(providers) if lane is None else lane
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
@@ -224,16 +224,13 @@ class Stream:
         With `goals` these tensors are kept instead, until they are let go; where they are large, the cut stays instead.
         """
         distinct = {probing.same(p): p for p in probes}
-        placed = {
-            k: [(n, probing.placed(p, self._survey.marks.get(n, ()), ledger)) for n in (p.value, *p.also)]
-            for k, p in distinct.items()
-        }
+        readers = [probing.reader(p, self._model, self._survey, ledger, self._lane) for p in distinct.values()]
 
         def added(part: Shard, walked: Iterator[dict[str, Array]]) -> Totals:
             totals = Totals(part, tuple(distinct.values()), self._lane)
             for number, found in zip(part.numbers, walked, strict=True):
                 mask = self._masks[number - self.shard.numbers.start]
-                totals.add(number, (probing.parts(found, some, mask) for some in placed.values()))
+                totals.add(number, (read(found, mask) for read in readers))
                 tick()
             return totals
 
@@ -285,21 +282,13 @@ class Stream:
         fresh = self._fresh(after)
         inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
         fit_before, fit_after = self._fitting(before, inputs), self._fitting(after, inputs)
+        source = self._model, self._survey
+        readers = [probing.joint(p, kept, *source, before, after, self._lane) for p in probes]
         with self._network.open(names, before, inputs) as wide, self._network.open(names, after, inputs) as narrow:
             for place, (batch, mask) in enumerate(zip(self.shard.numbers, self._masks, strict=True)):
                 cache = self._batch(place)
                 old, new = self._run(wide, place, fit_before(cache)), self._run(narrow, place, fit_after(cache))
-                found: list[list[Part]] = []
-                for probe, pair in zip(probes, pairs, strict=True):
-                    found.append([])
-                    for name in (n for n in (probe.value, *probe.also) if n in old):
-                        marks = self._survey.marks.get(name, ())
-                        index = probing.placed(probe, marks, before).index
-                        folded = probing.placed(probe, marks, after).index[kept] + old[name].shape[probe.axis]
-                        both = self._lane.concatenate([old[name], new[name]], axis=probe.axis)
-                        placed = replace(pair, index=np.concatenate([index, folded]))
-                        found[-1].append((both, placed, probing.rows_of(both, probe, mask)))
-                totals.add(batch, found)
+                totals.add(batch, (read(old, new, mask) for read in readers))
         return totals.stats()
 
     def _fitting(self, ledger: Ledger, names: Sequence[str]) -> Callable[[Feed], dict[str, Array]]:

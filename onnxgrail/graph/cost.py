@@ -13,6 +13,7 @@ from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.labels import narrowed_shape
+from onnxgrail.graph.mixture import INPUT, MIXTURES, mixture_of, name_of
 from onnxgrail.graph.survey import Holding, Survey
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -21,6 +22,7 @@ Shapes = Callable[[str], tuple[int, ...]]
 PRODUCTS = RECURRENT | {
     "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits",
     "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
+    *MIXTURES,
 }  # fmt: skip
 BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their second factor is the fourth input
 CONVOLUTIONS = frozenset({"Conv", "FusedConv", "DeformConv", "ConvInteger", "QLinearConv"})
@@ -61,6 +63,12 @@ def _filled(graph: ir.Graph) -> int:
 def _packed(graph: ir.Graph) -> int:
     """Elements of weights of which several share a byte, without those bytes."""
     more: dict[str, int] = {}
+    for node in graph:
+        form = mixture_of(node) if node.op_type == "QMoE" else None
+        for matrix, bits in zip((form.up, form.down, form.gate), form.bits, strict=True) if form else ():
+            weight = node.inputs[matrix.weight] if name_of(node, matrix.weight) else None
+            held = weight.const_value if weight is not None else None
+            more[name_of(node, matrix.weight)] = held.size * (8 // bits - 1) if held is not None and bits else 0
     for node in graph:
         weight = node.inputs[1] if node.op_type == "MatMulNBits" else None
         if weight is not None and weight.const_value is not None:
@@ -105,12 +113,13 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
 
 
 def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
-    if node.op_type not in PRODUCTS:
-        return 0
     names = [v.name or "" if v is not None else "" for v in node.inputs]
     output = key(node)
-    if output not in survey.facts.shapes or any(n and n not in survey.facts.shapes for n in names[:4]):
+    known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
+    if node.op_type not in PRODUCTS or not known:
         return 0
+    if node.op_type in MIXTURES:
+        return _mixture_macs(node, names, survey, shape, dead)
     factor = 3 if node.op_type in BEHIND_SCALES else 1
     weight = _operand_shape(node, factor, names[factor], survey, shape, dead)
     if node.op_type in RECURRENT:  # every step of every sample meets both matrices once
@@ -123,6 +132,14 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
     inner = _operand_shape(node, 0, names[0], survey, shape, dead)
     contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
     return math.prod(shape(output)) * contracted
+
+
+def _mixture_macs(node: ir.Node, names: list[str], survey: Survey, shape: Shapes, dead: Bools | None) -> int:
+    """Every token goes through the matrices of the experts that are chosen for it."""
+    form = mixture_of(node)
+    places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
+    each = sum(math.prod(_operand_shape(node, k, names[k], survey, shape, dead)[1:]) for k in places)
+    return math.prod(shape(names[INPUT])[:-1]) * form.top * each
 
 
 def _operand_shape(

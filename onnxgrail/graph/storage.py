@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.mixture import mixture_of, name_of
 from onnxgrail.graph.stored import Stored
 from onnxgrail.graph.stored_packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored_scaled import Scaled
+from onnxgrail.graph.stored_stack import Stack
 from onnxgrail.graph.stored_turned import Turned
 
 MOVES = frozenset(
@@ -40,7 +43,7 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
         shapes: of all tensors as the file has them.
     """
     found: dict[str, Stored] = {}
-    packed: dict[str, list[Packed]] = {}
+    packed: dict[str, list[Packed | Stack]] = {}
     for node in model.graph:
         names = [(v.name or "") if v is not None else "" for v in node.inputs]
         output = node.outputs[0].name or ""
@@ -51,6 +54,9 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
             found[output] = Turned(found[names[0]], integers(node, "perm", backwards))
         elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:4] if n):
             packed.setdefault(names[1], []).append(_packed(model, node, names, shapes))
+        elif node.op_type == "QMoE":
+            for stack in _stacks(model, node, constants, shapes):
+                packed.setdefault(stack.packed, []).append(stack)
     alike = {name: some[0] for name, some in packed.items() if some[0].bits in BITS and len(set(some)) == 1}
     return {**found, **alike}
 
@@ -104,6 +110,26 @@ def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
         size=integer(node, "block_size", 32),
         flat=len(shapes[names[2]]) == 1,
     )
+
+
+def _stacks(
+    model: ir.Model, node: ir.Node, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Stack]:
+    """The weights of a QMoE whose shapes fit together."""
+    form = mixture_of(node)
+    found = []
+    for matrix, bits in zip((form.up, form.down, form.gate), form.bits, strict=True):
+        packed, scale, zero = (name_of(node, k) for k in (matrix.weight, matrix.scale, matrix.zero))
+        if bits not in BITS or not {packed, scale, zero or packed} <= set(constants) or len(shapes[packed]) != 3:
+            continue
+        experts, rows, columns = shapes[packed]
+        shape = (experts, rows, columns * BYTE // bits)
+        blocks = -(-shape[2] // form.size) if form.size else 1
+        if math.prod(shapes[scale]) == experts * rows * blocks:
+            places = (matrix.weight, matrix.scale, matrix.zero)
+            kind = _dtype(model, node, scale)
+            found.append(Stack(shape, kind, packed, scale, zero, bits, form.size, places))
+    return found
 
 
 def _bits(model: ir.Model, name: str) -> int:

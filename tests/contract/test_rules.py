@@ -8,6 +8,7 @@ from onnxgrail.graph.ops import rule
 from tests.contract.cases_blocked import CASES as BLOCKED
 from tests.contract.cases_cache import CASES as CACHE
 from tests.contract.cases_einsum import CASES as EINSUM
+from tests.contract.cases_experts import CASES as EXPERTS
 from tests.contract.cases_fused import CASES as FUSED
 from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
@@ -26,7 +27,7 @@ from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
 CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN, *PICK, *VISION, *BLOCKED]
-CASES += [*QUANTISED, *STACKED, *STANDIN]
+CASES += [*QUANTISED, *STACKED, *STANDIN, *EXPERTS]
 
 
 MICROSOFT = "com.microsoft"

@@ -1,0 +1,95 @@
+"""Mixtures of experts in one node, as ONNX Runtime has them: MoE, and QMoE with weights of a few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.graph.attributes import integer, number
+
+MIXTURES = frozenset({"MoE", "QMoE"})
+INPUT, ROUTER = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Where one stack of matrices stands among a node's inputs; -1 for what the op does not have."""
+
+    weight: int
+    scale: int
+    bias: int
+    zero: int
+
+
+STACKS: Mapping[str, tuple[Matrix, Matrix, Matrix]] = {  # into the hidden width, out of it, and a gate
+    "MoE": (Matrix(2, -1, 3, -1), Matrix(4, -1, 5, -1), Matrix(6, -1, 7, -1)),
+    "QMoE": (Matrix(2, 3, 4, 11), Matrix(5, 6, 7, 12), Matrix(8, 9, 10, 13)),
+}
+BITS = ("fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits")
+BEYOND = 15  # from here on come inputs of floating-point quantisation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """What the attributes of a node say.
+
+    Attributes:
+        up, down, gate: its stacks; of the gate there may be no weight.
+        activation: in the words of the op; alpha, beta, limit: of a gated one.
+        top: experts per token; normalised: whether their shares add up to one.
+        interleaved: rows of a fused gate lie between those that it gates, else behind them.
+        bits: of a weight of each stack; size: of a block that shares a scale, 0 for whole rows.
+    """
+
+    up: Matrix
+    down: Matrix
+    gate: Matrix
+    activation: str
+    alpha: float
+    beta: float
+    limit: float
+    top: int
+    normalised: bool
+    interleaved: bool
+    bits: tuple[int, int, int]
+    size: int
+
+
+def mixture_of(node: ir.Node) -> Mixture:
+    """The form of a MoE or QMoE."""
+    up, down, gate = STACKS[node.op_type]
+    packed = node.op_type == "QMoE"
+    common = integer(node, "expert_weight_bits", 4) if packed else 0
+    return Mixture(
+        up=up,
+        down=down,
+        gate=gate,
+        activation=_text(node, "activation_type", "relu"),
+        alpha=number(node, "activation_alpha", 1.0),
+        beta=number(node, "activation_beta", 0.0),
+        limit=number(node, "swiglu_limit", float("inf")),
+        top=integer(node, "k", 1),
+        normalised=packed or bool(integer(node, "normalize_routing_weights")),
+        interleaved=integer(node, "swiglu_fusion") == 1,
+        bits=(*(integer(node, name, common) for name in BITS),),  # type: ignore[arg-type]
+        size=integer(node, "block_size"),
+    )
+
+
+def name_of(node: ir.Node, operand: int) -> str:
+    """Name of an input, '' where it is absent."""
+    value = node.inputs[operand] if 0 <= operand < len(node.inputs) else None
+    return (value.name or "") if value is not None else ""
+
+
+def is_plain(node: ir.Node) -> bool:
+    """Return True if the numbers are floats, or integers with scales, and nothing scales activations."""
+    kind = _text(node, "quant_type", "int")
+    return kind == "int" and not any(name_of(node, k) for k in range(BEYOND, len(node.inputs)))
+
+
+def _text(node: ir.Node, name: str, default: str) -> str:
+    found = node.attributes.get(name)
+    return default if found is None or found.type != ir.AttributeType.STRING else found.as_string()
