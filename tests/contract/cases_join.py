@@ -204,9 +204,6 @@ SIZES = [
         op="Expand",
         body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = Expand(row, t)\nz = Mul(h, c)",
         weights={"o": ints(8), "row": (1, 8)},
-        units=(),
-        refused=FULL,
-        by="Mul",
         note="row",
     ),
     Case(
