@@ -33,7 +33,7 @@ from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.needed import require_torch
 from onnxgrail.report import Report
 from onnxgrail.resume import agree, begin, replaceable
-from onnxgrail.shipping import ship
+from onnxgrail.shipping import outgrown, ship
 from onnxgrail.summary import nothing_text
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def compress(
         UsageError: a choice is unknown or out of range.
         ModelError, DataError, OutputError: the input cannot be used or the output not written.
         MissingExtraError: a refinement is asked for and torch is not installed.
-        NothingToCompressError: no block can lose a unit; its report says why.
+        NothingToCompressError: no block can lose a unit, or the file would not get smaller; its report says why.
         LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock(progress)
@@ -159,6 +159,7 @@ def compress(
             _worked_over(prepared, recipe, decision, slim, clock, progress, journal) if first else ((), {})
         )
         shipped = ship(prepared, slim, recipe, clock, progress, latency=latency) if first else None
+        _check_size(prepared, recipe, decision, clock, writes.reports, shipped)
         written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None and shipped is not None:
@@ -251,7 +252,7 @@ def _files(stats: str | Path | None, save_stats: str | Path | None) -> StatsFile
 def _nothing(
     prepared: Prepared, recipe: Recipe, decision: Decision, clock: Clock, reports: Sequence[Path]
 ) -> NothingToCompressError:
-    """The error for a run without any narrowed block, with its report, which is also written."""
+    """The error for a run without any narrowed block."""
     found, chosen, hint = prepared.survey.blocks, decision.chosen, ""
     budget = decision.allocation.budget
     if chosen and budget is not None and budget.before <= budget.limit:
@@ -266,6 +267,37 @@ def _nothing(
         hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
+    return _refused(prepared, recipe, decision, clock, reports, text, hint)
+
+
+def _check_size(
+    prepared: Prepared,
+    recipe: Recipe,
+    decision: Decision,
+    clock: Clock,
+    reports: Sequence[Path],
+    shipped: shipping.Shipped | None,
+) -> None:
+    """Refuse a result that is larger than the input.
+
+    Raises:
+        NothingToCompressError: it is.
+    """
+    grown = None if shipped is None else outgrown(prepared, shipped.model, recipe)
+    if grown is not None:
+        raise _refused(prepared, recipe, decision, clock, reports, *grown)
+
+
+def _refused(
+    prepared: Prepared,
+    recipe: Recipe,
+    decision: Decision,
+    clock: Clock,
+    reports: Sequence[Path],
+    text: str,
+    hint: str,
+) -> NothingToCompressError:
+    """The error for a run without a result, with its report, which is also written."""
     report = report_of(prepared, recipe, decision, slim=None, written={}, verification=None, timing=clock.seconds)
     for path in reports:
         report.save(path)

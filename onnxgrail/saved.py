@@ -92,6 +92,14 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
 
 
+def shorten(model: ir.Model) -> None:
+    """Leave out of the last entry what a recipe has by default."""
+    *others, last = runs(model)
+    usual = plain(dataclasses.asdict(Recipe()))
+    choices = {name: value for name, value in last["recipe"].items() if value != usual.get(name)}
+    model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
+
+
 def runs(model: ir.Model) -> list[Mapping[str, Any]]:
     """The runs that made a model, the first one first; nothing where another tool wrote it."""
     try:

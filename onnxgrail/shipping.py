@@ -14,17 +14,20 @@ from onnxgrail.calibration import quantise
 from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.timing import Times
-from onnxgrail.comparison import HEAVY, run_both
+from onnxgrail.comparison import HEAVY, bytes_on_disk, run_both
 from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.finish import few, verify
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.serial import pack
+from onnxgrail.graph.writing import written_bytes
 from onnxgrail.preparation import Clock, Prepared
 from onnxgrail.progress import Progress
 from onnxgrail.report import Report, Verification, plain
 
+LARGEST_GRAPH = 2**24  # bytes that names, nodes and notes of a model can take
+NAMES, TINY = 2**12, 2**16  # bytes: of a few names, and of a file that is hardly larger
 STEPS = ("original", "narrowed", "quantised")
 LITTLE = 0.9  # share of the bytes from which on quantising was hardly worth it
 
@@ -122,6 +125,31 @@ def ship(
         "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
     }
     return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys)
+
+
+def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, str] | None:
+    """Return why a result may not be written, and what helps: it takes more bytes than what it was made from.
+
+    The note of how it was made is shortened where it would be what makes the file larger.  A few names more do not
+    count in a file that is hardly larger than these.
+    """
+    path = prepared.path
+    before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.model, path)
+    if weight_bytes(model) + LARGEST_GRAPH < before:
+        return None
+    after = written_bytes(model)
+    if after > before:
+        saved.shorten(model)
+        after = written_bytes(model)
+    nothing_asked = recipe.keeps_everything and recipe.quantize == "none"
+    if nothing_asked or "ic" in recipe.refine or after <= before + (NAMES if before < TINY else 0):
+        return None
+    text = f"the result would take {after:,} bytes, more than the {before:,} of the input; nothing is written"
+    if recipe.simplify:
+        return text, "Leave out --simplify, which writes repeated constants out"
+    if recipe.quantize != "none":
+        return text, "Leave out --quantize: few bytes of this model are weights of layers"
+    return text, "Remove more, or choose other blocks; --compensate none writes no new weights"
 
 
 def _quantised(

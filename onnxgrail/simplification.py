@@ -6,7 +6,6 @@ import importlib.util
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -14,6 +13,8 @@ import onnx_ir as ir
 from onnxgrail.errors import MissingExtraError, ModelError, OutputError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
 from onnxgrail.paths import SCRATCH
+
+FOLDED = 1024  # bytes of the largest constant that may be folded where folding makes the model larger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +51,15 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
         raise ModelError("--simplify: the model is over 2 GiB", hint="Simplify the written file with onnxslim itself")
     try:
         with tempfile.TemporaryDirectory(prefix=SCRATCH) as folder:
-            save(model, Path(folder) / "narrowed.onnx")
-            made: Any = onnxslim.slim(onnx.load(Path(folder) / "narrowed.onnx"))
+            path = Path(folder) / "narrowed.onnx"
+            save(model, path)
+            found = load(onnxslim.slim(onnx.load(path)))
+            if weight_bytes(found) > weight_bytes(model):  # it has folded what repeats small constants
+                found = load(onnxslim.slim(onnx.load(path), size_threshold=FOLDED))
     except OutputError:
         raise
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelError(f"--simplify: onnxslim failed: {text}", hint="Leave out --simplify") from error
-    found = load(made)
     found.metadata_props.update(model.metadata_props)
     return found, Simplified(nodes_before=before, nodes_after=len(found.graph))

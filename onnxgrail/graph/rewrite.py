@@ -6,12 +6,11 @@ and the final file are made by the same few lines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array, Bools, Ints
+from onnxgrail.core import Array, Bools
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.assign import assign, is_sole
@@ -116,7 +115,7 @@ def _cut(
     core = form.spread.core(array, ledger.dead) if form is not None and form.spread is not None else None
     if core is not None:
         return lay_out(graph, places, core, param, captured)
-    array = narrow_array(array, operand.units, ledger.dead)
+    array = operand.narrowed(array, ledger.dead)
     if is_sole(graph, value, places, captured):
         assign(value, array)
         return set()
@@ -147,13 +146,6 @@ def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger)
     if found is None:
         raise RewriteError(f"the constant {operand.value} has no value")
     return found
-
-
-def narrow_array(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:
-    """Keep the positions whose units live."""
-    for axis, numbers in units.items():
-        array = np.compress(~dead[numbers], array, axis=axis)
-    return np.array(array, order="C")
 
 
 def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:

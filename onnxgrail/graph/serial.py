@@ -36,12 +36,12 @@ def pack(
     """As `to_bytes`, with large weights beside the bytes."""
     if has_bfloat16(model):
         return Packed(to_bytes(model, outputs, change=change), {})
-    with _beside(model) as weights:
+    with beside(model) as weights:
         return Packed(to_bytes(model, outputs, change=change), dict(weights))
 
 
 @contextmanager
-def _beside(model: ir.Model) -> Iterator[dict[str, Array]]:
+def beside(model: ir.Model) -> Iterator[dict[str, Array]]:
     """Have the large weights that lie in memory stand outside of the model for a while."""
     weights: dict[str, Array] = {}
     inside = dict(model.graph.initializers)
@@ -106,7 +106,7 @@ def to_bytes(
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
     """The model with its large weights turned into inputs: their type is all there is to say."""
-    with _beside(model):
+    with beside(model):
         proto = message(model)
     inputs = {value.name for value in proto.graph.input}
     inside = []

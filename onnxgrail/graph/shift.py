@@ -32,22 +32,37 @@ def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: 
         if node.op_type == "MatMul":
             _behind(graph, node, shift, captured)
         else:
-            _inside(graph, node, shift, survey, captured)
+            _inside(graph, node, shift, survey, ledger, captured)
 
 
-def _inside(graph: ir.Graph, node: ir.Node, shift: Array, survey: Survey, captured: Collection[str]) -> None:
+def _inside(
+    graph: ir.Graph, node: ir.Node, shift: Array, survey: Survey, ledger: Ledger, captured: Collection[str]
+) -> None:
     """Operand 2 of a Conv or Gemm."""
     old = node.inputs[2] if len(node.inputs) > 2 else None
+    computed = _computed(node, survey, ledger)
     if old is None:
         node.resize_inputs(3)
         node.replace_input_with(2, constant(graph, shift, f"{key(node)}/bias"))
     elif old.const_value is not None:
         set_operands(graph, [(node, 2)], old.const_value.numpy() + shift, captured)
-    elif old.name in survey.facts.constants and old.name in survey.facts.values:
-        node.replace_input_with(2, constant(graph, survey.facts.values[old.name] + shift, f"{key(node)}/bias"))
+    elif computed is not None:
+        node.replace_input_with(2, constant(graph, computed + shift, f"{key(node)}/bias"))
     else:
         spatial = len(survey.facts.shapes[key(node)]) - 2 if node.op_type == "Conv" else 0
         _add(graph, node, shift.reshape(-1, *(1,) * spatial))
+
+
+def _computed(node: ir.Node, survey: Survey, ledger: Ledger) -> Array | None:
+    """The numbers that are left of a bias that is computed from constants; None where they are not known."""
+    old = node.inputs[2] if len(node.inputs) > 2 else None
+    operand = survey.operands.get((key(node), 2))
+    name = operand.value if operand is not None else (old.name or "") if old is not None else ""
+    if name not in survey.facts.constants or name not in survey.facts.values:
+        return None
+    if operand is None:
+        return survey.facts.values[name]
+    return operand.narrowed(ledger.arrays.get(operand.param, survey.facts.values[name]), ledger.dead)
 
 
 def _behind(graph: ir.Graph, node: ir.Node, shift: Array, captured: Collection[str]) -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from onnxgrail.core import Array, Block, Bools, Ints, Refusal
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
@@ -34,6 +36,12 @@ class Operand:
         return tuple(
             int((~dead[self.units[axis]]).sum()) if axis in self.units else size for axis, size in enumerate(shape)
         )
+
+    def narrowed(self, array: Array, dead: Bools) -> Array:
+        """Return the positions of the constant that stay when units go."""
+        for axis, numbers in self.units.items():
+            array = np.compress(~dead[numbers], array, axis=axis)
+        return np.array(array, order="C")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

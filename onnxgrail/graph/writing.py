@@ -12,7 +12,7 @@ from onnxgrail.checksums import Hashed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import mapped
 from onnxgrail.graph.mapped import Mapped, in_memory
-from onnxgrail.graph.serial import to_file
+from onnxgrail.graph.serial import beside, to_file
 from onnxgrail.graph.wire import head
 from onnxgrail.placing import Weights
 
@@ -114,6 +114,20 @@ def _written(path: Path, pieces: Iterable[bytes | Mapped]) -> str:
             else:
                 _write(piece, file)
     return file.digest
+
+
+def written_bytes(model: ir.Model) -> int:
+    """Return how many bytes `write_inline` would write; large weights are not looked at."""
+    with beside(model) as large:
+        proto = to_file(model)
+    sizes = {name: array.nbytes for name, array in large.items()}
+    sizes |= {v.name or "": held.nbytes for v, held in _weights(model) if isinstance(held, Mapped)}
+    for tensor in proto.graph.initializer:
+        if tensor.name in sizes:
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+    rest: int = proto.ByteSize()
+    return rest + sum(len(head(_RAW, size)) + size for size in sizes.values())
 
 
 def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
