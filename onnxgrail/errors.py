@@ -65,7 +65,7 @@ class LostProcessError(OnnxGrailError):
 
 
 class NothingToCompressError(OnnxGrailError):
-    """No block of the model can be narrowed as asked (exit code 4); `report` says what stood in the way."""
+    """No block of the model can be narrowed as asked, or the file would grow (exit code 4); `report` says why."""
 
     def __init__(self, message: str, *, hint: str = "", report: object | None = None) -> None:
         super().__init__(message, hint=hint)
