@@ -103,7 +103,7 @@ class _Finder:
         self.captured = {name for node in model.graph for name in captures(node)}
         self.values: dict[str, dict[ir.Value, None]] = defaultdict(dict)  # what the operands of a working array read
         self.first: dict[str, Operand] = {}
-        for node in model.graph:
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
             for position, value in enumerate(node.inputs):
                 operand = operands.get((key(node), position))
                 if operand is not None and value is not None:
@@ -133,8 +133,7 @@ class _Finder:
         name, node = value.name or "", value.producer()
         stored = self.facts.stored.get(name)
         if stored is not None:
-            count = math.prod(stored.shape)
-            return _Leaf(value, count, count * stored.bits // 8)
+            return _Leaf(value, *stored.count(stored.shape))
         if node is None:
             tensor = value.const_value
             count = 0 if tensor is None else int(tensor.size)
@@ -188,8 +187,8 @@ class _Finder:
         value = next(iter(self.values[param]))
         node = value.producer()
         filled = node is not None and node.op_type == "ConstantOfShape"
-        bits = stored.bits if stored is not None else 0 if filled else 8 * self.facts.dtypes[name].itemsize
-        form = Form(operand, shape, None, False, self._counts(value) if stored is None else True, bits)
+        bits = 0 if filled else 8 * self.facts.dtypes[name].itemsize
+        form = Form(operand, shape, None, picked=False, counted=self._counts(value), bits=bits, stored=stored)
         if stored is not None or node is None or filled or _bytes(form) <= given:
             return form
         array = constant_of(None, name, self.facts) if self.model.opset_imports.get("", 0) >= EXPANDS else None

@@ -109,6 +109,7 @@ def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
         bits=integer(node, "bits", 4),
         size=integer(node, "block_size", 32),
         flat=len(shapes[names[2]]) == 1,
+        fractions=len(names) > 3 and bool(names[3]) and _dtype(model, node, names[3]) != np.uint8,
     )
 
 

@@ -6,7 +6,7 @@ parts: the integers, scales and zero points of a DequantizeLinear, or the packed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -46,6 +46,9 @@ class Stored(Protocol):
 
     def block(self, axis: int) -> int:
         """How many neighbours along an axis share a scale and must go together; 1 where each can go alone."""
+
+    def count(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Count the numbers and bytes of an array of this shape that is stored alike, scales and zero points too."""
 
     def decode(self, load: Load) -> Array:
         """The float array."""

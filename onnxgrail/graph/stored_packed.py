@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ class Packed:
     size: int
     flat: bool  # scales without a block axis of their own
     held: bool = False
+    fractions: bool = False  # zero points are floats, one for each block
 
     @property
     def blocks(self) -> int:
@@ -36,6 +39,15 @@ class Packed:
     def block(self, axis: int) -> int:
         """As `Stored.block`."""
         return self.size if axis == 1 else 1
+
+    def count(self, shape: Sequence[int]) -> tuple[int, int]:
+        """As `Stored.count`; padded zero points count as the bytes that they are packed into."""
+        rows, blocks = shape[0], -(-shape[1] // self.size)
+        numbers, scales = math.prod(shape), rows * blocks
+        zeros = scales if self.fractions else rows * -(-blocks * self.bits // BYTE) if self.zero else 0
+        packed = scales * self.size * self.bits // BYTE
+        floats = scales + zeros if self.fractions else scales
+        return numbers + scales + zeros, packed + floats * self.dtype.itemsize + (0 if self.fractions else zeros)
 
     def decode(self, load: Load) -> Array:
         """As `Stored.decode`."""

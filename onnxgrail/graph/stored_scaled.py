@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,8 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats, Ints
 from onnxgrail.graph.stored import Keep, Load, Member, kept, raised, safe, wanted
+
+BYTE = 8  # bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +35,17 @@ class Scaled:
     def block(self, axis: int) -> int:
         """As `Stored.block`."""
         return self.size if self.size and axis == self.axis else 1
+
+    def count(self, shape: Sequence[int]) -> tuple[int, int]:
+        """As `Stored.count`."""
+        numbers, scales = math.prod(shape), 1
+        if self.size:
+            scales = math.prod(-(-n // self.size) if a == self.axis else n for a, n in enumerate(shape))
+        elif self.per_axis:
+            scales = shape[self.axis]
+        zeros = scales if self.zero else 0
+        beside = scales * self.dtype.itemsize + zeros * self.bits // BYTE
+        return numbers + scales + zeros, numbers * self.bits // BYTE + beside
 
     def decode(self, load: Load) -> Array:
         """As `Stored.decode`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,14 @@ class Stack:
     def block(self, axis: int) -> int:
         """As `Stored.block`: whole bytes along the last axis, and whole blocks."""
         return (self.size or BYTE // self.bits) if axis == 2 else 1
+
+    def count(self, shape: Sequence[int]) -> tuple[int, int]:
+        """As `Stored.count`; zero points count as the bytes that they are packed into."""
+        numbers, rows, blocks = math.prod(shape), math.prod(shape[:2]), -(-shape[2] // (self.size or shape[2]))
+        packed = rows * -(-blocks * self.bits // BYTE) if self.size else shape[0] * -(-shape[1] * self.bits // BYTE)
+        zeros = packed if self.zero else 0
+        beside = rows * blocks * self.dtype.itemsize + zeros
+        return numbers + rows * blocks + zeros, numbers * self.bits // BYTE + beside
 
     def decode(self, load: Load) -> Array:
         """As `Stored.decode`."""

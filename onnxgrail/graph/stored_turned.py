@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,10 @@ class Turned:
     def block(self, axis: int) -> int:
         """As `Stored.block`."""
         return self.inside.block(self.axes[axis])
+
+    def count(self, shape: Sequence[int]) -> tuple[int, int]:
+        """As `Stored.count`."""
+        return self.inside.count([shape[a] for a in np.argsort(self.axes)])
 
     def decode(self, load: Load) -> Array:
         """As `Stored.decode`."""

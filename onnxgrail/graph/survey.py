@@ -12,6 +12,7 @@ from onnxgrail.core import Array, Block, Bools, Ints, Refusal
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.labels import Mark
 from onnxgrail.graph.spread import Spread
+from onnxgrail.graph.stored import Stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +55,7 @@ class Form:
         picked: nothing new is stored, a node picks the positions that stay out of the full constant.
         counted: its numbers count as parameters.
         bits: of one number in the file.
+        stored: of a weight that is kept as integers with scales.
     """
 
     operand: Operand
@@ -62,12 +64,15 @@ class Form:
     picked: bool
     counted: bool
     bits: int
+    stored: Stored | None
 
-    def stored(self, dead: Bools) -> int:
-        """Count the numbers that are stored when units go."""
-        if self.spread is not None:
-            return self.spread.left(dead)
-        return math.prod(self.operand.left(self.shape, dead))
+    def count(self, dead: Bools) -> tuple[int, int]:
+        """Count the parameters and the bytes that are stored when units go."""
+        shape = self.operand.left(self.shape, dead)
+        if self.stored is not None:
+            return self.stored.count(shape)
+        numbers = math.prod(shape) if self.spread is None else self.spread.left(dead)
+        return numbers * self.counted, numbers * self.bits // 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +103,9 @@ class Holding:
         fresh = [form for form in self.forms if not form.picked and form.operand.changes(dead)]
         cut = {form.operand.param for form in fresh}
         gone = [source for source in self.sources if not source.fixed and source.readers <= cut]
-        numbers = sum(source.numbers for source in gone) - sum(f.stored(dead) for f in fresh if f.counted)
-        return numbers, sum(source.bytes for source in gone) - sum(f.stored(dead) * f.bits // 8 for f in fresh)
+        stored = [form.count(dead) for form in fresh]
+        numbers = sum(source.numbers for source in gone) - sum(count for count, _ in stored)
+        return numbers, sum(source.bytes for source in gone) - sum(size for _, size in stored)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

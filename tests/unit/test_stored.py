@@ -108,6 +108,15 @@ def test_cut_then_decoded_is_decoded_then_cut(stored: Stored, load: Load) -> Non
     np.testing.assert_array_equal(got, want)
 
 
+def test_numbers_are_counted_with_scales_and_zero_points(stored: Stored, load: Load) -> None:
+    keep = halves(stored)
+    first, *beside = dict(sorted(stored.cut(load, keep, None).items())).values()
+    left = [int(keep[axis].sum()) for axis in (0, 1)]
+    assert stored.count(left)[0] == left[0] * left[1] + sum(part.size for part in beside)
+    if first.dtype.itemsize * 8 == stored.bits or isinstance(stored, Packed):
+        assert stored.count(left)[1] == first.nbytes + sum(part.nbytes for part in beside)
+
+
 def test_old_values_change_nothing(stored: Stored, load: Load) -> None:
     keep = halves(stored)
     plain, again = stored.cut(load, keep, None), stored.cut(load, keep, stored.decode(load))
