@@ -21,11 +21,12 @@ def listed(model: ir.Model) -> tuple[ir.Value, ...]:
 def settings(model: ir.Model) -> tuple[ir.Value, ...]:
     """Return those of them that somebody made inputs on purpose: a few, where most constants are none.
 
-    A file that lists most of its constants lists them because its format or its exporter does.
+    A file that lists most of its constants does so because its exporter did with all of them; before IR version 4 there
+    was no choice.
     """
     found = listed(model)
     constants = len(model.graph.initializers) + sum(node.op_type == "Constant" for node in model.graph)
-    return found if 2 * len(found) < constants else ()
+    return found if model.ir_version >= FREE and 2 * len(found) < constants else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
