@@ -57,7 +57,7 @@ STEM = """
     h1 = Conv<pads=[1,1,1,1]>(r, w1)
     r1 = Relu(h1)
     scores = Conv(r1, w2)
-    boxes = Conv(r1, w3)
+    boxes = Conv<pads=[1,1,1,1]>(r1, w3)
 """
 FLAT = "s1 = Flatten(scores)\nb1 = Reshape(boxes, four)\n"
 RANKED: dict[str, tuple[str, Weights]] = {
@@ -74,14 +74,18 @@ RANKED: dict[str, tuple[str, Weights]] = {
 }
 
 
+def mirrored(array: np.ndarray) -> np.ndarray:
+    return (array + array[..., ::-1]).astype(np.float32)
+
+
 def detector(op: str) -> ir.Model:
-    """Scores of many equal places, of which a step picks some: which it picks is chance."""
+    """Scores of which the left and the right half of a mirrored image differ by the last digit, and boxes differ."""
     text, weights = RANKED[op]
     given: dict[str, tuple[int, ...] | np.ndarray] = {
-        "w0": eighths(WIDE, 3, 3, 3),
-        "w1": eighths(WIDE, WIDE, 3, 3),
+        "w0": mirrored(eighths(WIDE, 3, 3, 3)),
+        "w1": mirrored(eighths(WIDE, WIDE, 3, 3)),
         "w2": eighths(1, WIDE, 1, 1),
-        "w3": eighths(4, WIDE, 1, 1),
+        "w3": eighths(4, WIDE, 3, 3),
         "four": ints(0, -1, 4),
         "many": ints(20),
         "last": ints(-1),
@@ -90,10 +94,6 @@ def detector(op: str) -> ir.Model:
     }
     used = {name: weight for name, weight in (given | dict(weights)).items() if name in f"{STEM}{text}"}
     return tiny("float[N,3,12,12] x => float[] y", STEM + text, used)
-
-
-def constant_images(model: ir.Model) -> dict[str, np.ndarray]:
-    return {"x": np.full_like(feed(model)["x"], 0.7)}
 
 
 @pytest.mark.parametrize("depth", [3, 4])
@@ -106,7 +106,7 @@ def test_a_level_that_flips_costs_no_block(depth: int) -> None:
 @pytest.mark.parametrize("op", RANKED)
 def test_ties_cost_no_block(op: str) -> None:
     model = detector(op)
-    given = constant_images(model)
+    given = {"x": mirrored(feed(model)["x"])}
     survey = survey_of(model, given)
     assert op in {step.op for step in steps(model, survey.facts)}
     kept = {b.name: kept_units(b.units, b.unit_size, 0.4, 1) for b in survey.blocks}
