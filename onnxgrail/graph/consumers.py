@@ -118,7 +118,8 @@ def _sole(value: ir.Value, facts: Facts) -> bool:
 
 def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     """Inward and outward axis of a node's weight; None where its output is no plain sum of products."""
-    if node.domain not in ("", "ai.onnx") or any(v is not None and v.name not in facts.shapes for v in node.inputs):
+    known = all(v is None or v.name in facts.shapes for v in (*node.inputs, *node.outputs))
+    if node.domain not in ("", "ai.onnx") or not known:
         return None
     ranks = [len(facts.shapes[v.name or ""]) for v in node.inputs[:2] if v is not None]
     if node.op_type == "MatMul":

@@ -1,0 +1,156 @@
+"""A network whose layers lie in the branches of an If: compressed, inspected and compared as others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import onnxgrail
+from onnxgrail.errors import NothingToCompressError
+from tests.contract.test_branches import own_weights
+from tests.tiny import tiny
+
+WIDE, RANK = 16, 6
+ROWS = 8  # of a feed; its other input has none, so a feed is one sample
+BODY = """
+    s = MatMul(x, stem)
+    flag = Equal(kind, one)
+    h = If (flag) <
+        then_branch = yes () => (float[N,5] t) { a = MatMul(s, a1)  b = Relu(a)  t = MatMul(b, a2) },
+        else_branch = no () => (float[N,5] e) { c = MatMul(s, b1)  d = Tanh(c)  e = MatMul(d, b2) }
+    >
+    g = MatMul(h, c1)
+    r = Relu(g)
+    y = MatMul(r, c2)
+"""
+
+
+def redundant(rng: np.random.Generator, rows: int, columns: int) -> Any:
+    """A matrix of which a few columns make all others, so that nothing need be lost."""
+    some = rng.standard_normal((rows, RANK)).astype(np.float32)
+    return some[:, rng.permutation(np.arange(columns) % RANK)] * rng.uniform(0.5, 2, columns).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model() -> ir.Model:
+    rng = np.random.default_rng(0)
+    shapes = {"a1": (6, WIDE), "b1": (6, WIDE), "c1": (5, WIDE)}
+    weights = {name: redundant(rng, *shape) for name, shape in shapes.items()}
+    weights["b1"] = weights["b1"] / np.linalg.norm(weights["b1"], axis=0)  # equal columns: tanh is not linear
+    others = {"stem": (6, 6), "a2": (WIDE, 5), "b2": (WIDE, 5), "c2": (WIDE, 4), "one": np.array(1)}
+    plain = tiny("float[N,6] x, int64 kind => float[N,4] y", BODY, {**weights, **others}, recorded=False)
+    proto = ir.to_proto(plain)
+    (choice,) = [node for node in proto.graph.node if node.op_type == "If"]
+    proto.graph.node.remove(choice)
+    proto.graph.node.append(choice)
+    found = ir.to_proto(own_weights(ir.from_proto(proto), constant=True))
+    nodes = [*found.graph.node]
+    del found.graph.node[:]
+    found.graph.node.extend([*nodes[:2], nodes[-1], *nodes[2:-1]])
+    return ir.from_proto(found)
+
+
+def feeds(kinds: list[int], seed: int = 1) -> list[dict[str, Any]]:
+    """One feed for each number."""
+    rng = np.random.default_rng(seed)
+    return [{"x": rng.standard_normal((ROWS, 6)).astype(np.float32), "kind": np.array(kind)} for kind in kinds]
+
+
+def errors(result: Any, model: ir.Model) -> list[float]:
+    """Relative squared error on other samples, for each branch."""
+    some, found = feeds([1, 2], seed=7), []
+    ours, theirs = (ort.InferenceSession(m) for m in (result.to_bytes(), ir.to_proto(model).SerializeToString()))
+    for feed in some:
+        (got,), (want,) = ours.run(None, feed), theirs.run(None, feed)
+        found.append(float(np.square(got - want).mean() / np.square(want).mean()))
+    return found
+
+
+BOTH = [1, 2, 2, 1, 2, 1, 1, 2]
+GRAIL = {"compensate": "grail", "unit_ratio": 0.5}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"compensate": "best", "unit_ratio": 0.5},
+        {**GRAIL, "closed_loop": True},
+        {**GRAIL, "closed_loop": False},
+        {**GRAIL, "reducer": "fold"},
+        {"compensate": "grail", "target_params": "70%", "allocate": "global"},
+    ],
+    ids=["best", "closed", "open", "fold", "target"],
+)
+def test_each_branch_is_repaired_on_its_own_samples(model: ir.Model, choices: dict[str, Any]) -> None:
+    common = {"data": feeds(BOTH), "round_to": 1, "exclude": "MatMul_0|t.mlp"}
+    repaired, plain = (onnxgrail.compress(model, **common, **(choices | m)) for m in ({}, {"compensate": "none"}))
+    blocks = repaired.report.data["blocks"]
+    assert sorted(b["units"] for b in blocks) == [5, 6, WIDE, WIDE, WIDE]  # what enters and leaves the branches, too
+    assert sum(b["kept"] < WIDE for b in blocks if b["units"] == WIDE) == 3
+    for better, worse in zip(errors(repaired, model), errors(plain, model), strict=True):
+        assert better < 0.6 * worse
+
+
+def test_a_branch_without_samples_stays_as_it_is(model: ir.Model) -> None:
+    result = onnxgrail.compress(model, data=feeds([1] * 4), unit_ratio=0.5, compensate="none", include="a|b|c|d")
+    data = result.report.data
+    why = [r["reason"] for r in data["refusals"]]
+    assert "no sample takes the else branch of If If_2: give samples that do" in why
+    touched = {member["initializer"] for block in data["blocks"] for member in block["members"]}
+    assert {"a1", "a2"} <= touched
+    assert not {"b1", "b2"} & touched
+    (choice,) = [node for node in result.proto().graph.node if node.op_type == "If"]
+    (other,) = [a.g for a in choice.attribute if a.name == "else_branch"]
+    (before,) = [n for n in ir.to_proto(model).graph.node if n.op_type == "If"]
+    assert other == next(a.g for a in before.attribute if a.name == "else_branch")
+
+
+def test_everything_counts(model: ir.Model, tmp_path: Path) -> None:
+    """Weights in branches are parameters, and what a branch multiplies is counted where samples take it."""
+    source, slim = tmp_path / "m.onnx", tmp_path / "s.onnx"
+    ir.save(model, source)
+    found = onnxgrail.inspect(source, data=feeds(BOTH))
+    total = 6 * 6 + 2 * (6 * WIDE + WIDE * 5) + 5 * WIDE + WIDE * 4
+    assert found.params == total
+    one = 6 * 6 + 6 * WIDE + WIDE * 5 + 5 * WIDE + WIDE * 4
+    assert found.macs == ROWS * (one + 6 * WIDE + WIDE * 5)
+    result = onnxgrail.compress(source, slim, data=feeds(BOTH), unit_ratio=0.5, round_to=1, compensate="none")
+    sizes = result.report.data["model"]
+    assert sizes["params_before"] == total
+    assert sizes["params_after"] == onnxgrail.inspect(slim, data=feeds(BOTH)).params < total
+    assert sizes["macs_after"] == onnxgrail.inspect(slim, data=feeds(BOTH)).macs
+    assert slim.stat().st_size < source.stat().st_size
+    weighed = onnxgrail.compare(source, slim, data=feeds([2, 2]))
+    assert (weighed.a.params, weighed.a.macs) == (total, ROWS * one)
+    assert weighed.b.macs < ROWS * one
+
+
+LOOP = """
+    y = Loop (times, , x, w) <
+        body = step (int64 i, bool go, float[N,6] s, float[6,6] v) => (bool on, float[N,6] next, float[6,6] same) {
+            on = Identity(go)
+            m = MatMul(s, v)
+            next = MatMul(m, own)
+            same = Identity(v)
+        }
+    >
+"""
+
+
+def test_a_loop_is_named_as_the_cause() -> None:
+    """Weights that a converter hands from pass to pass are layers, too; those that the body holds count."""
+    model = tiny("float[N,6] x => float[] y", LOOP, {"w": (6, 6), "own": (6, 6), "times": np.array(2)}, recorded=False)
+    proto = ir.to_proto(model)
+    body = proto.graph.node[0].attribute[0].g
+    own = next(t for t in proto.graph.initializer if t.name == "own")
+    body.initializer.append(own)
+    proto.graph.initializer.remove(own)
+    proto.graph.node[0].output.append("last")
+    assert onnxgrail.inspect(proto).params == 72
+    with pytest.raises(NothingToCompressError, match="its layers lie inside the body of Loop Loop_0"):
+        onnxgrail.compress(proto)
