@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,8 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from . import _values as values
-
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,24 +152,6 @@ reading_options = chain(
         "--image-std", type=values.floats, metavar="S[,S,S]", help="For images: divided by then.  [default: 1]"
     ),
 )
-
-
-def _device(default: str) -> Callable[[F], F]:
-    return chain(
-        click.option(
-            "--device",
-            type=values.device,
-            metavar="cpu|cuda[:N,...]",
-            help="Where models run and sums are made; several GPUs take as many processes (torchrun).  "
-            f"[default: {default}]",
-        ),
-        click.option(
-            "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
-        ),
-    )
-
-
-device_options, device_instead = _device("cpu"), _device("the recipe's")
 
 
 budget_options = chain(
@@ -329,12 +308,3 @@ def one_output(target: Path | None, output: Path | None) -> Path | None:
     if target is not None and output is not None and target != output:
         raise click.UsageError("give the output once: as OUT or with --output")
     return target or output
-
-
-def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:
-    """Execution providers from the two ways to name them."""
-    if device is not None and providers:
-        raise click.UsageError("give --device or --providers, not both")
-    named = tuple(dict.fromkeys(part for text in providers for part in re.split(r"[,\s]+", text) if part))
-    kind, colon, numbers = (device or "cpu").partition(":")
-    return named or ((CPU,) if kind == "cpu" else (f"{CUDA}{colon}{numbers}", CPU))

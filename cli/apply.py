@@ -9,6 +9,7 @@ import click
 
 from . import _machine
 from . import _options as options
+from ._device import device_instead, resolve_providers
 from ._help import Grouped
 from ._progress import progress
 from .compress import finish, measured
@@ -27,7 +28,7 @@ INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they
 @options.tokenizer_option
 @click.option("--selector", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")
 @click.option("--compensate", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")
-@options.device_instead
+@device_instead
 @options.report_option
 @options.latency_option
 @options.curves_option
@@ -62,7 +63,7 @@ def apply(
     written = options.one_output(out, output)
     options.keeps(settings["resume"])
     if device is not None or providers:
-        settings["providers"] = options.resolve_providers(device, providers)
+        settings["providers"] = resolve_providers(device, providers)
     settings |= measured(latency, reports, settings)
     settings = {name: value for name, value in settings.items() if value is not None or name not in INSTEAD}
     _machine.ready("apply")

@@ -11,6 +11,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._device import device_options, resolve_providers
 from ._progress import progress
 
 
@@ -52,7 +53,7 @@ def sizes(value: Any) -> tuple[int, ...]:
 )
 @options.shapes_option
 @options.reading_options
-@options.device_options
+@device_options
 @options.talk_options
 def bench(
     *,
@@ -71,7 +72,7 @@ def bench(
     """
     import onnxgrail
 
-    settings["providers"] = options.resolve_providers(device, providers)
+    settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     _machine.ready("bench")
     with progress(quiet=quiet, no_progress=no_progress) as show:

@@ -11,6 +11,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._device import device_options, resolve_providers
 from ._help import Grouped
 from ._progress import progress
 
@@ -20,7 +21,7 @@ from ._progress import progress
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
 @options.data_options
 @options.reading_options
-@options.device_options
+@device_options
 @click.option(
     "--min-cosine",
     type=click.FloatRange(-1, 1),
@@ -50,7 +51,7 @@ def compare(
     """Measure on data how close B is to A."""
     import onnxgrail
 
-    settings["providers"] = options.resolve_providers(device, providers)
+    settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     _machine.ready("compare")
     with progress(quiet=quiet, no_progress=no_progress) as show:

@@ -15,6 +15,7 @@ from . import _options as options
 from . import _render as render
 from . import _ship as ship
 from . import _values as values
+from ._device import device_options, resolve_providers
 from ._help import Grouped
 from ._plugged import Plugged
 from ._progress import progress
@@ -116,7 +117,7 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
 @ship.ship_options
 @options.kv_io_option
 @options.listed_option
-@options.device_options
+@device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
 @options.min_cosine_option
 @options.report_option
@@ -154,7 +155,7 @@ def compress(
     options.only_one(click.get_current_context(), recipe)
     if sparsity is not None:
         recipe["ratio"] = sparsity
-    recipe["providers"] = options.resolve_providers(device, providers)
+    recipe["providers"] = resolve_providers(device, providers)
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)
     options.keeps(recipe["resume"])

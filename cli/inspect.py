@@ -11,6 +11,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._device import custom_ops_option
 
 EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 
@@ -27,6 +28,7 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 @click.option("--tokenizer", type=click.Path(), metavar="FILE", help="For text: the tokenizer.json of the model.")
 @options.shapes_option
 @options.kv_io_option
+@custom_ops_option
 @click.option("--html", "page", type=values.page_file, metavar="FILE", help="Write it as a page, .html.")
 @options.json_option
 @options.verbose_option

@@ -12,6 +12,7 @@ from . import _machine
 from . import _options as options
 from . import _render as render
 from . import _values as values
+from ._device import device_options, resolve_providers
 from ._help import Grouped
 from ._progress import progress
 
@@ -54,7 +55,7 @@ COMMON = (
 )
 @options.ic_option
 @options.seconds_option
-@options.device_options
+@device_options
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare with DENSE before and after.")
 @options.min_cosine_option
 @click.option(
@@ -91,7 +92,7 @@ def refine(
     import onnxgrail
 
     written = options.one_output(target, output)
-    settings["providers"] = options.resolve_providers(device, providers)
+    settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     options.keeps(settings["resume"])
     if os.environ.get("WORLD_SIZE", "1") != "1":

@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.data import Source, fixed_batch
 from onnxgrail.calibration.reading import Numbers, reading_of
 from onnxgrail.calibration.session import CPU, open_session
@@ -91,6 +93,7 @@ def bench(
     image_mean: Numbers = None,
     image_std: Numbers = None,
     providers: Sequence[str] = CPU,
+    custom_ops: Libraries = (),
     progress: Progress = silent,
 ) -> Benchmark:
     """Time models on the same feed, in turn.
@@ -110,6 +113,7 @@ def bench(
         image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
         image_std: then divided by.
         providers: ONNX Runtime execution providers.
+        custom_ops: as for `compress`.
         progress: called per batch size.
 
     Raises:
@@ -133,7 +137,7 @@ def bench(
     threads = threads or count()
     rows: list[Timing] = []
     batches: Batches | None = None
-    with ExitStack() as stack:
+    with registered(custom_ops), ExitStack() as stack:
         sources = [runnable(model, path) for model, path in zip(loaded, paths, strict=True)]
         sessions = [stack.enter_context(open_session(s, providers=providers, threads=threads)) for s in sources]
         for number, size in enumerate(sizes):

@@ -91,5 +91,6 @@ class Options(Choices, total=False):
     curves: bool | None
     report: str | Path | Iterable[str | Path]
     plots: str | Path | None
+    custom_ops: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     group: Any
     progress: Progress

@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.branching import look_once
+from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.data import Source, read
 from onnxgrail.calibration.following import predicted
 from onnxgrail.calibration.latency import single, times_of
@@ -115,6 +117,7 @@ def compare(
     min_cosine: float | None = None,
     max_nmse: float | None = None,
     latency: bool = False,
+    custom_ops: Libraries = (),
     progress: Progress = silent,
 ) -> Comparison:
     """Run two models on the same feeds and compare every output.
@@ -138,6 +141,7 @@ def compare(
         min_cosine: gate on the mean cosine of every floating-point output.
         max_nmse: gate on the normalised squared error of every floating-point output.
         latency: also time both models on one sample, in turn.
+        custom_ops: as for `compress`.
         progress: called once per feed.
 
     Raises:
@@ -166,17 +170,18 @@ def compare(
         "progress": progress,
     }
     sources = runnable(first, paths[0]), runnable(second, paths[1])
-    with batches.advising():
-        outputs = finish(run_both(*sources, batches, **common))
     one = single(feed, signature)
-    return Comparison(
-        latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
-        a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
-        b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(feed, ports), providers)),
-        outputs=outputs,
-        calibration=calibration_entry(batches),
-        gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
-    )
+    with registered(custom_ops):
+        with batches.advising():
+            outputs = finish(run_both(*sources, batches, **common))
+        return Comparison(
+            latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
+            a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
+            b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(feed, ports), providers)),
+            outputs=outputs,
+            calibration=calibration_entry(batches),
+            gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
+        )
 
 
 def opened(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail import plan
+from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.graph import cost
@@ -27,6 +29,7 @@ def inspect(
     data: Any = None,
     tokenizer: str | Path | None = None,
     kv_io: bool = False,
+    custom_ops: Libraries = (),
 ) -> Inspection:
     """What can be narrowed in a model, what cannot and why.
 
@@ -36,6 +39,7 @@ def inspect(
         data: calibration data, as for `compress`; two samples are read, for models that random inputs do not suit.
         tokenizer: for data that are text.
         kv_io: as for `compress`: key-value caches may be narrowed though they are inputs and outputs.
+        custom_ops: as for `compress`.
 
     Raises:
         ModelError: the model cannot be read or run.
@@ -48,7 +52,8 @@ def inspect(
         tokenizer=None if tokenizer is None else str(tokenizer),
         kv_io=kv_io,
     )
-    prepared = prepare(model, data, recipe, Clock())
+    with registered(custom_ops):
+        prepared = prepare(model, data, recipe, Clock())
     survey = prepared.survey
     params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)
     path = path_of(model) or Path("model")

@@ -14,6 +14,8 @@ import onnx_ir as ir
 
 from onnxgrail import interop, methods, saved, shipping
 from onnxgrail.allocation.statistics import StatsFiles
+from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.choices import Choices
@@ -87,6 +89,7 @@ def compress(
     curves: bool | None = False,
     report: str | Path | Iterable[str | Path] = (),
     plots: str | Path | None = None,
+    custom_ops: Libraries = (),
     group: Group = SOLO,
     progress: Progress = silent,
     **choices: Unpack[Choices],
@@ -113,6 +116,7 @@ def compress(
             little time.
         report: files for the report: a page where the suffix is .html, else JSON.
         plots: folder for figures of the report, as PNG and SVG.
+        custom_ops: libraries with operators that ONNX Runtime does not have; the code in them is run.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one refines, replaces layers, writes and checks.
         progress: called with stage, done, total.
@@ -137,7 +141,7 @@ def compress(
         files = {"the statistics": stats, "the tokenizer": recipe.tokenizer}
         writes.apart(reads({"the input": model}, data, held_out, files))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
-    with kept as folder, solving_on(recipe.providers):
+    with kept as folder, registered(custom_ops), solving_on(recipe.providers):
         if first:
             writes.ready(force=force, owned=functools.partial(replaceable, folder))
         prepared = prepare(model, data, recipe, clock, group, held_out)

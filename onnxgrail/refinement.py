@@ -15,6 +15,8 @@ from typing import Any, Unpack
 
 import onnx_ir as ir
 
+from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
@@ -70,6 +72,7 @@ def refine_model(
     save_as_external_data: bool | None = None,
     resume: str | Path | None = None,
     report: str | Path | Iterable[str | Path] = (),
+    custom_ops: Libraries = (),
     progress: Progress = silent,
     **choices: Unpack[RefineChoices],
 ) -> Result:
@@ -88,6 +91,7 @@ def refine_model(
         save_as_external_data: as for `compress`, seen from the small model.
         resume: a folder that keeps finished fits; the same call with the same folder goes on where a killed one was.
         report: files for the report, as JSON.
+        custom_ops: as for `compress`.
         progress: called with stage, done, total.
         **choices: `refine` (default laco, then distill) and the other fields of `Recipe` that are about data and fits.
 
@@ -104,7 +108,7 @@ def refine_model(
     models = {"the input": model, "the reference": reference}
     writes.apart(reads(models, data, held_out, {"the tokenizer": recipe.tokenizer}))
     kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
-    with kept as folder:
+    with kept as folder, registered(custom_ops):
         writes.ready(force=force, owned=functools.partial(replaceable, folder))
         prepared = prepare(reference, data, recipe, clock, held_out=held_out)
         with clock.stage("load"):
@@ -116,7 +120,7 @@ def refine_model(
         first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
         sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
         with clock.stage("refine"):
-            refined = refine_other(prepared, recipe, small, facts, progress, folder or NO_JOURNAL)
+            refined = refine_other(prepared.as_written(), recipe, small, facts, progress, folder or NO_JOURNAL)
         sides.append(_checked(prepared, small, recipe, clock, progress))
         mark(small, recipe, command="refine")
         written: dict[Path, str] = {}

@@ -12,10 +12,12 @@ import onnx_ir as ir
 from onnxgrail import saved, simplification, targets
 from onnxgrail.calibration import quantise
 from onnxgrail.calibration.latency import single, times_of
+from onnxgrail.calibration.session import LIBRARIES
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.timing import Times
 from onnxgrail.comparison import HEAVY, bytes_on_disk, run_both
 from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import Fidelity, entries, finish
 from onnxgrail.finish import few, verify
 from onnxgrail.graph.interface import between, fit
@@ -79,7 +81,11 @@ def check(model: ir.Model, recipe: Recipe) -> None:
 
     Raises:
         QuantisedError: it is quantised already, and that was asked for.
+        UsageError: ONNX Runtime's quantizer would open it without the custom operators it needs.
     """
+    if recipe.quantize == "int8" and LIBRARIES.get():
+        hint = "Choose --quantize int8-dynamic or fp16"
+        raise UsageError("--quantize int8 opens the model without the libraries of --custom-ops", hint=hint)
     if recipe.quantize != "none":
         quantise.refuse(model, recipe.quantize)
 

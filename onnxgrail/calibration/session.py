@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -28,12 +29,16 @@ from onnxgrail.graph.widen import wide
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
 
+LIBRARIES: ContextVar[tuple[str, ...]] = ContextVar("LIBRARIES", default=())  # of custom operators, for all sessions
+LIBRARY = "Give a shared library built for ONNX Runtime, one that exports RegisterCustomOps"
+
 NAMED = 4  # inputs whose shapes are told in a message
 
 CHECK_CUDA = (
     "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
     "nothing was run on the CPU instead"
 )
+_CUSTOM_OP = re.compile(r"(?<!\S)(?!com\.microsoft|ai\.onnx)[^\s:]+:\S+\(-?\d+\) is not a registered function/op")
 _FAILED_DEVICE = re.compile(
     r"CUDA failure|CUDA error|cudaSetDevice|libcu|CUBLAS failure|CUDNN failure|no CUDA-capable|Invalid device ID",
     re.IGNORECASE,
@@ -146,6 +151,7 @@ def open_session(
     _check_providers(ort, device.names)
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what matters arrives as an exception
+    register(options)
     level = ort.GraphOptimizationLevel
     wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
@@ -187,11 +193,26 @@ def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device)
         if device.kind == "cuda" and _FAILED_DEVICE.search(str(error)):
             raise DeviceError(f"{device.place} does not start: {reason(error)}", hint=CHECK_CUDA) from error
         hint = "Try it in onnxruntime alone; a newer release may know its opset"
+        if _CUSTOM_OP.search(str(error)):
+            hint = "Give the library that has this operator: --custom-ops LIBRARY"
         raise ModelError(f"ONNX Runtime cannot run this model: {reason(error)}", hint=hint) from error
     got = handle.get_providers()
     if device.names and device.names[0] not in got:
         raise DeviceError(f"asked for {device.names[0]}, ONNX Runtime gave {', '.join(got)}", hint=CHECK_CUDA)
     return handle
+
+
+def register(options: Any) -> None:
+    """Register the libraries of custom operators that the command or the call names with the options of a session.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load one.
+    """
+    for path in LIBRARIES.get():
+        try:
+            options.register_custom_ops_library(path)
+        except Exception as error:
+            raise UsageError(f"--custom-ops {path} cannot be loaded: {reason(error)}", hint=LIBRARY) from error
 
 
 def open_piece(

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration import child
-from onnxgrail.calibration.session import CPU, reason_of
+from onnxgrail.calibration.session import CPU, LIBRARIES, reason_of
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array
 from onnxgrail.device import device_of
@@ -47,7 +47,7 @@ def try_out(path: Path, arrays: Sequence[Array] = (), *, providers: Sequence[str
     """
     if not sys.executable:  # Python is embedded in another program
         return Trial()
-    setup = {"providers": device_of(providers).providers, "threads": count(), "libraries": []}
+    setup = {"providers": device_of(providers).providers, "threads": count(), "libraries": LIBRARIES.get()}
     with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder:
         feed = _saved(arrays, Path(folder) / "feed.npz")
         command = [sys.executable, "-P", child.__file__, str(path.resolve()), feed, json.dumps(setup)]

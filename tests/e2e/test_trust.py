@@ -105,6 +105,17 @@ def test_a_plugin_is_imported_where_the_command_names_it(trap: Path, monkeypatch
     sys.modules.pop("evil")
 
 
+@line("libraries that")
+def test_a_library_is_loaded_where_the_command_names_it(trap: Path) -> None:
+    (trap / "evil.so").write_bytes(b"not loaded")
+    (trap / "r.yaml").write_text("custom_ops: evil.so")
+    assert "custom_ops" in refused("apply", "r.yaml", "m.onnx", "--dry-run")
+    with pytest.raises(UsageError, match="custom_ops"):
+        onnxgrail.apply({"custom_ops": "evil.so"}, "m.onnx", dry_run=True)
+    (trap / "r.yaml").write_text("ratio: 0.3")
+    assert "evil.so cannot be loaded" in refused("apply", "r.yaml", "m.onnx", "--dry-run", "--custom-ops", "evil.so")
+
+
 @line("packages that `export` names")
 def test_checkpoints_are_held_to_numbers() -> None:
     told = (ROOT / "tests" / "export" / "test_hubs.py").read_text()  # which needs torch
