@@ -90,6 +90,14 @@ RANKS = [
         frame="maps",
         note="space",
     ),
+    Case(
+        op="TopK",
+        body="r = Reshape(h, apart)\nv, i = TopK(r, two)\nz = Reshape(v, flat)",
+        weights={"apart": ints(0, 2, 4), "two": ints(2), "flat": ints(0, 4)},
+        width=4,
+        units=(2,),
+        note="within-groups",
+    ),
     Case(op="TopK", body="z, i = TopK(h, two)", weights={"two": ints(2)}, width=2, units=(), refused=RANKED),
     Case(op="Trilu", body="z = Trilu<upper=0>(h)", frame="maps"),
     Case(op="Trilu", body="z = Trilu(h)", frame="tokens", units=(), refused=NUMBER),
@@ -217,6 +225,13 @@ WRITTEN = [
         units=(),
         refused="at numbered positions",
         note="along-channels",
+    ),
+    Case(
+        op="ScatterElements",
+        body="r = Reshape(h, apart)\nq = ScatterElements<axis=2>(r, i, u)\nz = Reshape(q, flat)",
+        weights={"apart": ints(0, 2, 4), "i": np.ones((3, 2, 1), np.int64), "u": (3, 2, 1), "flat": ints(0, 8)},
+        units=(2,),
+        note="within-groups",
     ),
     Case(
         op="ScatterElements",
