@@ -7,6 +7,7 @@ nothing, and a difference names the step that it is in front of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3
+AT_ONCE = 2**29  # bytes of tensors that are compared in one run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,21 +84,36 @@ def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
     makes = [name for step in trial.steps for name in step.makes]
     names = [name for name in dict.fromkeys((*reads, *trial.names)) if name not in makes]
     ports = changed(trial.model, trial.survey, dead)
-    for feed in trial.feeds:  # one after the other: all that is read by steps is in memory
-        masked = _masked(trial, blocks, dead)
-        names = [name for name in names if name not in feed]
-        (wanted,) = _run(trial, masked, [feed], [*names, *makes])
-        try:
-            slim = _slim(trial, dead)
-            held(slim, trial.steps, trial.survey.facts)
-            handed = {name: _left(trial, name, wanted[name], dead) for name in makes}
-            (got,) = _run(trial, slim, [{**fit(feed, ports), **handed}], names, whole=True)
-        except (ModelError, RewriteError, ValueError) as error:
-            return f"the narrowed graph does not run in parts between its steps: {error}"
-        why = _gap(trial, got, wanted, names, dead)
-        if why:
-            return why
+    for feed in trial.feeds:
+        handed: dict[str, Array] = {}
+        for some in _portions(trial, [name for name in names if name not in feed]):
+            (wanted,) = _run(trial, _masked(trial, blocks, dead), [feed], some if handed else [*some, *makes])
+            handed = handed or {name: _left(trial, name, wanted[name], dead) for name in makes}
+            try:
+                slim = _slim(trial, dead)
+                held(slim, trial.steps, trial.survey.facts)
+                (got,) = _run(trial, slim, [{**fit(feed, ports), **handed}], some, whole=True)
+            except (ModelError, RewriteError, ValueError) as error:
+                return f"the narrowed graph does not run in parts between its steps: {error}"
+            why = _gap(trial, got, wanted, some, dead)
+            if why:
+                return why
     return ""
+
+
+def _portions(trial: Trial, names: Sequence[str]) -> list[list[str]]:
+    """Tensors that are read in one run: what all steps of a large network read would fill the memory."""
+    facts = trial.survey.facts
+    portions: list[list[str]] = [[]]
+    room = AT_ONCE
+    for name in names:
+        size = math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize
+        if size > room and portions[-1]:
+            portions.append([])
+            room = AT_ONCE
+        portions[-1].append(name)
+        room -= size
+    return portions
 
 
 def _slim(trial: Trial, dead: Bools) -> ir.Model:

@@ -28,3 +28,9 @@ def number(node: ir.Node, name: str, default: float = 0.0) -> float:
     """An attribute of one number, whole or not."""
     found = node.attributes.get(name)
     return default if found is None or found.type not in NUMBERS else float(found.value)
+
+
+def text(node: ir.Node, name: str, default: str = "") -> str:
+    """An attribute of text."""
+    found = node.attributes.get(name)
+    return default if found is None or found.type != ir.AttributeType.STRING else found.as_string()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, number
+from onnxgrail.graph.attributes import integer, number, text
 
 MIXTURES = frozenset({"MoE", "QMoE"})
 INPUT, ROUTER = 0, 1
@@ -66,7 +66,7 @@ def mixture_of(node: ir.Node) -> Mixture:
         up=up,
         down=down,
         gate=gate,
-        activation=_text(node, "activation_type", "relu"),
+        activation=text(node, "activation_type", "relu"),
         alpha=number(node, "activation_alpha", 1.0),
         beta=number(node, "activation_beta", 0.0),
         limit=number(node, "swiglu_limit", float("inf")),
@@ -86,10 +86,5 @@ def name_of(node: ir.Node, operand: int) -> str:
 
 def is_plain(node: ir.Node) -> bool:
     """Return True if the numbers are floats, or integers with scales, and nothing scales activations."""
-    kind = _text(node, "quant_type", "int")
+    kind = text(node, "quant_type", "int")
     return kind == "int" and not any(name_of(node, k) for k in range(BEYOND, len(node.inputs)))
-
-
-def _text(node: ir.Node, name: str, default: str) -> str:
-    found = node.attributes.get(name)
-    return default if found is None or found.type != ir.AttributeType.STRING else found.as_string()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import text
 from onnxgrail.graph.branches import scope_of
 from onnxgrail.graph.facts import RANDOM, Facts, bodies, captures, key
 from onnxgrail.graph.sizes import arithmetic
@@ -59,6 +60,8 @@ def _decides(node: ir.Node, facts: Facts) -> bool:
     """Return True if a digit more or less can make the node's outputs jump."""
     if node.op_type == "Cast":
         return not _is_float(key(node), facts)
+    if node.op_type == "GridSample":
+        return text(node, "mode") == "nearest"
     if node.op_type == "MaxPool":
         return len(node.outputs) > 1 and bool(node.outputs[1].name)
     return node.op_type in STEPS or any(_inside(body) for body in bodies(node))

@@ -96,8 +96,11 @@ def detector(op: str) -> ir.Model:
     return tiny("float[N,3,12,12] x => float[] y", STEM + text, used)
 
 
+@pytest.mark.parametrize("room", [agreement.AT_ONCE, 1])
 @pytest.mark.parametrize("depth", [3, 4])
-def test_a_level_that_flips_costs_no_block(depth: int) -> None:
+def test_a_level_that_flips_costs_no_block(depth: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where all that the steps read is compared in one run, nor tensor by tensor."""
+    monkeypatch.setattr(agreement, "AT_ONCE", room)
     model = quantised(depth)
     blocks, refusals = proved(model)
     assert (len(blocks), refusals) == (depth, ())
