@@ -32,6 +32,7 @@ from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
 from onnxgrail.goals import Goals
 from onnxgrail.graph import cost, model_io
+from onnxgrail.graph.facts import bodies, key
 from onnxgrail.graph.interface import Port, between, fit
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.serial import Packed, pack, to_bytes
@@ -44,7 +45,7 @@ from onnxgrail.report import SCHEMA, calibration_entry, to_json
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
 UNCOUNTED = frozenset({
-    "QGemm", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum", "If", "Loop", "Scan",
+    "QGemm", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum",
 })  # fmt: skip
 
 HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
@@ -314,8 +315,11 @@ def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int |
         return None
     if any(node.op_type in UNCOUNTED for node in flat.graph):
         return None
+    survey = trace(flat, facts)
+    if any(bodies(node) and key(node) not in survey.repeated for node in flat.graph):
+        return None
     sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
-    return cost.macs(flat, trace(flat, facts)) // (sizes.pop() if len(sizes) == 1 else 1)
+    return cost.macs(flat, survey) // (sizes.pop() if len(sizes) == 1 else 1)
 
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:

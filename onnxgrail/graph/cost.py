@@ -117,7 +117,7 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
     output = key(node)
     known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
     if node.op_type not in PRODUCTS or not known:
-        return 0
+        return survey.repeated.get(output, 0)
     if node.op_type in MIXTURES:
         return _mixture_macs(node, names, survey, shape, dead)
     factor = 3 if node.op_type in BEHIND_SCALES else 1

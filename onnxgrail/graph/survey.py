@@ -134,6 +134,7 @@ class Survey:
         ids: how many unit numbers there are, 0 included.
         sizes: what is computed from shapes.
         holdings: what the file stores of the operands.
+        repeated: multiply-accumulates in the bodies of nodes that are not entered, as far as they can be told.
     """
 
     blocks: tuple[Block, ...]
@@ -144,6 +145,7 @@ class Survey:
     ids: int
     sizes: Sizes = field(default_factory=Sizes)
     holdings: tuple[Holding, ...] = ()
+    repeated: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

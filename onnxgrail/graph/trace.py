@@ -23,6 +23,7 @@ from onnxgrail.graph.listed import settings
 from onnxgrail.graph.modulated import modulated
 from onnxgrail.graph.ops.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
+from onnxgrail.graph.repeated import in_bodies
 from onnxgrail.graph.sizes import SOURCES, sizes_of
 from onnxgrail.graph.states import seed, state_axes
 from onnxgrail.graph.storage import is_dequantised
@@ -57,7 +58,8 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     fitted = {slot.param for block in survey.blocks for slot in block.slots if slot.role != "passenger"}
     holdings = holdings_of(model, facts, survey.operands, fitted)
     operands = {**survey.operands, **unmarked(model, survey)}
-    return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings)
+    repeated = in_bodies(model, facts)
+    return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings, repeated=repeated)
 
 
 def _narrowings(survey: Survey) -> list[Bools]:
