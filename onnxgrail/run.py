@@ -21,7 +21,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.calibration.dense import Dense, size_of
 from onnxgrail.calibration.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Probe, Recipe, Selector, Stats, View
+from onnxgrail.core import Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Refit
@@ -31,6 +31,7 @@ from onnxgrail.preparation import Prepared
 from onnxgrail.progress import Tick
 from onnxgrail.record import Record, change_of, of_change
 
+COMPACT = "the file holds fewer numbers than its consumers have, and new ones would make it larger"
 Fold = Callable[[Change], tuple[Stats, ...]]
 """What a fold makes of a block's activations."""
 
@@ -72,6 +73,7 @@ class Run:
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
         self.fitted: frozenset[str] = frozenset()
+        self.compact = prepared.survey.compact()
         self.refits: tuple[Refit, ...] = ()
         self.norms: tuple[Norm, ...] = ()
 
@@ -97,7 +99,11 @@ class Run:
         view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
 
         def first() -> Record:
-            change = decided(view(), self.kept[block.name], self.recipe, scores, fitted=block.name in self.fitted)
+            compact = any(slot.param in self.compact for slot in block.consumers)
+            plain = compact or block.name in self.fitted
+            change = decided(view(), self.kept[block.name], self.recipe, scores, fitted=plain)
+            if compact and change.reducer.kept.size < block.units and self.recipe.compensate != "none":
+                change = dataclasses.replace(change, outcome=Outcome(status="plain", reason=COMPACT))
             judged = fold is not None and change.reducer.cluster is not None
             return of_change(change if judged else self.fitting(view(), change))
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Ints
 from onnxgrail.graph.attributes import integers, number
 from onnxgrail.graph.facts import Facts, captures, constant_of, key
+from onnxgrail.graph.holdings import is_compact
 from onnxgrail.graph.survey import Operand, Survey
 
 
@@ -65,16 +66,19 @@ class Consumer:
 def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
     """Every matrix and plain convolution with a constant weight, in node order.
 
-    Weights that several nodes read are left out: no single output says what they should be.
+    Weights that several nodes read are left out: no single output says what they should be.  So are weights of which
+    the file holds fewer numbers than they have.
     """
     readers: dict[str, int] = {}
+    compact = survey.compact()
     for claim in survey.operands.values():
         readers[claim.param] = readers.get(claim.param, 0) + 1
     found = []
     for position, node in enumerate(model.graph):
         operand = survey.operands.get((key(node), 1))
         axes = _axes(node, survey.facts) if operand is not None else None
-        if operand is not None and axes is not None and readers[operand.param] == 1:
+        single = operand is not None and readers[operand.param] == 1 and operand.param not in compact
+        if operand is not None and axes is not None and single:
             found.append(_consumer(node, position, operand, axes, survey.facts))
     return tuple(found)
 
@@ -82,7 +86,7 @@ def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
 def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
     """Weights of matrices and convolutions that lose no position: operands too, so that new numbers are written.
 
-    Only weights that nothing else reads: a copy would make the file larger.
+    Only weights that nothing else reads, and whose numbers the file holds: others would make the file larger.
     """
     found = {}
     for node in model.graph:
@@ -92,6 +96,8 @@ def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
         weight = node.inputs[1]
         name = (weight.name or "") if weight is not None else ""
         if weight is None or name in survey.facts.stored or not _sole(weight, survey.facts):
+            continue
+        if is_compact(weight, survey.facts):
             continue
         if weight.const_value is not None or name in survey.facts.values:
             found[place] = Operand(param=name, value=name, units={})

@@ -45,7 +45,7 @@ def holdings_of(model: ir.Model, facts: Facts, operands: Operands, fitted: Itera
         fitted: working arrays that may get new numbers, which are then stored.
     """
     finder = _Finder(model, facts, operands)
-    leaves = {param: finder.leaves(values) for param, values in finder.values.items()}
+    leaves = {param: _leaves(values, facts) for param, values in finder.values.items()}
     held = {id(leaf.value): leaf for some in leaves.values() for leaf in some}
     groups = _joined({param: [id(leaf.value) for leaf in some] for param, some in leaves.items()})
     fixed = set(fitted)
@@ -55,6 +55,12 @@ def holdings_of(model: ir.Model, facts: Facts, operands: Operands, fitted: Itera
         forms = [finder.form(param, sum(leaf.bytes for leaf in leaves[param])) for param in params]
         found.append(Holding(tuple(_shared(forms, sources, fixed)), tuple(sources)))
     return tuple(found)
+
+
+def is_compact(value: ir.Value, facts: Facts) -> bool:
+    """Return True if a constant is computed from fewer bytes than it has."""
+    whole = math.prod(facts.shapes[value.name or ""]) * facts.dtypes[value.name or ""].itemsize
+    return value.producer() is not None and sum(leaf.bytes for leaf in _leaves([value], facts)) < whole
 
 
 def _shared(forms: list[Form], sources: list[Source], fitted: set[str]) -> list[Form]:
@@ -112,47 +118,6 @@ class _Finder:
         self.direct = {value for values in self.values.values() for value in values}
         self.known: dict[ir.Value, tuple[frozenset[str], bool]] = {}
 
-    def leaves(self, values: Iterable[ir.Value]) -> list[_Leaf]:
-        """Stored numbers that constants are computed from."""
-        found: dict[ir.Value, _Leaf] = {}
-        queue, seen = list(values), set(values)
-        while queue:
-            value = queue.pop()
-            leaf = self._leaf(value)
-            if leaf is not None:
-                found[value] = leaf
-                continue
-            node = value.producer()
-            above = [v for v in node.inputs if v is not None and v not in seen] if node is not None else []
-            seen.update(above)
-            queue += above
-        return list(found.values())
-
-    def _leaf(self, value: ir.Value) -> _Leaf | None:
-        """The numbers of a constant that is not computed; None of one that is."""
-        name, node = value.name or "", value.producer()
-        stored = self.facts.stored.get(name)
-        if stored is not None:
-            return _Leaf(value, *stored.count(stored.shape))
-        if node is None:
-            tensor = value.const_value
-            count = 0 if tensor is None else int(tensor.size)
-            return _Leaf(value, count * self._counts(value), 0 if tensor is None else tensor.nbytes)
-        if node.op_type == "Constant":
-            count = math.prod(self.facts.shapes[name])
-            size = count * self.facts.dtypes[name].itemsize
-            return _Leaf(value, count * self._counts(value) * (count > 1), size)
-        if node.op_type == "ConstantOfShape":
-            return _Leaf(value, math.prod(self.facts.shapes[name]) * self._counts(value), 0)
-        return None
-
-    def _counts(self, value: ir.Value) -> bool:
-        """Whether numbers are parameters; those that a node fills in are where a layer reads them."""
-        node = value.producer()
-        if node is not None and node.op_type == "ConstantOfShape":
-            return any(use.node.op_type in READERS and use.idx > 0 for use in value.uses())
-        return is_weight(ir.DataType.from_numpy(self.facts.dtypes[value.name or ""]))
-
     def source(self, leaf: _Leaf) -> Source:
         """The same with its readers."""
         readers, fixed = self._readers(leaf.value)
@@ -188,7 +153,7 @@ class _Finder:
         node = value.producer()
         filled = node is not None and node.op_type == "ConstantOfShape"
         bits = 0 if filled else 8 * self.facts.dtypes[name].itemsize
-        form = Form(operand, shape, None, picked=False, counted=self._counts(value), bits=bits, stored=stored)
+        form = Form(operand, shape, None, picked=False, counted=_counts(value, self.facts), bits=bits, stored=stored)
         if stored is not None or node is None or filled or _bytes(form) <= given:
             return form
         array = constant_of(None, name, self.facts) if self.model.opset_imports.get("", 0) >= EXPANDS else None
@@ -196,3 +161,47 @@ class _Finder:
         spread_form = replace(form, spread=spread)
         fits = spread is not None and _bytes(spread_form) <= given + LITTLE
         return spread_form if fits else replace(form, picked=True)
+
+
+def _leaves(values: Iterable[ir.Value], facts: Facts) -> list[_Leaf]:
+    """Stored numbers that constants are computed from."""
+    found: dict[ir.Value, _Leaf] = {}
+    queue, seen = list(values), set(values)
+    while queue:
+        value = queue.pop()
+        leaf = _leaf(value, facts)
+        if leaf is not None:
+            found[value] = leaf
+            continue
+        node = value.producer()
+        above = [v for v in node.inputs if v is not None and v not in seen] if node is not None else []
+        seen.update(above)
+        queue += above
+    return list(found.values())
+
+
+def _leaf(value: ir.Value, facts: Facts) -> _Leaf | None:
+    """The numbers of a constant that is not computed; None of one that is."""
+    name, node = value.name or "", value.producer()
+    stored = facts.stored.get(name)
+    if stored is not None:
+        return _Leaf(value, *stored.count(stored.shape))
+    if node is None:
+        tensor = value.const_value
+        count = 0 if tensor is None else int(tensor.size)
+        return _Leaf(value, count * _counts(value, facts), 0 if tensor is None else tensor.nbytes)
+    if node.op_type == "Constant":
+        count = math.prod(facts.shapes[name])
+        size = count * facts.dtypes[name].itemsize
+        return _Leaf(value, count * _counts(value, facts) * (count > 1), size)
+    if node.op_type == "ConstantOfShape":
+        return _Leaf(value, math.prod(facts.shapes[name]) * _counts(value, facts), 0)
+    return None
+
+
+def _counts(value: ir.Value, facts: Facts) -> bool:
+    """Whether numbers are parameters; those that a node fills in are where a layer reads them."""
+    node = value.producer()
+    if node is not None and node.op_type == "ConstantOfShape":
+        return any(use.node.op_type in READERS and use.idx > 0 for use in value.uses())
+    return is_weight(ir.DataType.from_numpy(facts.dtypes[value.name or ""]))

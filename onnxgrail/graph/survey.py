@@ -66,6 +66,11 @@ class Form:
     bits: int
     stored: Stored | None
 
+    @property
+    def compact(self) -> bool:
+        """Return True if the file holds fewer numbers than the constant has."""
+        return self.spread is not None or self.picked or self.bits == 0
+
     def count(self, dead: Bools) -> tuple[int, int]:
         """Count the parameters and the bytes that are stored when units go."""
         shape = self.operand.left(self.shape, dead)
@@ -146,6 +151,10 @@ class Survey:
     sizes: Sizes = field(default_factory=Sizes)
     holdings: tuple[Holding, ...] = ()
     repeated: Mapping[str, int] = field(default_factory=dict)
+
+    def compact(self) -> frozenset[str]:
+        """Return the working arrays of constants that new numbers would make larger."""
+        return frozenset(form.operand.param for held in self.holdings for form in held.forms if form.compact)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

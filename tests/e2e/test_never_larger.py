@@ -55,20 +55,31 @@ def test_onnxslim_does_not_write_repeats_out(tmp_path: Path) -> None:
     assert result.output.stat().st_size < source.stat().st_size
 
 
+def filled(path: Path) -> Path:
+    """Layers whose weights are one number and a shape."""
+    return save(tiny("float[N,64] x => float[] y", FILLED, {"ws": ints(64, 256), "vs": ints(256, 64)}), path)
+
+
 def test_a_larger_result_is_refused(tmp_path: Path) -> None:
-    """New weights of layers that are one number in the file: each number has to be written out."""
-    model = tiny("float[N,64] x => float[] y", FILLED, {"ws": ints(64, 256), "vs": ints(256, 64)})
-    source, output = save(model, tmp_path / "net.onnx"), tmp_path / "small.onnx"
-    words = ["compress", str(source), str(output), "--unit-ratio", "0.25", "--samples", "16"]
-    reports = ["--report", str(tmp_path / "report.json")]
-    done = CliRunner().invoke(main, [*words, *reports])
+    """A fold adds up the rows of a layer: each of its numbers would have to be written out."""
+    source, output = filled(tmp_path / "net.onnx"), tmp_path / "small.onnx"
+    words = ["compress", str(source), str(output), "--unit-ratio", "0.25", "--samples", "16", "--reducer", "fold"]
+    done = CliRunner().invoke(main, [*words, "--report", str(tmp_path / "report.json")])
     assert done.exit_code == 4, done.output
     assert "Error: the result would take" in done.stderr
     assert f"more than the {source.stat().st_size:,} of the input" in done.stderr
     assert not output.exists()
     assert json.loads((tmp_path / "report.json").read_text())["model"]["output"] is None
-    assert CliRunner().invoke(main, [*words, "--compensate", "none"]).exit_code == 0
-    assert output.stat().st_size <= source.stat().st_size + 200  # the note of how it was made
+
+
+@pytest.mark.parametrize("compensate", ["none", "grail", "best"])
+def test_weights_that_the_file_does_not_hold_get_no_new_numbers(compensate: str, tmp_path: Path) -> None:
+    source = filled(tmp_path / "net.onnx")
+    result = onnxgrail.compress(source, compensate=compensate, **QUICK)
+    assert result.output.stat().st_size <= source.stat().st_size + 200  # the note of how it was made
+    (block,) = result.report.data["blocks"]
+    assert block["kept"] == 128
+    assert ("fewer numbers" in block["outcome"]["reason"]) == (compensate != "none")
 
 
 def test_a_note_is_short_where_it_would_make_the_file_larger(tmp_path: Path) -> None:
