@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,7 +24,7 @@ from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.files import Writes, reads, target_of, writes_of
 from onnxgrail.finish import passes, report_of
-from onnxgrail.graph.mapped import loose, weight_files
+from onnxgrail.graph.mapped import check_unchanged, loose, unchanged, weight_files
 from onnxgrail.graph.model_io import external, save
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.parallel import SOLO, Group
@@ -138,19 +138,19 @@ def compress(
         target, save_stats=save_stats, save_recipe=save_recipe, report=report, plots=plots, resume=resume
     )
     if first:
-        files = {"the statistics": stats, "the tokenizer": recipe.tokenizer}
-        writes.apart(reads({"the input": model}, data, held_out, files))
+        used = {"the statistics": stats, "the tokenizer": recipe.tokenizer}
+        writes.apart(reads({"the input": model}, data, held_out, used))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
-    with kept as folder, registered(custom_ops), solving_on(recipe.providers):
+    with kept as folder, registered(custom_ops), solving_on(recipe.providers), ExitStack() as stack:
         if first:
             writes.ready(force=force, owned=functools.partial(replaceable, folder))
         prepared = prepare(model, data, recipe, clock, group, held_out)
+        stack.enter_context(unchanged(prepared.model))
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
         apart = external(prepared.model, save_as_external_data)
         if folder is not None:
             begin(folder, prepared, recipe, stored)
-            folder.about_to_write(*(path for path in (stored.write,) if path is not None))
         if first and prepared.path is not None:
             prepared.checksums.begin(prepared.path, *weight_files(prepared.model).values())
         journal = folder or NO_JOURNAL
@@ -167,7 +167,9 @@ def compress(
         written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                written = write(shipped.model, target, apart=apart, folder=folder)
+                written = write(shipped.model, target, apart=apart, folder=folder, sources=[prepared.model])
+            elif first:
+                check_unchanged(prepared.model)
             given = {"data": data, "held_out": held_out}
             left_out = saved.save(writes.recipe, recipe, **given) if writes.recipe is not None and first else []
     told = report_of(
@@ -236,12 +238,17 @@ def _worked_over(
     return refined, applied
 
 
-def write(slim: ir.Model, target: Path, *, apart: bool, folder: Folder | None) -> dict[Path, str]:
-    """Write the model; a run that may be killed keeps its draft in its folder.  Returns the checksums of its files."""
+def write(
+    slim: ir.Model, target: Path, *, apart: bool, folder: Folder | None, sources: Iterable[ir.Model]
+) -> dict[Path, str]:
+    """Write the model; a run that may be killed keeps its draft in its folder.
+
+    `sources` are as for `save`, and so is what it returns.
+    """
     if folder is None:
-        return save(slim, target, apart=apart)
+        return save(slim, target, apart=apart, sources=sources)
     folder.about_to_write(target)
-    written = save(slim, target, apart=apart, scratch=folder.scratch(target))
+    written = save(slim, target, apart=apart, scratch=folder.scratch(target), sources=sources)
     folder.finish()
     return written
 

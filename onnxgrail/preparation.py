@@ -31,6 +31,7 @@ from onnxgrail.errors import ModelError, StoppedError, UsageError
 from onnxgrail.graph.branches import Route, folded
 from onnxgrail.graph.interface import changed, note
 from onnxgrail.graph.listed import NOTHING, Unlisted, relisted, unlist
+from onnxgrail.graph.mapped import unchanged
 from onnxgrail.graph.model_io import copy, load
 from onnxgrail.graph.norms import widened
 from onnxgrail.graph.rewrite import apply
@@ -131,9 +132,9 @@ def prepare(
         unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
     with clock.stage("data"):
         batches, held = _batches(model, data, recipe, group, held_out)
-    with clock.stage("observe"):  # the model is run: its own price, not the tracer's
+    with clock.stage("observe"), unchanged(model):  # the model is run: its own price, not the tracer's
         batches, seen = _running(model, batches, recipe)
-    with clock.stage("trace"):
+    with clock.stage("trace"), unchanged(model):
         survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(seen.model, survey)
     return Prepared(

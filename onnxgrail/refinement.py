@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -30,7 +30,7 @@ from onnxgrail.finish import passes, verify
 from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import between, fit
-from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.mapped import unchanged, weight_files
 from onnxgrail.graph.model_io import external, load
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
@@ -108,11 +108,13 @@ def refine_model(
     models = {"the input": model, "the reference": reference}
     writes.apart(reads(models, data, held_out, {"the tokenizer": recipe.tokenizer}))
     kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
-    with kept as folder, registered(custom_ops):
+    with kept as folder, registered(custom_ops), ExitStack() as stack:
         writes.ready(force=force, owned=functools.partial(replaceable, folder))
         prepared = prepare(reference, data, recipe, clock, held_out=held_out)
         with clock.stage("load"):
             small = load(from_any(model))
+            for source in (prepared.model, small):
+                stack.enter_context(unchanged(source))
             facts = _facts(prepared, small, recipe)
         if folder is not None:
             begin(folder, prepared, recipe, small=small)
@@ -126,7 +128,7 @@ def refine_model(
         written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None:
-                written = write(small, target, apart=apart, folder=folder)
+                written = write(small, target, apart=apart, folder=folder, sources=[prepared.model, small])
     change = _change(model, small, first, refined, written)
     told = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
     for path in writes.reports:

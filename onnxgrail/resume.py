@@ -50,6 +50,8 @@ def begin(
             "threads": count(),
         }
     )
+    if files.write is not None:
+        folder.about_to_write(files.write)
 
 
 def versions() -> dict[str, str | None]:

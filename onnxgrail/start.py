@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 
+from onnxgrail import supervisor
+
 raised: list[bool] = []
 """Holds something once an interrupt was raised."""
 
@@ -28,6 +30,7 @@ def main() -> None:
     if ours:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # runs last: little is left to do
         signal.signal(signal.SIGINT, _leave)
+    supervisor.split()
     from onnxgrail.cli import main as commands
     from onnxgrail.cli import settle
 

@@ -318,9 +318,13 @@ class _Take:
 
     def __call__(self) -> Feed:
         feed = {}
+        for part in self.parts:
+            part.check()
         for entry in self.signature:
             array = self.parts[0].arrays[entry.name] if self.rows is None else _gather(self.parts, entry, self.rows)
             feed[entry.name] = convert(np.asarray(array), entry)
+        for part in self.parts:
+            part.check()
         return feed
 
     def labels(self) -> Labels | None:

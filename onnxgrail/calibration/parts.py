@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, OnnxGrailError
+from onnxgrail.steady import SteadyFile
 
 
 class Column(ABC):
@@ -65,6 +66,7 @@ class Part:
         ready: the arrays are one feed already and are never cut into batches.
         notes: what was ignored or assumed while reading.
         labels: right classes of the samples, which no model is fed.
+        files: mapped files that the arrays are windows on.
     """
 
     source: str
@@ -72,6 +74,16 @@ class Part:
     ready: bool = False
     notes: tuple[str, ...] = ()
     labels: Labels | None = None
+    files: tuple[SteadyFile, ...] = ()
+
+    def check(self) -> None:
+        """Check that mapped files are as they were.
+
+        Raises:
+            DataError: one is not.
+        """
+        for file in self.files:
+            file.check()
 
 
 def natural(path: Path) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Weights that lie in files: mapped while somebody looks at them, and named to the runtime by where they really are."""
+"""Weights that lie in files: read when somebody looks at them, and named to the runtime by where they really are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
+from onnxgrail.steady import SteadyFile
 
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are written from here: one folder that holds every file
 LARGE = 2**16  # bytes from which on a changed weight goes to a file where the old one lay in one
@@ -23,33 +24,28 @@ LARGE = 2**16  # bytes from which on a changed weight goes to a file where the o
 PIECE = 2**20  # bytes that are copied at once
 SHELF = 2**20  # bytes from which on changed numbers wait in a file
 SHELVED = 400  # arrays without a name that may be open at once: each takes a file descriptor
+SOURCES = "onnxgrail.sources"  # key of a model's transient `meta`: the files that it was loaded from
 _shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()
 
 
 class Mapped(ir.ExternalTensor):
     """A weight at a place in a file.
 
-    Nothing is kept open: an array that is handed out maps its own pages, and lets go of them when it is dropped.  The
-    location is the real file's, seen from `ROOT`, so a model with weights in several folders can be run from memory.
+    An array that is handed out is read from the file, and its memory goes when it is dropped.  The location is the real
+    file's, seen from `ROOT`, so a model with weights in several folders can be run from memory.
 
     Attributes:
+        file: where it lies.
         stated: the location as the model file has it; empty where the weight lies in no file beside a model.
         temporary: the file is this very tensor's and goes with it.
     """
 
     def __init__(
-        self,
-        path: Path,
-        offset: int,
-        tensor: ir.TensorProtocol,
-        *,
-        stated: str = "",
-        temporary: bool = False,
-        whole: Array | None = None,
+        self, file: SteadyFile, offset: int, tensor: ir.TensorProtocol, *, stated: str = "", temporary: bool = False
     ) -> None:
-        """Of a `tensor`'s type and shape; `whole` is the file's bytes where they are to outlive its name."""
+        """Of a `tensor`'s type and shape."""
         super().__init__(
-            os.path.relpath(path, ROOT),
+            os.path.relpath(file.path, ROOT),
             offset,
             tensor.nbytes,
             tensor.dtype,
@@ -59,9 +55,9 @@ class Mapped(ir.ExternalTensor):
             metadata_props=dict(tensor.metadata_props),
             base_dir=ROOT,
         )
-        self.stated, self.temporary, self._whole = stated, temporary, whole
+        self.file, self.stated, self.temporary = file, stated, temporary
         if temporary:
-            weakref.finalize(self, _remove, path)
+            weakref.finalize(self, _remove, file.path)
 
     def numpy(self) -> Array:
         """The numbers, read-only."""
@@ -83,21 +79,14 @@ class Mapped(ir.ExternalTensor):
 
     def tofile(self, file: Any) -> None:
         """Write the bytes to an open file; they are never all in memory."""
-        if self._whole is not None:
-            file.write(self._bytes().data)
-            return
-        with Path(self.path).open("rb", buffering=0) as source:  # reading takes half the time of mapping
-            source.seek(self.offset or 0)
-            left = self.nbytes
-            while left and (piece := source.read(min(left, PIECE))):
-                file.write(piece)
-                left -= len(piece)
+        for piece in self.file.pieces(self.offset or 0, self.nbytes):
+            file.write(piece)
 
     def _bytes(self) -> Array:
-        if self._whole is not None:
-            start = self.offset or 0
-            return self._whole[start : start + self.nbytes]
-        return np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset or 0, shape=(self.nbytes,))
+        found = np.empty(self.nbytes, np.uint8)  # unlike a bytearray it is not written before it is read into
+        self.file.read_into(self.offset or 0, found.data)
+        found.flags.writeable = False
+        return found
 
 
 def map_weights(model: ir.Model, path: Path | None, label: str) -> None:
@@ -111,17 +100,23 @@ def map_weights(model: ir.Model, path: Path | None, label: str) -> None:
     Raises:
         ModelError: data are missing, truncated, or outside the folder.
     """
+    files: dict[Path, SteadyFile] = {}
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _mapped(value.const_value, path, label)
+                value.const_value = _mapped(value.const_value, path, label, files)
         for node in graph:
             for name, attribute in node.attributes.items():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes[name] = ir.AttrTensor(name, in_memory(_mapped(attribute.value, path, label)))
+                    tensor = _mapped(attribute.value, path, label, files)
+                    node.attributes[name] = ir.AttrTensor(name, in_memory(tensor))
+    held = {t.file: None for t in _tensors(model) if isinstance(t, Mapped) and not t.temporary}
+    model.meta[SOURCES] = tuple(held)
 
 
-def _mapped(tensor: ir.ExternalTensor, model: Path | None, label: str) -> ir.TensorProtocol:
+def _mapped(
+    tensor: ir.ExternalTensor, model: Path | None, label: str, files: dict[Path, SteadyFile]
+) -> ir.TensorProtocol:
     """Where the data of a tensor are.
 
     A model must not reach out of its folder by what it says, so absolute locations and `..` are refused, and so are
@@ -156,7 +151,10 @@ def _mapped(tensor: ir.ExternalTensor, model: Path | None, label: str) -> ir.Ten
         )
     if not os.access(path, os.R_OK):
         raise ModelError(f"{label}: external data file {location} cannot be read", hint="Check its permissions")
-    offset, size = tensor.offset or 0, path.stat().st_size
+    if path not in files:
+        files[path] = SteadyFile(path, ModelError)
+    file = files[path]
+    offset, size = tensor.offset or 0, file.size
     if tensor.length is not None and tensor.length != tensor.nbytes:
         need = f"{tensor.length} bytes in {location}, its shape needs {tensor.nbytes}"
         raise ModelError(f"{label}: {tensor.name} has {need}")
@@ -165,9 +163,9 @@ def _mapped(tensor: ir.ExternalTensor, model: Path | None, label: str) -> ir.Ten
             f"{label}: external data file {location} is truncated ({size} of {offset + tensor.nbytes} bytes)"
         )
     try:
-        return Mapped(path, offset, tensor, stated=location)
+        return Mapped(file, offset, tensor, stated=location)
     except ValueError:  # on another drive than everything else: there is no way to name it from here
-        raw = np.fromfile(path, np.uint8, tensor.nbytes, offset=offset).tobytes()
+        raw = b"".join(map(bytes, file.pieces(offset, tensor.nbytes)))
         whole = onnx.TensorProto(
             name=tensor.name, dims=tensor.shape.numpy(), data_type=tensor.dtype.value, raw_data=raw
         )
@@ -189,7 +187,7 @@ def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProt
         path = Path(name).resolve()
         with os.fdopen(handle, "wb") as file:
             write(new, file)
-        return Mapped(path, 0, new, temporary=True)
+        return Mapped(SteadyFile(path, ModelError), 0, new, temporary=True)
     except (OSError, ValueError):
         _remove(path)
         return new
@@ -249,6 +247,30 @@ def write(tensor: ir.TensorProtocol, file: Any) -> None:
 def weight_files(model: ir.Model) -> dict[str, Path]:
     """The files that hold a model's weights, by the location that the model states."""
     return {t.stated: Path(t.path) for t in _tensors(model) if isinstance(t, Mapped) and t.stated}
+
+
+def check_unchanged(model: ir.Model) -> None:
+    """Check that the files of a model are as they were when it was loaded.
+
+    Raises:
+        ModelError: one is not: what was read of it before and after may not belong together.
+    """
+    for file in model.meta.get(SOURCES, ()):
+        file.check()
+
+
+@contextlib.contextmanager
+def unchanged(model: ir.Model) -> Iterator[None]:
+    """Say that a file of a model has changed in place of what went wrong for that reason.
+
+    Raises:
+        ModelError: as `check_unchanged`.
+    """
+    try:
+        yield
+    except ModelError:
+        check_unchanged(model)
+        raise
 
 
 def in_files(model: ir.Model) -> bool:

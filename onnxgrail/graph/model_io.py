@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from onnxgrail.checksums import sha256
 from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.inside import Split, hold, split
-from onnxgrail.graph.mapped import Mapped, map_weights, weight_files
+from onnxgrail.graph.mapped import SOURCES, Mapped, check_unchanged, map_weights, weight_files
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check, tensors
 from onnxgrail.graph.writing import unload, write_inline
 from onnxgrail.paths import SCRATCH, TEMPORARY, make_folder
 from onnxgrail.placing import Weights, place, weights_name
+from onnxgrail.steady import SteadyFile
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 PROTOBUF = 2**31 - 1  # bytes of the largest message
@@ -75,11 +77,14 @@ def _from_path(path: Path) -> ir.Model:
         size = status.st_size
         if size > PROTOBUF:
             raise _too_large(str(path), size)
+        file = SteadyFile(path.resolve(), ModelError)
         apart = split(path)
         data = path.read_bytes() if apart is None else apart.rest
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    return _from_proto(_parse(data, str(path)), str(path), path, apart)
+    model = _from_proto(_parse(data, str(path)), str(path), path, apart)
+    model.meta[SOURCES] = (file, *model.meta[SOURCES])
+    return model
 
 
 def beside(path: Path) -> list[Path]:
@@ -162,12 +167,26 @@ def copy(model: ir.Model) -> ir.Model:
     return clone
 
 
-def save(model: ir.Model, path: Path, *, apart: bool = False, scratch: Path | None = None) -> dict[Path, str]:
+def save(
+    model: ir.Model,
+    path: Path,
+    *,
+    apart: bool = False,
+    scratch: Path | None = None,
+    sources: Iterable[ir.Model] = (),
+) -> dict[Path, str]:
     """Write the model, with weights in a file beside it when asked or when they pass 2 GiB.
 
     That file is called `NAME.CHECKSUM.data`.  Files are written in a hidden folder beside the target (or in `scratch`,
     which must be on the same file system) and moved to their place, so a failure leaves nothing behind and the model
     that was there before.  Weights are copied one by one.
+
+    Args:
+        model: the graph.
+        path: where to write it.
+        apart: weights in a file of their own.
+        scratch: where files are written first.
+        sources: models that it was made of, whose files must still be as they were.
 
     Returns:
         The checksums of the files, the model first.
@@ -183,6 +202,8 @@ def save(model: ir.Model, path: Path, *, apart: bool = False, scratch: Path | No
             whole, folder = copy(model), Path(drafts)
             weights = unload(whole, folder / "weights", partial(weights_name, path)) if apart else None
             digests = {path: write_inline(whole, folder / "model")}
+            for source in sources:
+                check_unchanged(source)
             place(path, folder / "model", weights)
             return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, overload
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5  # wire types
 
@@ -19,7 +20,17 @@ class Field:
     stop: int
 
 
-def fields(data: memoryview, start: int, stop: int) -> Iterator[Field]:
+class Bytes(Protocol):
+    """Bytes, in memory or not."""
+
+    @overload
+    def __getitem__(self, place: int, /) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice, /) -> memoryview: ...
+
+
+def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
     """The fields of the message in data[start:stop].
 
     Raises:
@@ -53,7 +64,7 @@ def head(field: int, length: int) -> bytes:
     return bytes([*found, length])
 
 
-def _number(data: memoryview, place: int, stop: int) -> tuple[int, int]:
+def _number(data: Bytes, place: int, stop: int) -> tuple[int, int]:
     """A number written seven bits at a time, and where it ends."""
     found = shift = 0
     while place < stop and shift < 64:

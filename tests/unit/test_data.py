@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.data import fixed_batch, read
+from onnxgrail.calibration.kinds import arrays
 from onnxgrail.calibration.signature import Input, padding_mask, signature_of
 from onnxgrail.errors import DataError, ModelError
 
@@ -230,11 +231,13 @@ def test_npz(tmp_path):
     assert read(str(tmp_path / "d.npz"), OPEN).source.endswith("d.npz")
 
 
-def test_npy_is_mapped(tmp_path):
+@pytest.mark.parametrize("large", [False, True])
+def test_npy(large, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE", 1 if large else 2**26)
     np.save(tmp_path / "d.npy", rows(5))
     batches = read(tmp_path / "d.npy", OPEN, batch_size=2)
     assert sizes(batches) == [2, 2, 1]
-    assert isinstance(batches.feeds[0].parts[0].arrays["x"], np.memmap)
+    assert isinstance(batches.feeds[0].parts[0].arrays["x"], arrays.Stored) is large
     with pytest.raises(DataError, match="holds one array, the model takes 2 inputs"):
         read(tmp_path / "d.npy", (*OPEN, entry("y")))
 

@@ -1,7 +1,8 @@
-"""NumPy files: `.npz`, `.npy`, and folders of those.  Large arrays are mapped, not read."""
+"""NumPy files: `.npz`, `.npy`, and folders of those.  Large arrays are read row by row."""
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -11,14 +12,37 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.calibration.naming import from_mapping
-from onnxgrail.calibration.parts import Part, natural, readable
+from onnxgrail.calibration.parts import Column, Part, Rows, natural, readable
 from onnxgrail.calibration.reading import Reading
 from onnxgrail.calibration.signature import Signature, describe
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Ints
 from onnxgrail.errors import DataError
+from onnxgrail.steady import SteadyFile
 
-MAPPED_FROM = 2**26  # bytes; smaller members are read, which also checks their checksum
+LARGE = 2**26  # bytes; smaller arrays are read at once, which also checks the checksum of an archive
 LOCAL_HEADER = 30  # bytes of a zip member's header before its name
+READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+class Stored(Column):
+    """Rows of a large array in a file."""
+
+    def __init__(self, file: SteadyFile, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Of this shape and type, from this byte of the file on."""
+        super().__init__(shape, dtype)
+        self._file, self._offset = file, offset
+
+    def rows(self, numbers: Ints) -> Array:
+        """The samples of these numbers, read run by run."""
+        found = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        size = found.nbytes // max(len(numbers), 1)
+        room = found.reshape(-1).view(np.uint8).data
+        cuts = [0, *np.flatnonzero(np.diff(numbers) != 1) + 1, len(numbers)]
+        for start, stop in itertools.pairwise(map(int, cuts)):
+            if stop > start:
+                first = self._offset + int(numbers[start]) * size
+                self._file.read_into(first, room[start * size : stop * size])
+        return found
 
 
 def from_npz(path: Path, signature: Signature, _: Reading, __: int | None) -> tuple[Part, ...]:
@@ -31,14 +55,20 @@ def from_npz(path: Path, signature: Signature, _: Reading, __: int | None) -> tu
 
 
 class _Lazy(Mapping[str, Any]):
-    """An archive as a mapping that reads an array only when asked for it, and maps it where it can."""
+    """An archive as a mapping that reads an array only when asked for it, and large ones row by row where it can."""
 
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path = file, path
 
     def __getitem__(self, name: str) -> Any:
-        mapped = _mapped(self._path, self._file.zip, name)
-        return self._file[name] if mapped is None else mapped
+        member = next((m for m in self._file.zip.infolist() if m.filename == f"{name}.npy"), None)
+        if member is None or member.compress_type != zipfile.ZIP_STORED:
+            return self._file[name]
+        with self._path.open("rb") as file:
+            file.seek(member.header_offset)
+            lengths: tuple[int, int] = struct.unpack("<HH", file.read(LOCAL_HEADER)[26:30])  # of name and extra field
+        stored = _stored(self._path, member.header_offset + LOCAL_HEADER + sum(lengths), member.file_size)
+        return self._file[name] if stored is None else stored
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file.files)
@@ -47,25 +77,22 @@ class _Lazy(Mapping[str, Any]):
         return len(self._file.files)
 
 
-def _mapped(path: Path, archive: zipfile.ZipFile, name: str) -> Array | None:
-    """A large member as a window on the file; None where it is small, compressed, or of an unusual kind."""
-    member = next((m for m in archive.infolist() if m.filename == f"{name}.npy"), None)
-    if member is None or member.compress_type != zipfile.ZIP_STORED or member.file_size < MAPPED_FROM:
+def _stored(path: Path, start: int, size: int) -> Stored | None:
+    """Return the array in these bytes of a file; None if it is small or unusual and is better read by numpy."""
+    if size < LARGE:
         return None
+    steady = SteadyFile(path, DataError)
     with path.open("rb") as file:
-        file.seek(member.header_offset)
-        lengths: tuple[int, int] = struct.unpack("<HH", file.read(LOCAL_HEADER)[26:30])  # of name and extra field
-        start = member.header_offset + LOCAL_HEADER + sum(lengths)
         file.seek(start)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        version = np.lib.format.read_magic(file)
-        if version not in readers:
+        read = READERS.get(np.lib.format.read_magic(file))
+        if read is None:
             return None
-        shape, fortran, dtype = readers[version](file)
+        shape, fortran, dtype = read(file)
         offset = file.tell()
-    if dtype.hasobject or offset - start + dtype.itemsize * int(np.prod(shape, dtype=np.int64)) != member.file_size:
-        return None  # the usual reader says what is wrong
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order="F" if fortran else "C")
+    held = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if fortran or not shape or dtype.hasobject or dtype.names or offset - start + held != size:
+        return None  # where something is wrong, numpy says what
+    return Stored(steady, offset, shape, dtype)
 
 
 def from_npy(path: Path, signature: Signature, _: Reading, __: int | None) -> tuple[Part, ...]:
@@ -78,9 +105,12 @@ def from_npy(path: Path, signature: Signature, _: Reading, __: int | None) -> tu
     return (Part(source=path.name, arrays={signature[0].name: _array(path)}),)
 
 
-def _array(path: Path) -> Array:
+def _array(path: Path) -> Rows:
     with readable(path):
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        stored = _stored(path, 0, path.stat().st_size)
+        if stored is not None:
+            return stored
+        array: Array = np.load(path, allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise DataError(f"{str(path)!r} is not an .npy array", hint="Write it with numpy.save")
         return array

@@ -17,10 +17,12 @@ from onnxgrail.calibration.reading import LENGTH, Reading
 from onnxgrail.calibration.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, MissingExtraError
+from onnxgrail.steady import SteadyFile
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 PREFERRED = "train"
 LABELS = ("labels", "label")
+MAPPED_FROM = 2**28  # bytes; smaller files are read, since a mapped file that is cut short ends the process
 SAVED = "Save it again with Dataset.save_to_disk"
 
 
@@ -37,12 +39,12 @@ def from_dataset(folder: Path, signature: Signature, reading: Reading, _: int | 
         MissingExtraError: pyarrow, or what a column needs, is not installed.
     """
     folder, notes = _split(folder)
-    table = _table(folder)
+    table, files = _table(folder)
     if not table.num_rows:
         raise DataError(f"{str(folder)!r} holds no samples", hint="Save another split")
     part = _part(table, signature, reading, folder.name)
     labels = None if any(entry.name in LABELS for entry in signature) else _labels(table)
-    return (Part(source=part.source, arrays=part.arrays, notes=(*notes, *part.notes), labels=labels),)
+    return (Part(source=part.source, arrays=part.arrays, notes=(*notes, *part.notes), labels=labels, files=files),)
 
 
 def _labels(table: Any) -> Labels | None:
@@ -175,8 +177,8 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0:")
 
 
-def _table(folder: Path) -> Any:
-    """All Arrow files of a split as one mapped table.
+def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
+    """All Arrow files of a split as one table, and those of them that are mapped: only large ones are.
 
     Raises:
         DataError: a file is missing, broken or outside the folder, or rows are reordered by a file of indices.
@@ -190,14 +192,19 @@ def _table(folder: Path) -> Any:
         raise DataError(f"{str(folder / STATE)!r} names no files in its folder", hint=SAVED)
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(f"{str(folder)!r} has an index over its rows", hint="Call flatten_indices() before it is saved")
-    tables = []
-    for name in names:
-        with readable(folder / name):
-            tables.append(arrow.ipc.open_stream(arrow.memory_map(str(folder / name))).read_all())
+    tables, mapped = [], list[SteadyFile]()
+    for path in (folder / name for name in names):
+        with readable(path):
+            if path.stat().st_size < MAPPED_FROM:
+                source = arrow.py_buffer(path.read_bytes())
+            else:
+                mapped.append(SteadyFile(path, DataError))
+                source = arrow.memory_map(str(path))
+            tables.append(arrow.ipc.open_stream(source).read_all())
     with readable(folder):
         table = arrow.concat_tables(tables)
         table.validate(full=True)  # offsets of a broken file could point outside of it
-        return table
+        return table, tuple(mapped)
 
 
 def _plain(kind: Any) -> Any:
