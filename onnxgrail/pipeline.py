@@ -148,7 +148,6 @@ def compress(
         stack.enter_context(unchanged(prepared.model))
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
-        apart = external(prepared.model, save_as_external_data)
         if folder is not None:
             begin(folder, prepared, recipe, stored)
         if first and prepared.path is not None:
@@ -167,7 +166,13 @@ def compress(
         written: dict[Path, str] = {}
         with clock.stage("write"):
             if target is not None and shipped is not None:
-                written = write(shipped.model, target, apart=apart, folder=folder, sources=[prepared.model])
+                written = write(
+                    shipped.model,
+                    target,
+                    apart=external(prepared.model, save_as_external_data),
+                    folder=folder,
+                    sources=[prepared.model],
+                )
             elif first:
                 check_unchanged(prepared.model)
             given = {"data": data, "held_out": held_out}

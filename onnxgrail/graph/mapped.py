@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.errors import ModelError
+from onnxgrail.errors import ModelError, OnnxGrailError
 from onnxgrail.steady import SteadyFile
 
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are written from here: one folder that holds every file
@@ -268,7 +268,7 @@ def unchanged(model: ir.Model) -> Iterator[None]:
     """
     try:
         yield
-    except ModelError:
+    except OnnxGrailError:
         check_unchanged(model)
         raise
 
