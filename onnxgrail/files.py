@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ def reads(
         models: models of any kind, by what messages call them; those that are files may name others for their weights.
         data: calibration data of any kind.
         held_out: data that judge, or a number of samples.
-        files: paths of further files, by what messages call them.
+        files: paths of further files, one or several, by what messages call them.
     """
-    found = [Read(path=Path(path), what=what) for what, path in (files or {}).items() if path is not None]
+    found = [Read(path=path, what=what) for what, paths in (files or {}).items() for path in _several(paths)]
     for what, model in models.items():
         path = path_of(model)
         if path is not None:
@@ -39,6 +39,12 @@ def reads(
         if isinstance(source, str | os.PathLike):
             found.append(kinds.reads(source, what))
     return found
+
+
+def _several(paths: Any) -> list[Path]:
+    if isinstance(paths, str | os.PathLike):
+        return [Path(paths)]
+    return [Path(path) for path in paths] if isinstance(paths, Collection) else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

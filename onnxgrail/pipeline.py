@@ -138,7 +138,7 @@ def compress(
         target, save_stats=save_stats, save_recipe=save_recipe, report=report, plots=plots, resume=resume
     )
     if first:
-        used = {"the statistics": stats, "the tokenizer": recipe.tokenizer}
+        used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": custom_ops}
         writes.apart(reads({"the input": model}, data, held_out, used))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, registered(custom_ops), solving_on(recipe.providers), ExitStack() as stack:

@@ -106,7 +106,7 @@ def refine_model(
     target = None if dry_run else target_of(model, output, default_name)
     writes = writes_of(target, report=report, resume=resume)
     models = {"the input": model, "the reference": reference}
-    writes.apart(reads(models, data, held_out, {"the tokenizer": recipe.tokenizer}))
+    writes.apart(reads(models, data, held_out, {"the tokenizer": recipe.tokenizer, "an operator library": custom_ops}))
     kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
     with kept as folder, registered(custom_ops), ExitStack() as stack:
         writes.ready(force=force, owned=functools.partial(replaceable, folder))

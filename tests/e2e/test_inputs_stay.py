@@ -69,6 +69,12 @@ def test_statistics_do_not_go_over_what_is_read(place: Path) -> None:
         assert " is " in refused(place, "compress", "m.onnx", "--data", "d.npz", "--force", "--save-stats", name)
 
 
+def test_a_library_of_operators_stays(place: Path) -> None:
+    Path("ops.so").write_bytes(b"not one")
+    words = ("compress", "m.onnx", "--custom-ops", "ops.so", "--force", "-o", "ops.so")
+    assert "is an operator library" in refused(place, *words)
+
+
 def test_files_in_a_folder_of_data_stay(place: Path) -> None:
     words = ("compress", "m.onnx", "--data", "folder", "--force", "--save-stats")
     for name in ("folder/a.npz", "folder/new.npz"):  # which the next run would take for samples
