@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 FREE = 4  # IR version from which on an initializer need not be an input
+FEW = 8  # inputs with a default value that a model may have
 
 
 def listed(model: ir.Model) -> tuple[ir.Value, ...]:
@@ -21,12 +22,13 @@ def listed(model: ir.Model) -> tuple[ir.Value, ...]:
 def settings(model: ir.Model) -> tuple[ir.Value, ...]:
     """Return those of them that somebody made inputs on purpose: a few, where most constants are none.
 
-    A file that lists most of its constants does so because its exporter did with all of them; before IR version 4 there
-    was no choice.
+    A file that lists many of its constants does so because its exporter did with all of them, and tools may have added
+    others since; before IR version 4 there was no choice.
     """
     found = listed(model)
     constants = len(model.graph.initializers) + sum(node.op_type == "Constant" for node in model.graph)
-    return found if model.ir_version >= FREE and 2 * len(found) < constants else ()
+    few = len(found) <= FEW and 2 * len(found) < constants
+    return found if few and model.ir_version >= FREE else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
