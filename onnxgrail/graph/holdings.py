@@ -68,13 +68,17 @@ def _shared(forms: list[Form], sources: list[Source], fitted: set[str]) -> list[
     room = sum(source.bytes for source in sources) + LITTLE
     if len(forms) < 2 or sum(_bytes(form) for form in forms if not form.picked) <= room:
         return forms
-    return [
-        replace(form, picked=form.picked or (form.operand.param not in fitted and 2 * _index(form) < _bytes(form)))
-        for form in forms
-    ]
+    return [replace(form, picked=form.picked or _picks(form, fitted)) for form in forms]
+
+
+def _picks(form: Form, fitted: set[str]) -> bool:
+    """Return True if a node that picks what stays takes less room than half a copy."""
+    return form.stored is None and form.operand.param not in fitted and 2 * _index(form) < _bytes(form)
 
 
 def _bytes(form: Form) -> int:
+    if form.stored is not None:
+        return form.stored.count(form.shape)[1]
     spread = form.spread
     sizes = form.shape if spread is None else [len(dim.units) for dim in spread.dims if not dim.repeated]
     return math.prod(sizes) * form.bits // 8
