@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.cost import READERS, is_weight
@@ -120,7 +121,6 @@ class _Finder:
                     self.values[operand.param][value] = None
                     self.first.setdefault(operand.param, operand)
         self.direct = {value for values in self.values.values() for value in values}
-        self.known: dict[ir.Value, tuple[frozenset[str], bool]] = {}
 
     def source(self, leaf: _Leaf) -> Source:
         """The same with its readers."""
@@ -194,13 +194,13 @@ def _leaf(value: ir.Value, facts: Facts) -> _Leaf | None:
         tensor = value.const_value
         count = 0 if tensor is None else int(tensor.size)
         return _Leaf(value, count * _counts(value, facts), 0 if tensor is None else tensor.nbytes)
-    if node.op_type == "Constant":
-        count = math.prod(facts.shapes[name])
-        size = count * facts.dtypes[name].itemsize
-        return _Leaf(value, count * _counts(value, facts) * (count > 1), size)
+    if node.op_type not in ("Constant", "ConstantOfShape"):
+        return None
+    count = math.prod(facts.shapes.get(name, ()))
     if node.op_type == "ConstantOfShape":
-        return _Leaf(value, math.prod(facts.shapes[name]) * _counts(value, facts), 0)
-    return None
+        return _Leaf(value, count * _counts(value, facts), 0)
+    size = count * facts.dtypes[name].itemsize if name in facts.dtypes else 0
+    return _Leaf(value, count * _counts(value, facts) * (count > 1), size)
 
 
 def _counts(value: ir.Value, facts: Facts) -> bool:
@@ -208,4 +208,5 @@ def _counts(value: ir.Value, facts: Facts) -> bool:
     node = value.producer()
     if node is not None and node.op_type == "ConstantOfShape":
         return any(use.node.op_type in READERS and use.idx > 0 for use in value.uses())
-    return is_weight(ir.DataType.from_numpy(facts.dtypes[value.name or ""]))
+    dtype = facts.dtypes.get(value.name or "", np.dtype(object))
+    return dtype.kind != "O" and is_weight(ir.DataType.from_numpy(dtype))
