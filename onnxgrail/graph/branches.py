@@ -1,9 +1,9 @@
 """The branches of If laid out in the graph around them, so that channels are followed through them, and put back.
 
-In the flat graph an If is a `Choice`, an operator that exists in memory only: its inputs are the condition and the
-outputs of both branches.  Every node and weight of a branch notes in which one it lies.  A value of the outer graph
-enters a branch through an `Identity` of that branch (a gate), since it may have another size whenever the branch is
-taken.  The flat graph itself is never run: `folded` makes the If again, `resolved` leaves one branch of each.
+In the flat graph an If is a choice, an operator of a domain that exists in memory only: its inputs are the condition
+and the outputs of both branches.  Every node and weight of a branch notes in which one it lies.  A value of the outer
+graph enters a branch through an `Identity` of that branch (a gate), since it may have another size whenever the branch
+is taken.  The flat graph itself is never run: `folded` makes the If again, `resolved` leaves one branch of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Route = frozenset[Branch]
 _SCOPE = "onnxgrail.scope"  # in the `meta` of nodes and weights: where they lie
 _GATE = "onnxgrail.gate"  # of nodes: they let a value into a branch
 _NAME = "onnxgrail.name"  # of values: the name in the branch, where another value has it, too
-_SHELL = "onnxgrail.shell"  # of a Choice: what else the If holds
+_SHELL = "onnxgrail.shell"  # of a choice: what else the If holds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shell:
-    """What an If holds beside inputs, outputs and what its branches compute; `key` is that of its Choice."""
+    """What an If holds beside inputs, outputs and what its branches compute; `key` is that of its choice."""
 
     key: str
     domain: str
@@ -106,7 +106,7 @@ def _fixed_names(graph: ir.Graph, *, reached: bool, own: bool = True) -> set[str
 
 
 def _lay_out(graph: ir.Graph, node: ir.Node, scope: Scope, taken: set[str]) -> None:
-    """Move the nodes and weights of both branches in front of an If, and make it a Choice."""
+    """Move the nodes and weights of both branches in front of an If, and make it a choice."""
     name, frames, operands = key(node), {}, list[ir.Value]()
     for side, attribute in SIDES.items():
         body, inner = node.attributes[attribute].as_graph(), (*scope, (name, side))
@@ -182,7 +182,7 @@ def _scope(value: ir.Value) -> Scope:
 
 # ---- putting back
 def folded(model: ir.Model, *, own_names: bool = True) -> ir.Model:
-    """Return a copy with an If for every Choice; the model itself where it has none.
+    """Return a copy with an If for every choice; the model itself where it has none.
 
     What was added to the flat graph lies in the branch whose values it reads.
 
@@ -234,7 +234,7 @@ def _close(
     inside: Mapping[Scope, list[ir.Node]],
     weights: Mapping[Scope, list[ir.Value]],
 ) -> None:
-    """Make a Choice an If again, with the nodes and weights of both branches."""
+    """Make a choice an If again, with the nodes and weights of both branches."""
     shell: _Shell = node.meta[_SHELL]
     operands, attributes = list(node.inputs[1:]), dict(node.attributes)
     node.resize_inputs(1)
@@ -269,7 +269,7 @@ def _close(
 
 # ---- one branch of each
 def resolved(model: ir.Model, route: Route) -> ir.Model:
-    """Return a copy in which every Choice passes on what the branch taken makes, and the other one is left out."""
+    """Return a copy in which every choice passes on what the branch taken makes, and the other one is left out."""
     if not branched(model):
         return model
     plain = model.clone()

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.graph.stored import Stored
 
-OWN, CHOICE = "onnxgrail", "Choice"  # domain and name of the operator that stands for an If whose branches are laid out
+OWN, CHOICE = "onnxgrail", "If"  # domain and name of what stands for an If whose branches are laid out: a choice
 Branch = tuple[str, str]
-"""Key of a Choice, and which of its branches: "then" or "else"."""
+"""Key of a choice, and which of its branches: "then" or "else"."""
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}

@@ -18,7 +18,7 @@ _PREFIX = "onnxgrail.taken/"
 
 
 def tapped(model: ir.Model) -> tuple[Packed, dict[str, str]]:
-    """Return a model for the runtime, and the key of each Choice by the output that tells of it.
+    """Return a model for the runtime, and the key of each choice by the output that tells of it.
 
     An output is 1 where the first branch is taken, 0 where the second one is, and empty where the If itself lies in a
     branch that is not taken.

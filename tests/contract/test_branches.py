@@ -224,7 +224,7 @@ def test_branches_of_different_shapes() -> None:
     model = tiny(INPUTS, body, {"up": (6, 8), "other": (6, 8), "down": (8, 5), "one": ints(1)}, recorded=False)
     survey = seen(model, both(model))[1]
     assert not survey.blocks
-    assert {r.reason for r in survey.refusals if r.op == "Choice"} == {
+    assert {r.reason for r in survey.refusals if r.op == "If"} == {
         "the branches of If_0 make tensors of different shapes"
     }
 
