@@ -51,22 +51,30 @@ def prove(
 
     good = _passing(list(blocks), holds)
     names = {b.name for b in good}
-    rest = UNPROVED if search.runs >= RUNS else TOGETHER
+    rest = UNPROVED if search.ended else TOGETHER
     return tuple(good), tuple(_refusal(b, search.doubts.get(b.name, rest)) for b in blocks if b.name not in names)
 
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """The comparisons of one proof: how many there were, why single blocks failed, and whether outputs will do."""
+    """The comparisons of one proof.
+
+    Attributes:
+        runs: how many there were; ended: there were to be more.
+        doubts: why single blocks failed.
+        by_steps: outputs alone do not tell.
+    """
 
     trial: Trial
     runs: int = 0
+    ended: bool = False
     doubts: dict[str, str] = field(default_factory=dict)
     by_steps: bool = False
 
     def holds(self, blocks: Sequence[Block], dead: Bools) -> bool:
         """Return True if the blocks narrow exactly together; False, unseen, after too many comparisons."""
         if self.runs >= RUNS:
+            self.ended = True
             return False
         self.runs += 1
         why = "" if self.by_steps else doubt(self.trial, blocks, dead)

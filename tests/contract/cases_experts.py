@@ -29,10 +29,12 @@ def codes(*shape: int) -> Array:
     return np.random.default_rng(len(shape) + shape[-1]).integers(0, 256, shape).astype(np.uint8)
 
 
-def packed(inner: int, bits: int, size: int = 0, *, zeros: bool = False) -> dict[str, Array | tuple[int, ...]]:
+def packed(
+    inner: int, bits: int, size: int = 0, *, zeros: bool = False, fused: int = 1
+) -> dict[str, Array | tuple[int, ...]]:
     """Weights of a QMoE with so many hidden channels; a block of `size` numbers has a scale, 0: a row."""
     found: dict[str, Array | tuple[int, ...]] = {"router": (6, EXPERTS)}
-    for name, rows, columns in (("up", inner, 8), ("down", 8, inner)):
+    for name, rows, columns in (("up", fused * inner, 8), ("down", 8, inner)):
         found[f"q_{name}"] = codes(EXPERTS, rows, columns * bits // 8)
         blocks = -(-columns // size) if size else 1
         scale = np.random.default_rng(1).uniform(0.01, 0.1, (EXPERTS, rows, blocks)).astype(np.float32)
@@ -120,5 +122,15 @@ CASES = [
         units=(4,),
         refused="16 numbers shares a scale",
         note="blocks",
+    ),
+    Case(
+        op="QMoE",
+        domain=MICROSOFT,
+        ratios=SEVERAL,
+        body=f"{ROUTE}y0 = com.microsoft.QMoE<k=2, expert_weight_bits=8, {GATED}>"
+        f"(h, r, q_up, s_up, b_up, q_down, s_down, b_down){SUM}",
+        weights=packed(INNER, 8, fused=2) | {"b_up": WIDE["b_up"], "b_down": FLOATS["b_down"]},
+        units=(8, INNER),
+        note="gated",
     ),
 ]
