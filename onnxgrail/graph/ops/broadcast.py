@@ -10,7 +10,7 @@ import numpy as np
 from onnxgrail.graph.causes import UNALIGNED
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.spread import claim, is_repeated
+from onnxgrail.graph.ops.repeated import claim, is_repeated
 
 TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
 UNLABELLED = "it is combined with another tensor of the same width that cannot be narrowed"

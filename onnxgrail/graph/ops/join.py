@@ -18,8 +18,8 @@ from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.ops.experts import stack
 from onnxgrail.graph.ops.filled import is_filled, pick
 from onnxgrail.graph.ops.layout import RUNTIME, taken
+from onnxgrail.graph.ops.repeated import claim
 from onnxgrail.graph.ops.rule import narrow, rule
-from onnxgrail.graph.ops.spread import claim
 
 UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
 CROSSED = f"the channels of its pieces {UNALIGNED}"

@@ -30,7 +30,8 @@ def claim(site: Site, operand: int, mark: Mark) -> bool:
         before, after = facts.shapes[source.name or ""], facts.shapes[made.name or ""]
         offset = len(after) - len(before)
         spanned = [a for a in mark.axes if a >= offset and before[a - offset] == after[a]]
-        early = any(key(n) in site.flow.seen - own and n.op_type != "Shape" for n in made.consumers())
+        readers = [n for n in made.consumers() if n.op_type != "Shape"]
+        early = any(n.graph is not node.graph or key(n) in site.flow.seen - own for n in readers)
         taken = any(set(m.axes) & set(mark.axes) for m in marks.get(made.name or "", ()))
         if early or taken or len(spanned) != len(mark.axes) or made.is_graph_output():
             return False
