@@ -28,6 +28,8 @@ def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta["onnxgrail.verbose"] = value
 
 
+FORCE = "Replace files that exist; what is read is never replaced."
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 verbose_option = click.option(
     "--verbose", is_flag=True, expose_value=False, callback=_verbose, help="Say more; show tracebacks of errors."

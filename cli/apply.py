@@ -22,7 +22,7 @@ INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--force", is_flag=True, help=options.FORCE)
 @click.option("--data", "--calib", "data", metavar="PATH", help="Samples to use, instead of the recipe's.")
 @options.held_out_option
 @options.tokenizer_option

@@ -28,7 +28,7 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--force", is_flag=True, help=options.FORCE)
 @click.option(
     "--ratio",
     type=values.ratio,

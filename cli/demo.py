@@ -27,6 +27,7 @@ from ._progress import progress
     help="Share of units to remove per block; repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep models and reports in this folder.")
+@click.option("--force", is_flag=True, help="Replace files of the same names in that folder.")
 @click.option(
     "--threads", type=click.IntRange(1, 4096), metavar="N", default=1, show_default=True, help="Used when timing."
 )
@@ -38,6 +39,7 @@ def demo(
     models: tuple[str, ...],
     ratios: tuple[float, ...],
     out: Path | None,
+    force: bool,
     threads: int,
     as_json: bool,
     no_progress: bool,
@@ -50,7 +52,9 @@ def demo(
 
     _machine.ready("demo")
     with progress(quiet=False, no_progress=no_progress) as show:
-        result = onnxgrail.demo(models=models or None, ratios=ratios, out=out, threads=threads, progress=show)
+        result = onnxgrail.demo(
+            models=models or None, ratios=ratios, out=out, force=force, threads=threads, progress=show
+        )
     if as_json:
         click.echo(result.to_json())
         return

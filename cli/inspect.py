@@ -30,6 +30,7 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 @options.kv_io_option
 @custom_ops_option
 @click.option("--html", "page", type=values.page_file, metavar="FILE", help="Write it as a page, .html.")
+@click.option("--force", is_flag=True, help="Replace an existing page.")
 @options.json_option
 @options.verbose_option
 def inspect(
@@ -37,6 +38,7 @@ def inspect(
     model: Path,
     input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     page: Path | None,
+    force: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -53,11 +55,11 @@ def inspect(
             [("--html", page)],
             files.reads({"the input": model}, given["data"], files={"the tokenizer": given["tokenizer"]}),
         )
-        paths.check_output(page, force=True)
+        paths.check_output(page, force=force, what="--html")
     _machine.ready("inspect")
     found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), **given)
     if page is not None:
-        found.save(page)
+        found.save(page, force=True)
     if as_json:
         click.echo(found.to_json())
         return

@@ -41,7 +41,7 @@ COMMON = (
     help="The model that SMALL was made from, with the same inputs and outputs.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: SMALL.refined.onnx]")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--force", is_flag=True, help=options.FORCE)
 @options.data_options
 @options.held_out_option
 @options.reading_options

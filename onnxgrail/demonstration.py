@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -21,7 +22,7 @@ from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.calibration.timing import machine, take_turns
 from onnxgrail.core import Array, Feed, Kind
 from onnxgrail.errors import OutputError, UsageError
-from onnxgrail.paths import check_folder
+from onnxgrail.paths import check_folder, check_output
 from onnxgrail.progress import Progress, silent, ticking
 from onnxgrail.report import SCHEMA, environment, to_json
 
@@ -95,6 +96,7 @@ def demo(
     models: Sequence[str] | None = None,
     ratios: Sequence[float] = (0.3, 0.5),
     out: Path | None = None,
+    force: bool = False,
     batch_size: int = 8,
     repeats: int = 30,
     threads: int = 1,
@@ -107,6 +109,7 @@ def demo(
         models: names of embedded models; None takes all.
         ratios: shares of units to remove, each above 0 and below 1.
         out: folder that keeps the compressed models and their reports; None keeps nothing.
+        force: replace files of the same names in that folder.
         batch_size: samples per run when latency is measured.
         repeats: how often each model is timed, in turn with the others.
         threads: threads of ONNX Runtime when latency is measured.
@@ -115,7 +118,7 @@ def demo(
 
     Raises:
         UsageError: an unknown model or an impossible ratio.
-        OutputError: `out` cannot be written.
+        OutputError: `out` holds such files and `force` is not given, or cannot be written.
     """
     from onnxgrail import models as embedded_models
 
@@ -131,6 +134,9 @@ def demo(
     tick = ticking(progress, "demo", total)
     progress("demo", 0, total)
     with _folder(out) as folder:
+        for target in (_target(folder, name, *kind) for name in names for kind in product(ratios, COMPENSATE)):
+            for path in (target, target.with_suffix(".json")):
+                check_output(path, force=force)
         for name in names:
             embedded = embedded_models.load(name)
             variants = _compressed(embedded, ratios, folder, seed, tick)
@@ -158,6 +164,10 @@ def _folder(out: Path | None) -> contextlib.AbstractContextManager[str]:
     return contextlib.nullcontext(str(out))
 
 
+def _target(folder: str, name: str, ratio: float, compensate: str) -> Path:
+    return Path(folder) / f"{name}.{ratio:g}.{compensate}.onnx"
+
+
 def _compressed(
     embedded: Any, ratios: Sequence[float], folder: str, seed: int, tick: Callable[[], None]
 ) -> list[_Variant]:
@@ -167,7 +177,7 @@ def _compressed(
     variants: list[_Variant] = []
     for ratio in ratios:
         for compensate in COMPENSATE:
-            target = Path(folder) / f"{embedded.name}.{ratio:g}.{compensate}.onnx"
+            target = _target(folder, embedded.name, ratio, compensate)
             result = compress(
                 embedded.model,
                 target,
@@ -178,7 +188,7 @@ def _compressed(
                 seed=seed,
                 force=True,
             )
-            result.report.save(target.with_suffix(".json"))
+            result.report.save(target.with_suffix(".json"), force=True)
             sizes = result.report.data["model"]
             if not variants:
                 variants.append(

@@ -11,7 +11,7 @@ from typing import Any
 from onnxgrail import journal, plots
 from onnxgrail.calibration import kinds
 from onnxgrail.graph import model_io
-from onnxgrail.paths import Read, check_folder, check_input, check_output, check_targets, path_of
+from onnxgrail.paths import Read, check_input, check_output, check_targets, path_of
 
 Owned = Callable[[Path], bool]
 """Tells of a file if it is this very run's and may be replaced."""
@@ -66,6 +66,17 @@ class Writes:
     plots: Path | None = None
     resume: Path | None = None
 
+    def files(self) -> list[tuple[str, Path]]:
+        """Return the options with their files; figures are those that there may be."""
+        options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
+        found = [(option, path) for option, path in options if path is not None]
+        found += [("--report", path) for path in self.reports]
+        return found + [("--plots", path) for path in ([] if self.plots is None else plots.files(self.plots))]
+
+    def beside(self) -> list[Path]:
+        """Return all files but the model."""
+        return [path for option, path in self.files() if option != "--output"]
+
     def apart(self, read: Iterable[Read]) -> None:
         """Check that nothing of it is read.
 
@@ -73,10 +84,7 @@ class Writes:
             OutputError: something is.
             UsageError: two things would be written to one file.
         """
-        options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
-        targets = [(option, path) for option, path in options if path is not None]
-        targets += [("--report", path) for path in self.reports]
-        targets += [("--plots", path) for path in ([] if self.plots is None else plots.files(self.plots))]
+        targets = self.files()
         targets += [("--resume", path) for path in ([] if self.resume is None else journal.files(self.resume))]
         check_targets(targets, read, [] if self.resume is None else [("--resume", self.resume)])
 
@@ -86,15 +94,8 @@ class Writes:
         Raises:
             OutputError: one exists that may not be replaced, or cannot be written.
         """
-        for path in (self.output, self.stats):
-            if path is not None:
-                check_output(path, force=force or owned(path))
-        if self.recipe is not None:
-            check_output(self.recipe, force=force or self.resume is not None)
-        for path in self.reports:
-            check_output(path, force=True)
-        if self.plots is not None:
-            check_folder(self.plots)
+        for option, path in self.files():
+            check_output(path, force=force or owned(path), what="output" if path == self.output else option)
 
 
 def target_of(model: Any, output: Place | None, default: Callable[[Path], Path]) -> Path | None:

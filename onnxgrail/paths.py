@@ -107,33 +107,34 @@ def _among(target: Path, read: Read) -> bool:
 def _same(one: Path, two: Path) -> bool:
     try:
         return one.samefile(two)
-    except OSError:
+    except (OSError, ValueError):  # one is missing, or has a name that no file can have
         return _real(one) == _real(two)
 
 
 def _real(path: Path) -> Path:
     try:
         return path.resolve()
-    except (OSError, RuntimeError):  # links that lead to themselves
+    except (OSError, RuntimeError, ValueError):  # links that lead to themselves, impossible names
         return path.absolute()
 
 
-def check_output(target: Path, *, force: bool = False) -> None:
+def check_output(target: Path, *, force: bool = False, what: str = "output") -> None:
     """Check that a file can be written, before the work is done.
 
     Args:
         target: the file to write.
         force: an existing file may be replaced.
+        what: how messages call it.
 
     Raises:
         OutputError: target is a folder or a device, exists without `force`, or its folder cannot be made or written.
     """
     if target.is_dir():
-        raise OutputError(f"output {str(target)!r} is a folder", hint="Give a file name")
+        raise OutputError(f"{what} {str(target)!r} is a folder", hint="Give a file name")
     if target.exists() and not target.is_file():
-        raise OutputError(f"output {str(target)!r} is not a regular file", hint="Give a file name")
+        raise OutputError(f"{what} {str(target)!r} is not a regular file", hint="Give a file name")
     if target.exists() and not force:
-        raise OutputError(f"output {str(target)!r} exists", hint="Use --force to replace it")
+        raise OutputError(f"{what} {str(target)!r} exists", hint="Use --force to replace it")
     check_folder(target.parent)
 
 

@@ -102,7 +102,7 @@ def compress(
         data: calibration data (see `calibration.data.read`); drawn at random when None, at a cost in fidelity.
         held_out: samples that nothing is fitted to and that the result is judged on: so many of `data`, held back, or
             data of their own.
-        force: replace an existing output.
+        force: replace files that exist: the output, its report, figures, statistics and recipe. What is read never is.
         dry_run: decide and report, write nothing.
         save_as_external_data: weights in a file beside the model, or inside; None: as the input has them.
             Over 2 GB they always are beside it.
@@ -149,7 +149,7 @@ def compress(
         agree(group, prepared)
         shipping.check(prepared.model, recipe)
         if folder is not None:
-            begin(folder, prepared, recipe, stored)
+            begin(folder, prepared, recipe, stored, writes=writes.beside())
         if first and prepared.path is not None:
             prepared.checksums.begin(prepared.path, *weight_files(prepared.model).values())
         journal = folder or NO_JOURNAL
@@ -201,9 +201,9 @@ def compress(
 def _hand_over(report: Report, writes: Writes) -> None:
     """Write the report and its figures."""
     for path in writes.reports:
-        report.save(path)
+        report.save(path, force=True)  # what is there was looked at before the work
     if writes.plots is not None:
-        report.save_plots(writes.plots)
+        report.save_plots(writes.plots, force=True)
 
 
 def _require(recipe: Recipe, plots: str | Path | None, save_recipe: str | Path | None) -> None:
@@ -316,5 +316,5 @@ def _refused(
     """The error for a run without a result, with its report, which is also written."""
     report = report_of(prepared, recipe, decision, slim=None, written={}, verification=None, timing=clock.seconds)
     for path in reports:
-        report.save(path)
+        report.save(path, force=True)
     return NothingToCompressError(text, hint=hint, report=report)

@@ -11,7 +11,7 @@ from onnxgrail.errors import MissingExtraError
 from onnxgrail.page import drawing, figures
 from onnxgrail.page.network import BlockRow, blocks_of, rows_of
 from onnxgrail.page.sensitivity import REMOVED
-from onnxgrail.paths import make_folder, write_whole
+from onnxgrail.paths import check_output, make_folder, write_whole
 
 KINDS = ("png", "svg")
 NAMES = ("sizes", "errors", "curves", "sensitivity")
@@ -44,18 +44,21 @@ def files(folder: Path) -> list[Path]:
     return [folder / f"{name}.{kind}" for name in NAMES for kind in KINDS]
 
 
-def write(data: Mapping[str, Any], folder: Path) -> list[Path]:
+def write(data: Mapping[str, Any], folder: Path, *, force: bool = False) -> list[Path]:
     """Draw what a report holds: sizes and latency, errors per block, and, where they were measured, error curves.
 
     Args:
         data: a report of schema 1.
-        folder: made where it is missing; figures of the same names are replaced.
+        folder: made where it is missing.
+        force: replace figures of the same names.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        OutputError: the folder cannot be written.
+        OutputError: a figure exists and `force` is not given, or the folder cannot be written.
     """
     require()
+    for path in files(folder):
+        check_output(path, force=force, what="figure")
     make_folder(folder)
     import matplotlib as mpl
 

@@ -86,7 +86,7 @@ def refine_model(
         reference: the model it was made from, of the same inputs and outputs; never written.
         data: as for `compress`.
         held_out: as for `compress`.
-        force: replace an existing output.
+        force: replace an existing output and report. What is read never is.
         dry_run: fit and report, write nothing.
         save_as_external_data: as for `compress`, seen from the small model.
         resume: a folder that keeps finished fits; the same call with the same folder goes on where a killed one was.
@@ -117,7 +117,7 @@ def refine_model(
                 stack.enter_context(unchanged(source))
             facts = _facts(prepared, small, recipe)
         if folder is not None:
-            begin(folder, prepared, recipe, small=small)
+            begin(folder, prepared, recipe, small=small, writes=writes.beside())
         apart = external(small, save_as_external_data)
         first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
         sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
@@ -132,7 +132,7 @@ def refine_model(
     change = _change(model, small, first, refined, written)
     told = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
     for path in writes.reports:
-        told.save(path)
+        told.save(path, force=True)
     return Result(report=told, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
 
 

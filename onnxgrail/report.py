@@ -18,7 +18,7 @@ from onnxgrail.core import Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.memory import peak_rss_bytes
-from onnxgrail.paths import write_text
+from onnxgrail.paths import Read, check_output, check_targets, write_text
 from onnxgrail.summary import SummaryRow, outcome_counts, refusal_counts, summary_rows
 
 SCHEMA = 1
@@ -79,13 +79,15 @@ class Report:
         """The report as indented JSON; NaN and infinity become null."""
         return to_json(self.data)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the report, whole or not at all: as a page where the suffix is .html, else as JSON.
 
         Raises:
-            OutputError: the file cannot be written.
+            OutputError: the file exists and `force` is not given, it is what the run has read, or it cannot be written.
         """
         path = Path(path)
+        check_targets([("report", path)], _read(self.data))
+        check_output(path, force=force, what="report")
         write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
 
     def to_html(self) -> str:
@@ -94,16 +96,16 @@ class Report:
 
         return page.report_page(plain(self.data))
 
-    def save_plots(self, folder: str | Path) -> list[Path]:
+    def save_plots(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write figures into a folder, each as PNG and SVG: what is left of the model, errors and curves of its blocks.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            OutputError: the folder cannot be written.
+            OutputError: a figure exists and `force` is not given, or the folder cannot be written.
         """
         from onnxgrail import plots
 
-        return plots.write(plain(self.data), Path(folder))
+        return plots.write(plain(self.data), Path(folder), force=force)
 
     def summary_rows(self) -> tuple[SummaryRow, ...]:
         """The before/after table."""
@@ -173,13 +175,29 @@ class Inspection:
 
         return page.inspection_page(plain(self.to_data()))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write it, whole or not at all: as a page where the suffix is .html, else as JSON.
 
         Raises:
-            OutputError: the file cannot be written.
+            OutputError: the file exists and `force` is not given, it is the model, or it cannot be written.
         """
+        path = Path(path)
+        check_targets([("report", path)], [Read(path=Path(self.path), what="the model")])
+        check_output(path, force=force, what="report")
         write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
+
+
+def _read(data: Mapping[str, Any]) -> list[Read]:
+    """What a run has read, as far as its report tells."""
+    held_out = (data.get("verification") or {}).get("held_out") or {}
+    places = (
+        ("the input", (data.get("model") or {}).get("input")),
+        ("the calibration data", (data.get("calibration") or {}).get("source")),
+        ("the held-out data", held_out.get("source")),
+        ("the reference", (data.get("reference") or {}).get("path")),
+    )
+    files = [(what, Path(path)) for what, path in places if isinstance(path, str)]
+    return [Read(path=path, what=what) for what, path in files if path.is_file()]
 
 
 def is_page(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -25,7 +26,12 @@ PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "on
 
 
 def begin(
-    folder: Folder, prepared: Prepared, recipe: Recipe, files: StatsFiles = NO_FILES, small: ir.Model | None = None
+    folder: Folder,
+    prepared: Prepared,
+    recipe: Recipe,
+    files: StatsFiles = NO_FILES,
+    small: ir.Model | None = None,
+    writes: Iterable[Path] = (),
 ) -> None:
     """Bind the folder to this run, or make sure that it is bound to the same one.
 
@@ -35,6 +41,7 @@ def begin(
         recipe: all choices.
         files: of statistics.
         small: the model that is fitted to the other one, where both are given.
+        writes: files beside the model that the run is going to write, and may replace when it goes on.
 
     Raises:
         UsageError: it belongs to another run.
@@ -50,8 +57,7 @@ def begin(
             "threads": count(),
         }
     )
-    if files.write is not None:
-        folder.about_to_write(files.write)
+    folder.about_to_write(*writes)
 
 
 def versions() -> dict[str, str | None]:
