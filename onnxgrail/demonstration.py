@@ -22,6 +22,7 @@ from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.calibration.timing import machine, take_turns
 from onnxgrail.core import Array, Feed, Kind
 from onnxgrail.errors import OutputError, UsageError
+from onnxgrail.keywords import checked
 from onnxgrail.paths import check_folder, check_output
 from onnxgrail.progress import Progress, silent, ticking
 from onnxgrail.report import SCHEMA, environment, to_json
@@ -91,11 +92,12 @@ class _Variant:
     macs: int | None
 
 
+@checked
 def demo(
     *,
     models: Sequence[str] | None = None,
     ratios: Sequence[float] = (0.3, 0.5),
-    out: Path | None = None,
+    out: str | Path | None = None,
     force: bool = False,
     batch_size: int = 8,
     repeats: int = 30,
@@ -133,7 +135,7 @@ def demo(
     total = len(names) * (len(ratios) * len(COMPENSATE) + 1)  # every variant, then the measuring
     tick = ticking(progress, "demo", total)
     progress("demo", 0, total)
-    with _folder(out) as folder:
+    with _folder(None if out is None else Path(out)) as folder:
         for target in (_target(folder, name, *kind) for name in names for kind in product(ratios, COMPENSATE)):
             for path in (target, target.with_suffix(".json")):
                 check_output(path, force=force)

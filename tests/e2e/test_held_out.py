@@ -154,7 +154,7 @@ def test_ready_feeds_are_held_back_whole() -> None:
 
 
 @pytest.mark.parametrize("held", ["20", "h.npz"])
-def test_a_saved_recipe_and_a_report_name_them(held: str, folder: Path) -> None:
+def test_a_saved_recipe_names_them_and_a_report_does_not(held: str, folder: Path) -> None:
     held = held if held.isdecimal() else str(folder / held)
     words = ("--data", folder / "d.npz", "--held-out", held, "--save-recipe", folder / "r.yaml")
     reported = ("--report", folder / "first.json", "--report", folder / "page.html")
@@ -162,7 +162,9 @@ def test_a_saved_recipe_and_a_report_name_them(held: str, folder: Path) -> None:
     assert first.exit_code == 0, first.output
     for source in ("r.yaml", "first.json"):
         again = folder / "again.json"
-        result = run("apply", folder / source, folder / "m.onnx", folder / "b.onnx", "--force", "--report", again)
+        given = () if source == "r.yaml" else words[:4]  # a report names no files
+        target = (folder / "m.onnx", folder / "b.onnx", "--force")
+        result = run("apply", folder / source, *target, "--report", again, *given)
         assert result.exit_code == 0, result.output
         entries = [json.loads(path.read_text())["verification"]["held_out"] for path in (folder / "first.json", again)]
         assert entries[0] == entries[1]
@@ -193,7 +195,7 @@ def test_models_are_timed_for_a_page(folder: Path) -> None:
 
 def test_curves_are_measured_for_a_page_of_a_small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, report = folder / "r.html", folder / "r.json"
-    common = ("compress", folder / "m.onnx", "--dry-run", "--data", folder / "d.npz", "--report", report)
+    common = ("compress", folder / "m.onnx", "--dry-run", "--data", folder / "d.npz", "--force", "--report", report)
 
     def has(*words: object) -> bool:
         assert run(*common, *words).exit_code == 0

@@ -73,7 +73,7 @@ def test_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_that_cannot_be_made(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    for wrong in (folder / "m.onnx", folder / "no" / "plots"):
+    for wrong in (folder / "m.onnx", folder / "m.onnx" / "plots"):
         with pytest.raises(OutputError):
             onnxgrail.compress(folder / "m.onnx", folder / "o.onnx", data=nets.vectors(), plots=wrong)
     assert not (folder / "o.onnx").exists()
