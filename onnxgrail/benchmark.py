@@ -26,6 +26,7 @@ from onnxgrail.comparison import given, opened, runnable, weigh
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.interface import between, fit
+from onnxgrail.keywords import checked
 from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
 
@@ -78,6 +79,7 @@ class Benchmark:
         return to_json(self.to_data())
 
 
+@checked
 @pinned()
 def bench(
     *models: Any,

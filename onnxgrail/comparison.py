@@ -39,6 +39,7 @@ from onnxgrail.graph.serial import Packed, pack, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.interop import from_any
+from onnxgrail.keywords import checked
 from onnxgrail.paths import check_input, path_of
 from onnxgrail.progress import Progress, silent
 from onnxgrail.report import SCHEMA, calibration_entry, to_json
@@ -101,6 +102,7 @@ class Comparison:
         return to_json(self.to_data())
 
 
+@checked
 def compare(
     a: Any,
     b: Any,

@@ -15,6 +15,7 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.listed import unlisted_text
 from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.places import located
+from onnxgrail.keywords import checked
 from onnxgrail.paths import path_of
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.report import Inspection
@@ -22,6 +23,7 @@ from onnxgrail.report import Inspection
 RATIOS = (0.25, 0.5)
 
 
+@checked
 def inspect(
     model: Any,
     *,

@@ -27,6 +27,7 @@ from onnxgrail.finish import passes, report_of
 from onnxgrail.graph.mapped import check_unchanged, loose, unchanged, weight_files
 from onnxgrail.graph.model_io import external, save
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
+from onnxgrail.keywords import checked
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import default_output, path_of
 from onnxgrail.preparation import Clock, Prepared, narrowed, prepare
@@ -71,6 +72,7 @@ class Result:
         return interop.to_graphsurgeon(self.model)
 
 
+@checked
 @pinned()
 def compress(
     model: Any,

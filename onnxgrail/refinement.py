@@ -35,6 +35,7 @@ from onnxgrail.graph.model_io import external, load
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
 from onnxgrail.journal import NO_JOURNAL, Folder
+from onnxgrail.keywords import checked
 from onnxgrail.paths import path_of
 from onnxgrail.pipeline import Result, write
 from onnxgrail.preparation import Clock, Prepared, prepare
@@ -59,6 +60,7 @@ USED = frozenset(RefineChoices.__annotations__)
 DEFAULT = ("laco", "distill")
 
 
+@checked
 @pinned()
 def refine_model(
     model: Any,

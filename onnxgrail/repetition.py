@@ -11,10 +11,12 @@ from onnxgrail import saved
 from onnxgrail.choices import Options
 from onnxgrail.core import Recipe
 from onnxgrail.files import KEYWORDS, target_of, writes_of
+from onnxgrail.keywords import checked
 from onnxgrail.paths import Read, default_output
 from onnxgrail.pipeline import Result, compress
 
 
+@checked
 def apply(
     recipe: str | Path | Mapping[str, Any] | Recipe,
     model: Any,

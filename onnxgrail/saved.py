@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail import trust
+from onnxgrail import keywords, trust
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import model_io
@@ -30,7 +29,7 @@ from onnxgrail.trust import PLACES, Origin
 KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file may hold beside the choices
 SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
-FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Recipe)}
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 SUFFIXES = (".yaml", ".yml", ".json")
 LARGEST = 2**20  # characters of YAML, which is read at a megabyte per second
 KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote"
@@ -270,7 +269,7 @@ def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
             named |= _place(name, value, origin.label)
         elif name in FIELDS or name in trust.COMMAND_ONLY:
             trust.check_choice(origin, name, value)
-            choices[name] = _checked(name, value, origin.label)
+            choices[name] = keywords.read(name, value, origin.label)
         else:
             raise UsageError(f"{origin.label}: there is no key {str(key)!r}", hint=nearest(name))
     return Saved(origin=origin, choices=choices, named=named)
@@ -280,9 +279,10 @@ def _place(name: str, value: Any, label: str) -> dict[str, str]:
     """What names a file, as text; the version that wrote a recipe is not asked for."""
     if value is None or name == BESIDE[-1]:
         return {}
-    number = name == "held_out" and isinstance(value, int) and not isinstance(value, bool)
-    if not number and not isinstance(value, str | Path):
-        raise _wrong(label, name, value, "text")
+    if name == "held_out" and isinstance(value, int) and not isinstance(value, bool):
+        return {name: str(keywords.whole(value))}
+    if not isinstance(value, str | Path):
+        raise keywords.odd(name, value, label, "text")
     return {name: str(value)}
 
 
@@ -291,55 +291,3 @@ def nearest(name: str) -> str:
     known = (*FIELDS, *BESIDE[:-1])
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
-
-
-def _checked(name: str, value: Any, label: str) -> Any:
-    """A value of the kind that its key takes; None leaves the default."""
-    kind = FIELDS[name]
-    if value is None:
-        return None
-    if kind.startswith("Mapping"):
-        if isinstance(value, Mapping) and all(_all_are(int, dims) for dims in value.values()):
-            return {str(key): tuple(dims) for key, dims in value.items()}
-        raise _wrong(label, name, value, "input names with lists of sizes")
-    if kind.startswith(("float", "tuple[float")):
-        return _numbers(kind, name, value, label)
-    if kind.startswith("tuple"):
-        if isinstance(value, str) or _all_are(str, value):
-            return value
-        raise _wrong(label, name, value, "a list of words")
-    if kind.startswith("bool") and not isinstance(value, bool):
-        raise _wrong(label, name, value, "true or false")
-    if kind.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
-        raise _wrong(label, name, value, "a whole number")
-    if kind.startswith("str"):
-        amount = name.startswith("target_") and isinstance(value, int | float) and not isinstance(value, bool)
-        if not isinstance(value, str) and not amount:
-            raise _wrong(label, name, value, "text")
-    return value
-
-
-def _numbers(kind: str, name: str, value: Any, label: str) -> Any:
-    """One number or several, also where YAML takes them for words, as 1e-3."""
-    alone = kind.startswith("float")
-    several = value.split(",") if isinstance(value, str) and not alone else value
-    if alone or not isinstance(several, list | tuple):
-        several = [several]
-    try:
-        found = tuple(float(number if not isinstance(number, bool) else "no number") for number in several)
-    except (TypeError, ValueError):
-        raise _wrong(label, name, value, "a number" if alone else "a number, or a list of numbers") from None
-    return found[0] if alone else found
-
-
-def _all_are(kind: type, values: Any) -> bool:
-    """Whether something is a list of things of a kind."""
-    return isinstance(values, list | tuple) and all(
-        isinstance(value, kind) and not isinstance(value, bool) for value in values
-    )
-
-
-def _wrong(label: str, name: str, value: Any, expected: str) -> UsageError:
-    short = reprlib.Repr()  # aliases make a little YAML into values without end
-    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
-    return UsageError(f"{label}: {name} is {short.repr(value)}, expected {expected}")

@@ -157,9 +157,25 @@ def _read(
                     hint="Make the file with the same --blocks, --include, --exclude and --kv-io",
                 )
             number, count = places[block.name, _name(probe)]
-            some.append(Stats(gram=file[f"gram{number}"], total=file[f"total{number}"], count=count))
+            some.append(_sums(file, number, count, probe))
         found[block.name] = tuple(some)
     return found
+
+
+def _sums(file: Any, number: int, count: int, probe: Probe) -> Stats:
+    """The sums of one probe.
+
+    Raises:
+        ValueError: they are not sums over rows of its width.
+    """
+    gram, total, width = file[f"gram{number}"], file[f"total{number}"], probe.width
+    shapes = {(width, width), (width,)} if probe.alone else {(width, width)}
+    if gram.shape not in shapes or total.shape != (width,) or count < 1:
+        found = f"{count} rows, products {list(gram.shape)} and sums {list(total.shape)}"
+        raise ValueError(f"{found} for {width} channels of {probe.value!r}")
+    if any(array.dtype != np.float64 or not np.isfinite(array).all() for array in (gram, total)):
+        raise ValueError(f"products or sums of {probe.value!r} are not finite numbers of float64")
+    return Stats(gram=gram, total=total, count=count)
 
 
 def _name(probe: Probe) -> str:

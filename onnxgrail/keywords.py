@@ -1,0 +1,221 @@
+"""Kinds of values: what keywords of library calls and keys of recipes may hold, checked before any work.
+
+Ranges and known words are checked where the values are used; here a value only gets the type that it must have.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Reader = Callable[[Any], Any]
+LIMIT = 2**63  # whole numbers are below it
+
+
+class _OddError(Exception):
+    """A value of another kind; the text is what was expected."""
+
+
+def flag(value: Any) -> bool:
+    """Read true or false."""
+    if not isinstance(value, bool | np.bool_):
+        raise _OddError("true or false")
+    return bool(value)
+
+
+def whole(value: Any) -> int:
+    """Read a whole number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _OddError("a whole number")
+    found = int(value)
+    if abs(found) >= LIMIT:
+        raise _OddError(f"a whole number below {LIMIT}")
+    return found
+
+
+def number(value: Any) -> float:
+    """Read a number, also from text: YAML takes 1e-3 for a word."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
+        raise _OddError("a number")
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        raise _OddError("a number") from None
+
+
+def several(value: Any) -> tuple[float, ...]:
+    """Read one finite number or several."""
+    parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, numbers.Real) else value
+    try:
+        found = tuple(map(number, _items(parts)))
+    except _OddError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise _OddError("a number, or a list of numbers")
+    return found
+
+
+def text(value: Any) -> str:
+    """Read text."""
+    if not isinstance(value, str):
+        raise _OddError("text")
+    return value
+
+
+def amount(value: Any) -> str:
+    """Read text or a number, as text: both say how much of something there may be."""
+    if isinstance(value, str):
+        return value
+    found = number(value)
+    return str(whole(value)) if isinstance(value, numbers.Integral) else f"{found:f}".rstrip("0").rstrip(".")
+
+
+def words(value: Any) -> str | tuple[str, ...]:
+    """Read words: one text, which may hold several, or a list of them."""
+    if isinstance(value, str):
+        return value
+    found = _items(value)
+    if not all(isinstance(word, str) for word in found):
+        raise _OddError("a list of words")
+    return tuple(map(str, found))
+
+
+def layers(value: Any) -> int | str | tuple[str, ...]:
+    """Read how many layers, or their names."""
+    return whole(value) if isinstance(value, numbers.Integral) else words(value)
+
+
+def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
+    """Read shapes by name."""
+    try:
+        return {text(name): wholes(dims) for name, dims in value.items()}
+    except (_OddError, AttributeError):
+        raise _OddError("input names with lists of sizes") from None
+
+
+def wholes(value: Any) -> tuple[int, ...]:
+    """Read a list of whole numbers."""
+    return tuple(map(whole, () if isinstance(value, str) else _items(value)))
+
+
+def place(value: Any) -> Path:
+    """Read a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise _OddError("a path")
+    found = os.fspath(value)
+    if not isinstance(found, str) or "\0" in found:
+        raise _OddError("a path")
+    return Path(found)
+
+
+def places(value: Any) -> tuple[Path, ...]:
+    """Read a path or several."""
+    return (place(value),) if isinstance(value, str | os.PathLike) else tuple(map(place, _items(value)))
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray | Mapping):
+        raise _OddError("a list")
+    return list(value)
+
+
+def _called(value: Any) -> Any:
+    if not callable(value):
+        raise _OddError("something to call")
+    return value
+
+
+_KINDS: tuple[tuple[str, Reader], ...] = (
+    ("bool", flag),
+    ("int", whole),
+    ("float", number),
+    ("str", text),
+    ("tuple[float", several),
+    ("tuple", words),
+    ("Mapping", shapes),
+)
+READERS: dict[str, Reader] = {
+    field.name: next(read for start, read in _KINDS if str(field.type).startswith(start)) for field in fields(Recipe)
+}
+READERS |= {
+    **{name: amount for name in READERS if name.startswith("target_") or name == "cache_budget"},
+    "grasp_layers": layers,
+    "tokenizer": lambda value: str(place(value)),
+    **dict.fromkeys(("force", "dry_run", "save_as_external_data", "latency", "curves"), flag),
+    **dict.fromkeys(("output", "stats", "save_stats", "save_recipe", "resume", "plots", "out"), place),
+    **dict.fromkeys(("rounds", "threads", "repeats"), whole),
+    **dict.fromkeys(("seconds", "max_nmse"), number),
+    "batch_sizes": wholes,
+    "ratios": several,
+    "models": words,
+    "report": places,
+    "progress": _called,
+}
+
+
+def read(name: str, value: Any, label: str = "") -> Any:
+    """Return a value as the type that its name takes; None, and what has an unknown name, as it is.
+
+    Args:
+        name: of a keyword, or of a key of a recipe.
+        value: what was given.
+        label: where that stands, for the message.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    reader = READERS.get(name)
+    if value is None or reader is None:
+        return value
+    try:
+        return reader(value)
+    except _OddError as expected:
+        raise odd(name, value, label, str(expected)) from None
+
+
+def odd(name: str, value: Any, label: str, expected: str) -> UsageError:
+    """Return the error for a value of another kind."""
+    short = reprlib.Repr()  # aliases make a little YAML into values without end
+    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
+    try:
+        shown = short.repr(value)
+    except ValueError:  # Python does not write out numbers of thousands of digits
+        shown = "too large a number"
+    return UsageError(f"{f'{label}: ' if label else ''}{name} is {shown}, expected {expected}")
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the keywords of a public call before it begins.
+
+    Raises:
+        UsageError: one is of another kind than it takes.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: read(key, inner) for key, inner in value.items()}
+            elif kind is not inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = read(name, value)
+        return function(*bound.args, **bound.kwargs)
+
+    return call
