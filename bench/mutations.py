@@ -25,10 +25,10 @@ from tests.mutation.pool import run
 BATCH = 200
 
 
-def main() -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000)
+def main(text: str | None = __doc__, *, kind: str = "cases", count: int = 10_000) -> int:
+    """Run mutations that a module of `tests/mutation` makes, and print what came of them."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
     parser.add_argument("--workers", type=int, default=1)
@@ -39,7 +39,7 @@ def main() -> int:
     last = choices.first + choices.count
     for first in range(choices.first, last, BATCH):
         numbers = range(first, min(first + BATCH, last))
-        found = run(numbers, seed=choices.seed, workers=choices.workers, threads=choices.threads)
+        found = run(numbers, seed=choices.seed, kind=kind, workers=choices.workers, threads=choices.threads)
         verdicts += found
         faulty = sum(bool(v["faults"]) for v in verdicts)
         print(f"{len(verdicts)} of {choices.count}, {faulty} with faults", file=sys.stderr, flush=True)

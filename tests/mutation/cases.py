@@ -39,10 +39,23 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run, and what it is called."""
+    """What is run, and what it is called.
+
+    Attributes:
+        name: what it is called.
+        words: the command, or for `call` what is told of it.
+        call: run instead of the command.
+        own: files and folders that the case may change.
+    """
 
     name: str
     words: tuple[str, ...]
+    call: Callable[[], object] | None = None
+    own: tuple[str, ...] = ()
+
+
+def prepare(_: Path) -> None:
+    """Nothing is needed before the first case."""
 
 
 def case(seed: int, number: int, folder: Path) -> Case:

@@ -22,11 +22,11 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class _Worker:
     """One process and its folder."""
 
-    def __init__(self, seed: int, threads: int) -> None:
+    def __init__(self, seed: int, threads: int, kind: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mutations-")
         self.root = Path(self._folder.name)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mutation.worker", str(seed), str(self.root)],
+            [sys.executable, "-m", "tests.mutation.worker", str(seed), str(self.root), kind],
             cwd=ROOT,
             env=os.environ | dict.fromkeys(THREADS, str(threads)) | {"PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
@@ -54,8 +54,9 @@ class _Worker:
 
     def stack(self) -> str:
         """Where the process was when it ended."""
-        path = self.root / "stack"
-        return path.read_text(errors="replace")[:3000] if path.exists() else ""
+        files = [self.root / name for name in ("stack", "noise")]
+        texts = [path.read_text(errors="replace")[-3000:] for path in files if path.exists()]
+        return next((text for text in texts if text.strip()), "")
 
     def close(self) -> None:
         """End it."""
@@ -73,8 +74,10 @@ class _Worker:
             timer.cancel()
 
 
-def run(numbers: Iterable[int], *, seed: int, workers: int = 1, threads: int = 1) -> list[dict[str, Any]]:
-    """Verdicts on mutations, in the order of their numbers."""
+def run(
+    numbers: Iterable[int], *, seed: int, kind: str = "cases", workers: int = 1, threads: int = 1
+) -> list[dict[str, Any]]:
+    """Verdicts on mutations, in the order of their numbers; `kind` is the module of this folder that makes them."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in numbers:
         waiting.put(number)
@@ -86,7 +89,7 @@ def run(numbers: Iterable[int], *, seed: int, workers: int = 1, threads: int = 1
         try:
             while True:
                 number = waiting.get_nowait()
-                worker = worker or _Worker(seed, threads)
+                worker = worker or _Worker(seed, threads, kind)
                 found.append(worker.ask(number))
                 if worker.process.poll() is not None:
                     worker.close()
@@ -99,10 +102,10 @@ def run(numbers: Iterable[int], *, seed: int, workers: int = 1, threads: int = 1
             if worker is not None:
                 worker.close()
 
-    threads = [threading.Thread(target=serve) for _ in range(workers)]
-    for thread in threads:
+    serving = [threading.Thread(target=serve) for _ in range(workers)]
+    for thread in serving:
         thread.start()
-    for thread in threads:
+    for thread in serving:
         thread.join()
     if failures:
         raise failures[0]

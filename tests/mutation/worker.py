@@ -1,15 +1,17 @@
 """A process that runs mutations one after another and says what came of each.
 
-    python -m tests.mutation.worker SEED FOLDER
+    python -m tests.mutation.worker SEED FOLDER KIND
 
-Numbers come on stdin, verdicts go to stdout as JSON, one a line.  A mutation that takes too long ends the process, with
-the stack of where it was in `FOLDER/stack`; one that crashes the runtime ends it, too.
+KIND is the module that makes the mutations.  Numbers come on stdin, verdicts go to stdout as JSON, one a line.  A
+mutation that takes too long ends the process, with the stack of where it was in `FOLDER/stack`; one that crashes the
+runtime ends it, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import re
@@ -18,6 +20,8 @@ import shutil
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,13 @@ RUN = 2.0  # seconds that the runtime may take for a run
 DOCUMENTED = {0, 1, 2, 3, 4}  # exit codes
 USAGE = ("Usage: ", "Try ")
 _written: list[str] = []
+_watched = "/nowhere"  # the folder whose Python files nobody may run
 
 
 def main() -> None:
     """Serve."""
     seed, root = int(sys.argv[1]), Path(sys.argv[2]).resolve()
+    kind = importlib.import_module(f"tests.mutation.{sys.argv[3]}")
     answers = os.fdopen(os.dup(1), "w")
     stack, noise = (root / "stack").open("w+"), (root / "noise").open("a+")
     for stream in (1, 2):  # what libraries print past Python
@@ -41,14 +47,17 @@ def main() -> None:
     (root / "tmp").mkdir()
     os.environ |= {"TMPDIR": str(root / "tmp"), "ONNXGRAIL_RUN_SECONDS": str(RUN)}
     _warm(root)
+    kind.prepare(root)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
+    global _watched  # noqa: PLW0603  an audit hook takes no arguments
+    _watched = str(root)
     sys.addaudithook(_watch)
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:
         stack.seek(0)
         stack.truncate()
-        verdict = _run(seed, int(line), root, stack)
+        verdict = _run(kind.case, seed, int(line), root, stack)
         if os.fstat(noise.fileno()).st_size:
             verdict["faults"].append("printed past the command: " + (root / "noise").read_text(errors="replace")[:300])
             noise.truncate(0)
@@ -56,9 +65,7 @@ def main() -> None:
         answers.flush()
 
 
-def _run(seed: int, number: int, root: Path, stack: Any) -> dict[str, Any]:
-    from tests.mutation.cases import case
-
+def _run(case: Callable[..., Any], seed: int, number: int, root: Path, stack: Any) -> dict[str, Any]:
     place = root / "outer"
     shutil.rmtree(place, ignore_errors=True)
     folder = place / "work"
@@ -74,7 +81,7 @@ def _run(seed: int, number: int, root: Path, stack: Any) -> dict[str, Any]:
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     faulthandler.dump_traceback_later(WAITING, exit=True, file=stack)
     started = time.process_time()
-    code, out, err = _invoke(made.words)
+    code, out, err = _invoke(made.words) if made.call is None else _called(made.call)
     seconds = time.process_time() - started
     faulthandler.cancel_dump_traceback_later()
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -82,7 +89,7 @@ def _run(seed: int, number: int, root: Path, stack: Any) -> dict[str, Any]:
     written = [path for path in _written if not _allowed(path, root)]
     if "--verbose" in made.words:  # asked for
         err = err[err.rfind("Error: ") :] if code else err
-    faults = [*_judged(code, out, err), *_kept(before, _listing(place), code, folder)]
+    faults = [*_judged(code, out, err), *_kept(before, _listing(place), code, folder, made.own)]
     faults += [f"written: {path}" for path in dict.fromkeys(written)]
     faults += [f"left in the temporary folder: {p.name}" for p in (root / "tmp").iterdir()]
     if grown > GROWTH:
@@ -113,6 +120,19 @@ def _invoke(words: tuple[str, ...]) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def _called(call: Callable[[], object]) -> tuple[int, str, str]:
+    """A call of the library, answered as a command would be."""
+    from onnxgrail import OnnxGrailError
+
+    try:
+        call()
+    except OnnxGrailError as error:
+        return 1, "", f"Error: {error}".encode("unicode_escape").decode("ascii")  # names are shown as they are
+    except Exception as error:  # noqa: BLE001  judged
+        return -1, "", "".join(traceback.format_exception(error))
+    return 0, "", ""
+
+
 def _judged(code: int, out: str, err: str) -> list[str]:
     """What is wrong with an answer."""
     from tests.mutation.protos import MARK
@@ -136,16 +156,17 @@ def _judged(code: int, out: str, err: str) -> list[str]:
     return found
 
 
-def _kept(before: dict[str, bytes], after: dict[str, bytes], code: int, folder: Path) -> list[str]:
+def _kept(
+    before: dict[str, bytes], after: dict[str, bytes], code: int, folder: Path, own: tuple[str, ...]
+) -> list[str]:
     """What changed beside the outputs, and what an output holds that it cannot."""
     from tests.mutation.traps import CANARY
 
-    weights = {name for name in after if re.fullmatch(r"work/out\.onnx\.[0-9a-f]{16}\.data", name)}
-    outputs = {"work/out.onnx", "work/out.html", "work/out.json"} | weights
-    found = [f"{name} changed" for name in before if after.get(name) != before[name]]
+    mine = tuple(f"work/{name}" for name in ("out.", *own))
+    found = [f"{name} changed" for name in before if after.get(name) != before[name] and not name.startswith(mine)]
     new = set(after) - set(before)
-    found += [f"{name} was made" for name in sorted(new - outputs)]
-    models = new & {"work/out.onnx", *weights}
+    found += [f"{name} was made" for name in sorted(new) if not name.startswith(mine)]
+    models = {name for name in new if re.fullmatch(r"work/out\.onnx(\.[0-9a-f]{16}\.data)?", name)}
     if code not in (0, 3) and models:
         found.append(f"{', '.join(sorted(models))} after a failure")
     found += [f"{name} holds what lies outside" for name in models if CANARY.tobytes() * 4 in after[name]]
@@ -180,6 +201,8 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
             _written.append(os.fsdecode(path))
     elif event in ("os.rename", "os.link", "os.symlink"):
         _written.append(os.fsdecode(arguments[1]))
+    elif event == "exec" and getattr(arguments[0], "co_filename", "").startswith(_watched):
+        _written.append(f"run: {arguments[0].co_filename}")
     elif event in ("os.mkdir", "os.truncate") and isinstance(arguments[0], str | bytes):
         _written.append(os.fsdecode(arguments[0]))
 
