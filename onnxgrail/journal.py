@@ -145,7 +145,7 @@ class Folder:
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] == FORMAT and isinstance(found["run"], dict) and isinstance(found["writes"], list):
+            if found["format"] == FORMAT and isinstance(found["run"], dict) and _words(found["writes"]):
                 return dict(found)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OutputError(f"{str(path)!r} is no manifest: {error}", hint="Choose another folder") from error
@@ -154,6 +154,10 @@ class Folder:
     def _write(self, manifest: dict[str, Any]) -> None:
         self._manifest = manifest
         write_text(self._place / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def _no_links(place: Path) -> None:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.core import Recipe, Refusal
-from onnxgrail.errors import ModelError, OnnxGrailError
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.interface import Port
 from onnxgrail.memory import peak_rss_bytes
 from onnxgrail.paths import Read, check_output, check_targets, write_text
+from onnxgrail.readback import reads, whole
 from onnxgrail.summary import SummaryRow, outcome_counts, refusal_counts, summary_rows
 
 SCHEMA = 1
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,24 +70,6 @@ class Verification:
     held_out: Mapping[str, Any] | None = None
 
 
-def _whole(method: Callable[Concatenate[Report, P], R]) -> Callable[Concatenate[Report, P], R]:
-    """Say in one line that a report which was read back is damaged; those of a run are whole."""
-
-    @functools.wraps(method)
-    def call(self: Report, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(self, *args, **kwargs)
-        except OnnxGrailError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            if not self.read_back:
-                raise
-            text = f"the report is damaged: {type(error).__name__}: {error}"
-            raise ModelError(text, hint="Make it again with --report") from error
-
-    return call
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Report:
     """Plain data in the shape of schema 1; `read_back` from a file, where they may be anything."""
@@ -101,7 +81,7 @@ class Report:
         """The report as indented JSON; NaN and infinity become null."""
         return to_json(self.data)
 
-    @_whole
+    @whole
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the report, whole or not at all: as a page where the suffix is .html, else as JSON.
 
@@ -109,18 +89,18 @@ class Report:
             OutputError: the file exists and `force` is not given, it is what the run has read, or it cannot be written.
         """
         path = Path(path)
-        check_targets([("report", path)], _read(self.data))
+        check_targets([("report", path)], reads(self.data))
         check_output(path, force=force, what="report")
         write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
 
-    @_whole
+    @whole
     def to_html(self) -> str:
         """The report as one HTML file that needs nothing else."""
         from onnxgrail import page  # slow to import
 
         return page.report_page(plain(self.data))
 
-    @_whole
+    @whole
     def save_plots(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write figures into a folder, each as PNG and SVG: what is left of the model, errors and curves of its blocks.
 
@@ -132,17 +112,17 @@ class Report:
 
         return plots.write(plain(self.data), Path(folder), force=force)
 
-    @_whole
+    @whole
     def summary_rows(self) -> tuple[SummaryRow, ...]:
         """The before/after table."""
         return summary_rows(self.data)
 
-    @_whole
+    @whole
     def refusal_counts(self) -> tuple[tuple[str, int], ...]:
         """Reasons with how often each occurs, the most frequent first."""
         return refusal_counts(self.data["refusals"])
 
-    @_whole
+    @whole
     def outcome_counts(self) -> tuple[tuple[str, int], ...]:
         """How blocks went that did not go as asked, in words, with how many did."""
         return outcome_counts(self.data["blocks"])
@@ -213,19 +193,6 @@ class Inspection:
         check_targets([("report", path)], [Read(path=Path(self.path), what="the model")])
         check_output(path, force=force, what="report")
         write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
-
-
-def _read(data: Mapping[str, Any]) -> list[Read]:
-    """What a run has read, as far as its report tells."""
-    held_out = (data.get("verification") or {}).get("held_out") or {}
-    places = (
-        ("the input", (data.get("model") or {}).get("input")),
-        ("the calibration data", (data.get("calibration") or {}).get("source")),
-        ("the held-out data", held_out.get("source")),
-        ("the reference", (data.get("reference") or {}).get("path")),
-    )
-    files = [(what, Path(path)) for what, path in places if isinstance(path, str)]
-    return [Read(path=path, what=what) for what, path in files if path.is_file()]
 
 
 def is_page(path: Path) -> bool:
