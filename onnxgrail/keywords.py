@@ -163,7 +163,7 @@ READERS |= {
     "batch_sizes": wholes,
     "ratios": several,
     "models": words,
-    "report": places,
+    **dict.fromkeys(("report", "custom_ops"), places),
     "progress": _called,
 }
 
@@ -200,7 +200,7 @@ def odd(name: str, value: Any, label: str, expected: str) -> UsageError:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the keywords of a public call before it begins.
+    """Check the keywords of a public call before it begins; None is no choice and takes the default.
 
     Raises:
         UsageError: one is of another kind than it takes.
@@ -210,11 +210,13 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
-        for name, value in bound.arguments.items():
-            kind = signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
+        for name, value in list(bound.arguments.items()):
+            parameter = signature.parameters[name]
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 bound.arguments[name] = {key: read(key, inner) for key, inner in value.items()}
-            elif kind is not inspect.Parameter.VAR_POSITIONAL:
+            elif value is None and name in READERS and "None" not in str(parameter.annotation):
+                bound.arguments[name] = parameter.default
+            elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
                 bound.arguments[name] = read(name, value)
         return function(*bound.args, **bound.kwargs)
 

@@ -114,7 +114,7 @@ def _object(word: str, rng: Rng) -> Any:
     if rng.random() < 0.3:
         return pick(odd.OBJECTS, rng)
     if word in PATHS or word in ("stats", "resume", "tokenizer"):
-        return pick((*OUTPUTS, *odd.NUMBERS, *odd.NESTED), rng)
+        return pick((*OUTPUTS, *odd.NUMBERS, [], {}, [3], [None], [["r"]], {"x": [8, 6]}), rng)
     found = odd.value(rng)
     return None if found in (*odd.CODE, "canary", ["evil.py:f"]) else found
 
