@@ -131,11 +131,3 @@ def report_file(value: Any) -> Path:
     if path.suffix.lower() not in (".json", ".html", ".htm"):
         raise click.BadParameter(f"{str(path)!r}: reports are written as .json or .html")
     return path
-
-
-def page_file(value: Any) -> Path:
-    """A page for a browser."""
-    path = report_file(value)
-    if path.suffix.lower() == ".json":
-        raise click.BadParameter(f"{str(path)!r}: a page is written as .html")
-    return path

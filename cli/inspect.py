@@ -29,16 +29,22 @@ EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 @options.shapes_option
 @options.kv_io_option
 @custom_ops_option
-@click.option("--html", "page", type=values.page_file, metavar="FILE", help="Write it as a page, .html.")
-@click.option("--force", is_flag=True, help="Replace an existing page.")
+@click.option(
+    "--report",
+    "--html",
+    "report",
+    type=values.report_file,
+    metavar="FILE",
+    multiple=True,
+    help="Write it, as .json or as a page, .html; repeatable.",
+)
+@click.option("--force", is_flag=True, help=options.FORCE)
 @options.json_option
 @options.verbose_option
 def inspect(
     *,
     model: Path,
     input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    page: Path | None,
-    force: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -48,18 +54,9 @@ def inspect(
     random inputs, whose shapes --input-shapes sets.
     """
     import onnxgrail
-    from onnxgrail import files, paths
 
-    if page is not None:
-        paths.check_targets(
-            [("--html", page)],
-            files.reads({"the input": model}, given["data"], files={"the tokenizer": given["tokenizer"]}),
-        )
-        paths.check_output(page, force=force, what="--html")
     _machine.ready("inspect")
     found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), **given)
-    if page is not None:
-        found.save(page, force=True)
     if as_json:
         click.echo(found.to_json())
         return

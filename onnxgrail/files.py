@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgrail import journal, plots
+from onnxgrail import journal
 from onnxgrail.calibration import kinds
 from onnxgrail.graph import model_io
 from onnxgrail.paths import Read, check_input, check_output, check_targets, path_of
@@ -71,7 +71,11 @@ class Writes:
         options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
         found = [(option, path) for option, path in options if path is not None]
         found += [("--report", path) for path in self.reports]
-        return found + [("--plots", path) for path in ([] if self.plots is None else plots.files(self.plots))]
+        if self.plots is not None:
+            from onnxgrail import plots  # which is slow to import
+
+            found += [("--plots", path) for path in plots.files(self.plots)]
+        return found
 
     def beside(self) -> list[Path]:
         """Return all files but the model."""

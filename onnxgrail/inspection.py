@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from onnxgrail.calibration.custom import Libraries
 from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import KINDS, Block, Bools, Recipe
+from onnxgrail.files import reads, writes_of
 from onnxgrail.graph import cost
 from onnxgrail.graph.listed import unlisted_text
 from onnxgrail.graph.meter import dead_of
@@ -32,6 +33,8 @@ def inspect(
     tokenizer: str | Path | None = None,
     kv_io: bool = False,
     custom_ops: Libraries = (),
+    report: str | Path | Iterable[str | Path] = (),
+    force: bool = False,
 ) -> Inspection:
     """What can be narrowed in a model, what cannot and why.
 
@@ -42,10 +45,16 @@ def inspect(
         tokenizer: for data that are text.
         kv_io: as for `compress`: key-value caches may be narrowed though they are inputs and outputs.
         custom_ops: as for `compress`.
+        report: files for the result: a page where the suffix is .html, else JSON.
+        force: replace files that exist. What is read never is.
 
     Raises:
         ModelError: the model cannot be read or run.
+        OutputError: a report exists and `force` is not given, is read, or cannot be written.
     """
+    writes = writes_of(None, report=report)
+    writes.apart(reads({"the input": model}, data, files={"the tokenizer": tokenizer}))
+    writes.ready(force=force, owned=lambda _: False)
     recipe = Recipe(
         samples=2,
         batch_size=2,
@@ -56,9 +65,15 @@ def inspect(
     )
     with registered(custom_ops):
         prepared = prepare(model, data, recipe, Clock())
+    found = _inspected(prepared, path_of(model) or Path("model"), recipe)
+    for path in writes.reports:
+        found.save(path, force=True)
+    return found
+
+
+def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
     survey = prepared.survey
     params, macs = cost.parameters(prepared.model), cost.macs(prepared.model, survey)
-    path = path_of(model) or Path("model")
     size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):

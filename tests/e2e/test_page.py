@@ -88,7 +88,7 @@ def test_nothing_to_compress_is_a_page_as_well(tmp_path: Path) -> None:
     assert "0 of " in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--html", "p.json"], "written as .html"), (["--html", "p.md"], ".html")])
+@pytest.mark.parametrize(("words", "said"), [(["--html", "p.md"], ".html"), (["--report", "p"], ".html")])
 def test_a_page_has_the_suffix_of_a_page(words: list[str], said: str) -> None:
     result = run("inspect", DIGITS.model, *words)
     assert result.exit_code == 2
