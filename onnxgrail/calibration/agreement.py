@@ -23,7 +23,7 @@ from onnxgrail.graph.interface import changed, fit
 from onnxgrail.graph.mapped import discard
 from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import pack
-from onnxgrail.graph.steps import Step, compared, held, led, steps
+from onnxgrail.graph.steps import Step, can_try, compared, handed, held, led, steps, tried_name
 from onnxgrail.graph.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
@@ -79,41 +79,70 @@ def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
 
 
 def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
-    """The same with the tensors in front of every step compared, and both graphs going on alike behind it."""
-    reads = [name for step in trial.steps for name in step.reads]
-    makes = [name for step in trial.steps for name in step.makes]
-    names = [name for name in dict.fromkeys((*reads, *trial.names)) if name not in makes]
-    ports = changed(trial.model, trial.survey, dead)
+    """The same with the tensors in front of every step compared, and both graphs going on alike behind it.
+
+    A step itself must make of the numbers in the masked graph what it makes there.
+    """
+    makes = tuple(name for step in trial.steps for name in step.makes)
     for feed in trial.feeds:
-        handed: dict[str, Array] = {}
-        for some in _portions(trial, [name for name in names if name not in feed]):
-            (wanted,) = _run(trial, _masked(trial, blocks, dead), [feed], some if handed else [*some, *makes])
-            handed = handed or {name: _left(trial, name, wanted[name], dead) for name in makes}
-            try:
-                slim = _slim(trial, dead)
-                held(slim, trial.steps, trial.survey.facts)
-                (got,) = _run(trial, slim, [{**fit(feed, ports), **handed}], some, whole=True)
-            except (ModelError, RewriteError, ValueError) as error:
-                return f"the narrowed graph does not run in parts between its steps: {error}"
-            why = _gap(trial, got, wanted, some, dead)
+        given = fit(feed, changed(trial.model, trial.survey, dead))
+        made: dict[str, Array] = {}
+        for some, last in _portions(trial):
+            reads = [name for step in some for name in step.reads]
+            names = [n for n in dict.fromkeys((*reads, *last)) if n not in feed and n not in makes]
+            wanted = _run(trial, _masked(trial, blocks, dead), [feed], list(dict.fromkeys((*names, *makes))))[0]
+            made = made or {name: _left(trial, name, wanted[name], dead) for name in makes}
+            why = _portion(trial, some, names, given, made, wanted, dead)
             if why:
                 return why
     return ""
 
 
-def _portions(trial: Trial, names: Sequence[str]) -> list[list[str]]:
-    """Tensors that are read in one run: what all steps of a large network read would fill the memory."""
+def _portion(
+    trial: Trial,
+    some: Sequence[Step],
+    names: Sequence[str],
+    given: Feed,
+    made: Feed,
+    wanted: Feed,
+    dead: Bools,
+) -> str:
+    """What differs at the inputs and the outputs of some steps; '' where nothing does."""
+    tried = [step for step in some if can_try(trial.model, step)]
+    there = {**given, **made, **{name: _left(trial, name, array, dead) for name, array in wanted.items()}}
+    reads = {handed(name): there[name] for step in tried for name in step.reads}
+    outputs = [tried_name(name) for step in tried for name in step.makes]
+    try:
+        slim = _slim(trial, dead)
+        held(slim, trial.steps, trial.survey.facts, tried)
+        (got,) = _run(trial, slim, [{**given, **made, **reads}], [*names, *outputs], whole=True)
+    except (ModelError, RewriteError, ValueError) as error:
+        return f"the narrowed graph does not run in parts between its steps: {error}"
+    why = _gap(trial, got, wanted, names, dead)
+    for step in () if why else tried:
+        if any(not _same(got[tried_name(name)], made[name], trial.limit) for name in step.makes):
+            return f"in the narrowed graph, {step} makes something else of the same numbers"
+    return why
+
+
+def _same(a: Array, b: Array, limit: float) -> bool:
+    """Return True if two arrays agree: floats up to rounding, other numbers exactly."""
+    return a.shape == b.shape and (_distance(a, b) <= limit if b.dtype.kind == "f" else np.array_equal(a, b))
+
+
+def _portions(trial: Trial) -> list[tuple[list[Step], tuple[str, ...]]]:
+    """Steps that are looked at in one run, the last ones with the outputs: what all read would fill the memory."""
     facts = trial.survey.facts
-    portions: list[list[str]] = [[]]
+    portions: list[list[Step]] = [[]]
     room = AT_ONCE
-    for name in names:
-        size = math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize
+    for step in trial.steps:
+        size = sum(math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize for name in step.reads)
         if size > room and portions[-1]:
             portions.append([])
             room = AT_ONCE
-        portions[-1].append(name)
+        portions[-1].append(step)
         room -= size
-    return portions
+    return [(some, trial.names if some is portions[-1] else ()) for some in portions]
 
 
 def _slim(trial: Trial, dead: Bools) -> ir.Model:
@@ -164,6 +193,8 @@ def _gap(trial: Trial, got: Mapping[str, Array], wanted: Mapping[str, Array], na
     """What differs between two runs; '' when nothing does."""
     outputs = {v.name for v in trial.model.graph.outputs}
     for name in names:
+        if not isinstance(wanted[name], np.ndarray) or wanted[name].dtype.kind != "f":
+            continue
         array = _left(trial, name, wanted[name], dead)
         place = f"output {name}" if name in outputs else _place(trial, name)
         if got[name].shape != array.shape:

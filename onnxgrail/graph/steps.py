@@ -97,7 +97,7 @@ def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str
             found |= dict.fromkeys(made[name].reads)
         else:
             names += _reads(node)
-    return tuple(name for name in found if name in values)
+    return tuple(name for name in found if name in values) or tuple(v.name for v in model.graph.outputs if v.name)
 
 
 def led(model: ir.Model, some: Collection[Step]) -> tuple[Step, ...]:
@@ -114,17 +114,53 @@ def led(model: ir.Model, some: Collection[Step]) -> tuple[Step, ...]:
     return tuple(step for step in some if seen & set(step.makes))
 
 
-def held(model: ir.Model, some: Collection[Step], facts: Facts) -> None:
-    """Take the steps out of a graph, in place: what they make becomes inputs."""
+def held(model: ir.Model, some: Collection[Step], facts: Facts, tried: Collection[Step] = ()) -> None:
+    """Take the steps out of a graph, in place: what they make becomes inputs.
+
+    Those that are `tried` stay beside it, with inputs of their own: under `handed` names they are given what they read,
+    under `tried_name` names they put out what they make of that.
+    """
     gone = {name for step in some for name in step.makes}
+    trying = {name for step in tried for name in step.makes}
+    reads: dict[str, ir.Value] = {}
     for node in [n for n in model.graph if key(n) in gone]:
+        stays = key(node) in trying
         for value in [v for v in node.outputs if v.name]:
             name = value.name or ""
-            kind = ir.TensorType(ir.DataType.from_numpy(facts.dtypes[name]))
-            fresh = ir.Value(name=name, type=kind, shape=ir.Shape([None] * len(facts.shapes[name])))
-            value.replace_all_uses_with(fresh, replace_graph_outputs=True)
-            model.graph.inputs.append(fresh)
-        model.graph.remove(node, safe=True)
+            value.replace_all_uses_with(_input(model, name, name, facts), replace_graph_outputs=True)
+            value.name = tried_name(name)
+        if not stays:
+            model.graph.remove(node, safe=True)
+            continue
+        for position, source in enumerate(node.inputs):
+            name = (source.name or "") if source is not None else ""
+            if any(name in step.reads for step in tried):
+                reads[name] = reads.get(name) or _input(model, handed(name), name, facts)
+                node.replace_input_with(position, reads[name])
     for position in reversed(range(len(model.graph.outputs))):
         if model.graph.outputs[position].name in gone:  # an input that is an output says nothing
             del model.graph.outputs[position]
+
+
+def handed(name: str) -> str:
+    """Name of the input that a step which is tried reads in the place of a tensor."""
+    return f"{name}/handed"
+
+
+def tried_name(name: str) -> str:
+    """Name of what a step makes of the numbers that it was handed."""
+    return f"{name}/tried"
+
+
+def can_try(model: ir.Model, step: Step) -> bool:
+    """Return True if a step makes the same of the same numbers, and reads them through its inputs alone."""
+    node = next((n for n in model.graph if key(n) in step.makes), None)
+    return node is not None and not bodies(node) and node.op_type not in RANDOM
+
+
+def _input(model: ir.Model, name: str, like: str, facts: Facts) -> ir.Value:
+    """A new input with the type that a tensor has."""
+    kind = ir.TensorType(ir.DataType.from_numpy(facts.dtypes[like]))
+    fresh = ir.Value(name=name, type=kind, shape=ir.Shape([None] * len(facts.shapes[like])))
+    model.graph.inputs.append(fresh)
+    return fresh

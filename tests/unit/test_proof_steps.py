@@ -12,6 +12,7 @@ from onnxgrail.calibration.session import CPU
 from onnxgrail.core import Block, Refusal
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.ops import rule
+from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.steps import steps
 from onnxgrail.graph.survey import Survey
 from onnxgrail.plan import kept_units
@@ -156,6 +157,24 @@ def test_a_rule_that_lies_in_front_of_a_step_is_found_there(
     assert [b.units for b in blocks] == [7]
     assert refusal.value == "w0"
     assert place in refusal.reason
+
+
+def test_a_step_that_is_rewritten_wrongly_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads is right, and what it makes of that is not: the difference is none of rounding."""
+
+    def halved(cut: Cut) -> None:
+        cut.set_operand(1, np.array(cut.facts.values[cut.input_name(1)] / 2), "scale")
+
+    monkeypatch.setitem(rule._NARROWS, ("", "QuantizeLinear"), halved)
+    model = tiny(
+        "float[N,5] x => float[] y",
+        "a = MatMul(x, w0)\nq = QuantizeLinear(a, s, z)\nb = DequantizeLinear(q, s, z)\nc = MatMul(b, w1)\n"
+        "d = Relu(c)\ny = MatMul(d, w2)",
+        {"w0": (5, 8), "w1": (8, 7), "w2": (7, 4), "s": scalar(0.05), "z": np.array(0, np.int8)},
+    )
+    blocks, (refusal,) = proved(model)
+    assert [b.units for b in blocks] == [7]
+    assert "QuantizeLinear_1 makes something else of the same numbers" in refusal.reason
 
 
 def test_an_output_of_numbers_is_judged_by_what_it_picks(monkeypatch: pytest.MonkeyPatch) -> None:
