@@ -63,8 +63,17 @@ def command(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command that is measured."""
     count = options.device.count(",") + 1
     start = ["torch.distributed.run", "--nproc-per-node", str(count), "-m"] if count > 1 else []
-    words = ["compress", str(folder / "llama.onnx"), str(folder / "small.onnx"), "--data", str(folder / "ids.npy")]
+    words = [
+        "compress",
+        str(folder / "llama.onnx"),
+        str(folder / "small.onnx"),
+        "--data",
+        str(folder / "ids.npy"),
+        "--held-out",
+        "0",
+    ]
     choices = {
+        "held-out": 0,
         "unit-ratio": options.ratio,
         "blocks": "mlp,heads",
         "compensate": "grail",

@@ -46,7 +46,7 @@ if target is None:
     found = onnxgrail.inspect(model, input_shapes={"ids": ids.shape})
     print(json.dumps({"blocks": len(found.blocks), "seconds": time.perf_counter() - started}))
 else:
-    data = onnxgrail.compress(model, target, data={"ids": ids}, force=True, **choices).report.data
+    data = onnxgrail.compress(model, target, data={"ids": ids}, held_out=0, force=True, **choices).report.data
     print(json.dumps({
         "seconds": time.perf_counter() - started,
         "timing": data["timing"],

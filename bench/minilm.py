@@ -124,7 +124,7 @@ def compress(model: Path, out: Path, calib: Path, options: Mapping[str, Any]) ->
     import onnxgrail
 
     result, seconds = _timed(
-        lambda: onnxgrail.compress(model, out, data=calib, batch_size=BATCH, force=True, **options)
+        lambda: onnxgrail.compress(model, out, data=calib, held_out=0, batch_size=BATCH, force=True, **options)
     )
     report = result.report.data
     found = [block for block in report["blocks"] if block["kind"] in options["blocks"]]

@@ -57,6 +57,7 @@ class Stages:
         common = {
             "unit_ratio": RATIO,
             "data": self.calibration,
+            "held_out": 0,
             "batch_size": minilm.BATCH,
             "check": False,
             "force": True,
@@ -69,7 +70,13 @@ class Stages:
         """A file fitted further."""
         import onnxgrail
 
-        common: dict[str, Any] = {"data": self.calibration, "batch_size": minilm.BATCH, "check": False, "force": True}
+        common: dict[str, Any] = {
+            "data": self.calibration,
+            "held_out": 0,
+            "batch_size": minilm.BATCH,
+            "check": False,
+            "force": True,
+        }
         return self.made(
             name, lambda path: onnxgrail.refine_model(small, path, reference=self.model, refine=(kind,), **common)
         )

@@ -56,7 +56,20 @@ def run(folder: Path, size: int) -> dict[str, float]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["m.onnx", f"{size}.onnx", "--data", "x.npy", "--no-check", "--force", "--blocks", "mlp", "--json", "-q"]
+    words = [
+        "m.onnx",
+        f"{size}.onnx",
+        "--data",
+        "x.npy",
+        "--held-out",
+        "0",
+        "--no-check",
+        "--force",
+        "--blocks",
+        "mlp",
+        "--json",
+        "-q",
+    ]
     common = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     common |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     started, busy = time.perf_counter(), []

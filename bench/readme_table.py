@@ -46,13 +46,19 @@ def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
 
 
 def cells(row: Row, dense: Row) -> list[str]:
-    """Metric, parameters and latency of one row."""
-    score = f"{row['score']:.2%}".replace("%", " %") if row["metric"] == "accuracy" else f"{row['score']:.2f}"
+    """Metric, parameters and latency of one row, with 95 % intervals."""
+    low, high = row["score_interval"]
+    if row["metric"] == "accuracy":
+        score = f"{row['score']:.2%}".replace("%", " %") + f" ({100 * low:.1f}–{100 * high:.1f})"
+    else:
+        score = f"{row['score']:.2f} ({low:.2f}–{high:.2f})"
     params, latency = f"{row['params']:,}", f"{row['latency_ms']:.2f} ms"
     if row is dense:
         return [score, params, latency]
     fewer = f"{row['params'] / dense['params'] - 1:+.0%}".replace("%", " %").replace("-", "−")
-    return [score, fewer, f"{latency} ({dense['latency_ms'] / row['latency_ms']:.2f}×)"]
+    low, high = row["speedup_interval"]
+    faster = f"{row['speedup']:.2f}×, {low:.2f}–{high:.2f}" if not low <= 1 <= high else "no measurable difference"
+    return [score, fewer, f"{latency} ({faster})"]
 
 
 def how(data: Mapping[str, Any]) -> str:
@@ -61,8 +67,8 @@ def how(data: Mapping[str, Any]) -> str:
     threads = f"{data['threads']} thread{'s' if data['threads'] > 1 else ''}"
     return (
         f"`onnxgrail demo` on {data['date']}: metrics on held-out data; latency of a batch of {data['batch_size']} on "
-        f"{threads}, median of\n{data['repeats']} interleaved runs ({data['machine']}, ONNX Runtime "
-        f"{versions['onnxruntime']}, Python {versions['python']})."
+        f"{threads}, median of\n{data['repeats']} interleaved runs, all with 95 % intervals ({data['machine']}, "
+        f"ONNX Runtime {versions['onnxruntime']}, Python {versions['python']})."
     )
 
 

@@ -42,8 +42,8 @@ started = time.perf_counter()
 with np.load(feed) as file:
     data = dict(file)
 found = onnxgrail.compress(
-    path, path + ".small", data=data, unit_ratio=0.5, blocks=("mlp",), compensate="none", selector="l2", refine=refine,
-    save_as_external_data=True, force=True, check=False,
+    path, path + ".small", data=data, held_out=0, unit_ratio=0.5, blocks=("mlp",), compensate="none", selector="l2",
+    refine=refine,     save_as_external_data=True, force=True, check=False,
 )
 rows = found.report.data["refines"]
 fits = [row for row in rows if row["epochs"]]

@@ -34,7 +34,9 @@ def rows(name: str, folder: Path) -> list[dict[str, Any]]:
     files = {"dense": Path(embedded.model)}
     for kind in STEPS[1:]:
         files[kind] = folder / f"{name}.{kind}.onnx"
-        onnxgrail.compress(embedded.model, files[kind], data=embedded.calibration, unit_ratio=0.3, quantize=kind)
+        onnxgrail.compress(
+            embedded.model, files[kind], data=embedded.calibration, held_out=0, unit_ratio=0.3, quantize=kind
+        )
     with np.load(embedded.calibration) as file:
         data = {key: file[key] for key in file.files}
     timed = onnxgrail.bench(*files.values(), data=data, batch_sizes=(BATCH,), rounds=ROUNDS, threads=1)

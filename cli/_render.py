@@ -66,15 +66,6 @@ def short(value: float | None) -> str:
     return f"{value:.0f}"
 
 
-def scores(*checks: Any) -> str:
-    """How the original and the results do where classes are known: `, top-1 99.50 % -> 98.75 %`."""
-    for key, label, show in (("top1", "top-1", accuracy), ("perplexity", "perplexity", number)):
-        if all(check.get(key) is not None for check in checks):
-            values = (checks[0][f"{key}_reference"], *(check[key] for check in checks))
-            return f", {label} {' -> '.join(map(show, values))}"
-    return ""
-
-
 def accuracy(value: float | None) -> str:
     """A share of samples: 98.75 %."""
     return "-" if value is None else f"{value:.2%}".replace("%", " %")
@@ -105,16 +96,27 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
-    cells = fitting([[printable(cell) for cell in row] for row in rows], columns, left, console.width)
+    cells = fitting([[type(cell)(printable(cell)) for cell in row] for row in rows], columns, left, console.width)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for position, name in enumerate(columns):
         text = position < left
         grid.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for row in cells:
-        grid.add_row(*map(Text, row))  # names may hold brackets, which are not markup
+        grid.add_row(*(Text(cell, style="dim" if isinstance(cell, Quiet) else "") for cell in row))  # not markup
     for line in title.splitlines():
         say(line)
     console.print(grid)
+
+
+class Quiet(str):
+    """Text of a table that says nothing, printed dim."""
+
+    __slots__ = ()
+
+
+def quiet(text: str) -> Quiet:
+    """Return text that is printed dim in a table."""
+    return Quiet(text)
 
 
 def fitting(rows: Sequence[Sequence[str]], columns: Sequence[str], left: int, width: int) -> list[list[str]]:
@@ -134,8 +136,11 @@ def shortened(text: str, room: int) -> str:
     return " ".join(word if len(word) <= room else "…" + word[-(room - 1) :] for word in text.split(" "))
 
 
-def say(line: str, *, err: bool = False) -> None:
-    """Print a line in which names out of a file may stand; a terminal never breaks it inside a word."""
+def say(line: str, *, err: bool = False, dim: bool = False) -> None:
+    """Print a line in which names out of a file may stand; a terminal never breaks it inside a word.
+
+    A line that says nothing is `dim`.
+    """
     text = printable(line)
     stream = sys.stderr if err else sys.stdout
     if stream is not None and stream.isatty():
@@ -149,7 +154,7 @@ def say(line: str, *, err: bool = False) -> None:
             drop_whitespace=True,
         )
         text = "\n".join(lines)
-    click.echo(text, err=err)
+    click.secho(text, err=err, dim=dim or None)
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from . import _close as close
 from . import _options as options
 from . import _render as render
 
@@ -43,9 +42,16 @@ def lines(data: Any) -> list[str]:
     return [
         *_simplified(data.get("simplify")),
         *_quantised(data.get("quantization")),
-        *_latency(data.get("latency")),
         *_target(data.get("target")),
     ]
+
+
+def latency(steps: Any, speed: Any) -> None:
+    """Print what one sample takes, as far as noise lets anybody tell."""
+    times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
+    if times:
+        said = "" if speed is None else f": {speed}"
+        render.say(f"Latency of one sample: {times}{said}", dim=speed is None or speed.silent)
 
 
 def _simplified(entry: Any) -> list[str]:
@@ -56,26 +62,7 @@ def _quantised(entry: Any) -> list[str]:
     if entry is None:
         return []
     sizes = f"{render.size(entry['bytes_before'])} -> {render.size(entry['bytes_after'])}"
-    found = [f"Quantised to {entry['kind']}: {sizes}{_kept(entry)}"]
-    narrowed = {check["name"]: check for check in entry["to_narrowed"]}
-    for check in close.worst(entry["outputs"]):
-        words = [f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"]
-        if check.get("agreement") is not None:
-            words.append(f"top-1 agreement {render.share(check['agreement'])}")
-        other = render.number(narrowed[check["name"]]["cosine"], ".5f")
-        found.append(
-            f"Output {check['name']}, quantised: {', '.join(words)} to the original; cosine {other} to the narrowed"
-        )
-    for check in close.worst((entry.get("held_out") or {}).get("outputs", ())):
-        numbers = f"cosine {render.number(check['cosine'], '.5f')}, NMSE {render.number(check['nmse'], '.2e')}"
-        where = f"on {check['samples']} held-out samples"
-        found.append(f"Output {check['name']}, quantised: {numbers} to the original {where}{render.scores(check)}")
-    return found
-
-
-def _latency(steps: Any) -> list[str]:
-    times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
-    return [f"Latency of one sample: {times}"] if times else []
+    return [f"Quantised to {entry['kind']}: {sizes}{_kept(entry)}"]
 
 
 def _kept(entry: Any) -> str:

@@ -91,6 +91,8 @@ def _table(result: Any) -> None:
         times = row.times
         ratio = "-" if times.ratio is None else f"{times.ratio:.3f}"
         interval = "-" if times.interval is None else f"{times.interval[0]:.3f}-{times.interval[1]:.3f}"
+        if times.hidden:
+            ratio, interval = render.quiet("no difference"), render.quiet(interval)
         shown = [f"{value:.3f}" for value in (times.median, times.p90, times.p99, times.spread)]
         cells = (render.size(row.bytes), str(row.batch_size), *shown, render.short(row.throughput), ratio, interval)
         rows.append(

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from . import _close as close
 from . import _machine
 from . import _options as options
 from . import _render as render
@@ -92,9 +93,13 @@ def _tables(result: Any) -> None:
     sizes.append(("File size", render.size(one.bytes), render.size(two.bytes), render.change(one.bytes, two.bytes)))
     if result.latency is not None:
         first, second = (time.median for time in result.latency)
-        change = render.change(first, second)
-        sizes.append(("Latency of one sample", f"{first:.3g} ms", f"{second:.3g} ms", change))
+        said = result.speed()
+        cell = render.quiet(str(said)) if said.silent else str(said)
+        sizes.append(("Latency of one sample", f"{first:.3g} ms", f"{second:.3g} ms", cell))
     render.table(f"A {one.path}\nB {two.path}", ("", "A", "B", "change"), sizes)
+    close.headline(result.headline())
+    for line in result.output_lines():
+        render.say(line)
     every = {
         "samples": [str(o.samples) for o in result.outputs],
         "cosine": [render.number(o.cosine, ".5f") for o in result.outputs],

@@ -178,7 +178,7 @@ def finish(result: Any, *, as_json: bool, quiet: bool) -> None:
     data = result.report.data
     if as_json:
         click.echo(result.report.to_json())
-    render.notes([*_notes(data), *close.advice(data)], quiet=quiet)
+    render.notes([*_notes(data), *close.advice(result.report.headline())], quiet=quiet)
     if not as_json and not quiet:
         _tables(result.report, result.output)
     if not result.gates_passed:
@@ -218,6 +218,8 @@ def _tables(report: Any, output: Path | None) -> None:
     data, model = report.data, report.data["model"]
     chosen = _of_kinds(report, data["recipe"]["blocks"] if _narrows(data) else ())
     render.sizes(model["input"], chosen.summary_rows())
+    close.headline(report.headline())
+    ship.latency(data.get("latency"), report.speed())
     if _narrows(data):
         render.say(_asked(model))
     for line in _allocated(data.get("allocation")):
@@ -232,7 +234,7 @@ def _tables(report: Any, output: Path | None) -> None:
     calibration = data.get("calibration")
     if calibration:
         render.say(f"Calibration: {render.several(calibration['samples'], 'sample')}, {calibration['source']}")
-    for line in (*close.lines(data), *ship.lines(data)):
+    for line in (*report.output_lines(), *ship.lines(data)):
         render.say(line)
     _outcomes(chosen)
     render.written(output)
@@ -246,7 +248,8 @@ def _asked(model: Any) -> str:
         return f"Ratio: asked {asked} of channels, neurons and heads, achieved {achieved} of the parameters"
     show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
     achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
-    return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}"
+    once = ", measured once" if budget["metric"] == "latency" else ""
+    return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}{once}"
 
 
 def _norms(entries: Any) -> list[str]:

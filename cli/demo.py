@@ -71,23 +71,40 @@ def demo(
 
 def _table(name: str, rows: list[Any]) -> None:
     dense = rows[0]
-    columns = ("ratio", "compensate", dense.metric, "params", "", "MACs", "", "latency", "")
+    columns = ("ratio", "repair", dense.metric, "95 %", "params", "MACs", "latency", "", "95 %")
     cells = [
         (
             f"{row.ratio:g}" if row.compensate else "dense",
             row.compensate,
-            f"{row.score:.2%}".replace("%", " %") if row.metric == "accuracy" else f"{row.score:.3f}",
-            render.short(row.params),
-            _change(dense.params, row.params) if row.compensate else "",
-            render.short(row.macs),
-            _change(dense.macs, row.macs) if row.compensate else "",
+            *_score(row),
+            _change(dense.params, row.params) if row.compensate else render.short(row.params),
+            _change(dense.macs, row.macs) if row.compensate else render.short(row.macs),
             f"{row.latency_ms:.2f} ms",
-            f"{dense.latency_ms / row.latency_ms:.2f} x" if row.compensate else "",
+            *_speedup(row),
         )
         for row in rows
     ]
     better = "higher" if dense.metric == "accuracy" else "lower"
     render.table(f"{name}: {dense.metric} on held-out data, {better} is better", columns, cells, left=2)
+
+
+def _score(row: Any) -> tuple[str, str]:
+    """Quality, and where it lies with 95 % confidence."""
+    low, high = row.score_interval or (row.score, row.score)
+    if row.metric == "accuracy":
+        return f"{row.score:.2%}".replace("%", " %"), f"{100 * low:.1f}-{100 * high:.1f}"
+    return f"{row.score:.3f}", f"{low:.2f}-{high:.2f}"
+
+
+def _speedup(row: Any) -> tuple[str, str]:
+    """How many times as fast as the dense model, where noise lets anybody tell."""
+    if row.speedup is None or row.speedup_interval is None:
+        return "", ""
+    low, high = row.speedup_interval
+    between = f"{low:.2f}-{high:.2f}"
+    if low <= 1 <= high:
+        return render.quiet("no difference"), render.quiet(between)
+    return f"{row.speedup:.2f} x", between
 
 
 def _change(before: int | None, after: int | None) -> str:

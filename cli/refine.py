@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from . import _close as close
 from . import _machine
 from . import _options as options
 from . import _render as render
@@ -116,25 +117,7 @@ def _tables(result: Any) -> None:
     render.sizes(f"{data['model']['input']}\nfitted to {data['reference']['path']}", result.report.summary_rows())
     for line in render.refines(data["refines"]):
         render.say(line)
-    before, after = data["reference"], data["verification"]
-    _outputs("calibration", before["outputs_before"], after["outputs"])
-    _outputs("held-out", before["held_out_before"], (after["held_out"] or {}).get("outputs", ()))
+    close.headline(result.report.headline())
+    for line in result.report.output_lines():
+        render.say(line)
     render.written(result.output)
-
-
-def _outputs(kind: str, before: Any, after: Any) -> None:
-    """How far outputs were from the reference on samples of some kind, and how far they are."""
-    known = {check["name"]: check for check in before}
-    for check in after:
-        first = known.get(check["name"], {})
-        words = [_pair(first.get(key), check[key], spec) for key, spec in SHOWN]
-        scores = render.scores(first, check)
-        where = f"on {check['samples']} {kind} samples"
-        render.say(f"Output {check['name']}: cosine {words[0]}, NMSE {words[1]} to the reference {where}{scores}")
-
-
-SHOWN = (("cosine", ".5f"), ("nmse", ".2e"))
-
-
-def _pair(before: float | None, after: float | None, spec: str) -> str:
-    return f"{render.number(before, spec)} -> {render.number(after, spec)}"

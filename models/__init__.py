@@ -82,26 +82,40 @@ def score(embedded: Embedded, run: Run, *, batch_size: int = 64) -> float:
         run: Maps a feed to the outputs, of which the first holds the logits `(..., classes)`.
         batch_size: Samples per call of `run`.
     """
-    with np.load(embedded.heldout, allow_pickle=False) as archive:
-        arrays: dict[str, Array] = {key: archive[key] for key in archive.files}
-    labels = arrays.pop("labels")
-    total = 0.0
-    for start in range(0, len(labels), batch_size):
-        rows = slice(start, start + batch_size)
-        logits = np.asarray(run({key: array[rows] for key, array in arrays.items()})[0], dtype=np.float64)
-        if embedded.metric == "accuracy":
-            total += float(np.count_nonzero(logits.argmax(axis=-1) == labels[rows]))
-        else:
-            total += _negative_log_likelihood(logits, labels[rows])
-    mean = total / labels.size
+    samples = scores(embedded, run, batch_size=batch_size)
+    mean = float(samples[:, 0].sum() / samples[:, 1].sum())
     if embedded.metric == "accuracy":
         return mean
     # A ruined model can be further off than a float holds; that is a perplexity of infinity, not an error.
     return math.exp(mean) if mean < 700.0 else math.inf
 
 
-def _negative_log_likelihood(logits: Array, labels: Array) -> float:
-    """Sum -log softmax(logits)[label] over logits `(..., classes)` and labels `(...)`, shifted to avoid overflow."""
+def scores(embedded: Embedded, run: Run, *, batch_size: int = 64) -> Array:
+    """Return the same sample by sample: (samples, 2), what is summed and how many labels there are.
+
+    Args:
+        embedded: Names the data and the metric.
+        run: Maps a feed to the outputs, of which the first holds the logits `(..., classes)`.
+        batch_size: Samples per call of `run`.
+    """
+    with np.load(embedded.heldout, allow_pickle=False) as archive:
+        arrays: dict[str, Array] = {key: archive[key] for key in archive.files}
+    labels = arrays.pop("labels")
+    found = []
+    for start in range(0, len(labels), batch_size):
+        rows = slice(start, start + batch_size)
+        logits = np.asarray(run({key: array[rows] for key, array in arrays.items()})[0], dtype=np.float64)
+        right = labels[rows].reshape(len(logits), -1)
+        if embedded.metric == "accuracy":
+            sums = (logits.argmax(axis=-1) == labels[rows]).reshape(right.shape).sum(axis=1)
+        else:
+            sums = _negative_log_likelihood(logits, labels[rows]).reshape(right.shape).sum(axis=1)
+        found.append(np.stack([sums, np.full(len(right), right.shape[1])], axis=1).astype(np.float64))
+    return np.concatenate(found)
+
+
+def _negative_log_likelihood(logits: Array, labels: Array) -> Array:
+    """-log softmax(logits)[label] of logits `(..., classes)` and labels `(...)`, shifted to avoid overflow."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     picked = np.take_along_axis(shifted, labels[..., None], axis=-1)[..., 0]
-    return float(np.sum(np.log(np.exp(shifted).sum(axis=-1)) - picked))
+    return np.asarray(np.log(np.exp(shifted).sum(axis=-1)) - picked)

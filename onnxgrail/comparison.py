@@ -5,9 +5,7 @@ The module is not called `compare`: importing a submodule of that name would hid
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,25 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.both import run_both
 from onnxgrail.calibration.branching import look_once
 from onnxgrail.calibration.custom import Libraries
 from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.data import Source, read
-from onnxgrail.calibration.following import predicted
 from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.reading import Numbers, Reading, reading_of
-from onnxgrail.calibration.session import open_session
-from onnxgrail.calibration.signature import Signature, describe, padding_mask, signature_of
+from onnxgrail.calibration.signature import Signature, describe, signature_of
 from onnxgrail.calibration.synthetic import synthetic
 from onnxgrail.calibration.timing import Times
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, UsageError
-from onnxgrail.fidelity import Fidelity, Sums, add_batch, entries, finish
-from onnxgrail.goals import Goals
+from onnxgrail.fidelity import Fidelity, entries, headline
+from onnxgrail.fidelity.lines import lines_of
+from onnxgrail.fidelity.words import Headline, Speed, speed, told
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.facts import bodies, key
-from onnxgrail.graph.interface import Port, between, fit
+from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.serial import Packed, pack, to_bytes
 from onnxgrail.graph.trace import trace
@@ -89,11 +87,34 @@ class Comparison:
         """Whether every limit that was set holds."""
         return all(gate.passed for gate in self.gates)
 
+    def headline(self) -> Headline | None:
+        """Return the verdict on the worst output in words; None where no output has a distance."""
+        verdict = headline(self.outputs)
+        return None if verdict is None else told(verdict, self._judged())
+
+    def output_lines(self) -> tuple[str, ...]:
+        """Return what else is told of the outputs, a line each; nothing for random inputs."""
+        return () if self.calibration["synthetic"] else lines_of(entries(self.outputs), top=headline(self.outputs))
+
+    def speed(self) -> Speed | None:
+        """Return how many times as fast `b` is as `a`; None where that was not measured."""
+        return speed([asdict(one) for one in self.latency]) if self.latency else None
+
+    def _judged(self) -> dict[str, Any]:
+        on = "random" if self.calibration["synthetic"] else "given"
+        return {"on": on, **{key: self.calibration[key] for key in ("source", "samples")}}
+
     def to_data(self) -> dict[str, Any]:
         """As plain data."""
         sizes = {key: {f: getattr(w, f) for f in Weight.__slots__} for key, w in (("a", self.a), ("b", self.b))}
         gates = [{f: getattr(gate, f) for f in Gate.__slots__} for gate in self.gates]
-        data = {"calibration": dict(self.calibration), "outputs": entries(self.outputs), "gates": gates}
+        data = {
+            "calibration": dict(self.calibration),
+            "outputs": entries(self.outputs),
+            "headline": headline(self.outputs),
+            "judged": self._judged(),
+            "gates": gates,
+        }
         times = self.latency and [{"name": n, **asdict(one)} for n, one in zip("ab", self.latency, strict=True)]
         return {"schema": SCHEMA} | sizes | data | {"latency": times}
 
@@ -176,7 +197,7 @@ def compare(
     one = single(feed, signature)
     with registered(custom_ops):
         with batches.advising():
-            outputs = finish(run_both(*sources, batches, **common))
+            outputs = run_both(*sources, batches, **common).results()
         return Comparison(
             latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
             a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
@@ -224,65 +245,6 @@ def runnable(model: ir.Model, path: Path | None) -> Packed | bytes | Path:
     if path is None:
         return pack(model)
     return to_bytes(model) if has_bfloat16(model) else path
-
-
-def run_both(
-    a: Packed | bytes | str | Path,
-    b: Packed | bytes | str | Path,
-    batches: Batches,
-    *,
-    ports: Sequence[Port] = (),
-    providers: Sequence[str] = ("CPUExecutionProvider",),
-    once: bool = False,
-    texts: bool = False,
-    progress: Progress = silent,
-) -> dict[str, Sums]:
-    """Sums of differences per output over all batches; padded tokens are left out.
-
-    `ports` is what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.
-    With `once` the models run as they are, so that weights in files stay there; `texts` is as in `run_each`.
-    """
-    common: dict[str, Any] = {"ports": ports, "providers": providers, "once": once, "texts": texts}
-    return run_each(a, b, [batches], **common, progress=progress)[0]
-
-
-def run_each(
-    a: Packed | bytes | str | Path,
-    b: Packed | bytes | str | Path,
-    every: Sequence[Batches],
-    *,
-    ports: Sequence[Port] = (),
-    providers: Sequence[str] = ("CPUExecutionProvider",),
-    once: bool = False,
-    texts: bool = False,
-    sizes: Mapping[str, int] | None = None,
-    progress: Progress = silent,
-) -> list[dict[str, Sums]]:
-    """The same for several sets of batches, each with sums of its own; the models are opened once.
-
-    With `texts` it is found out whether the model predicts tokens of the feeds, which costs one run of `a`; `sizes` as
-    in `open_session`, of both.
-    """
-    found: list[dict[str, Sums]] = []
-    total = sum(len(batches) for batches in every)
-    done = itertools.count()
-    with ExitStack() as stack:
-        common: dict[str, Any] = {"providers": providers, "optimise": not once, "once": once, "sizes": sizes}
-        one, two = (stack.enter_context(open_session(model, **common)) for model in (a, b))
-        for batches in every:
-            sums: dict[str, Sums] = {}
-            text: str | None = None
-            for number, (feed, labels) in enumerate(batches.labelled()):
-                progress("compare", next(done), total)
-                wanted = one.run(feed)
-                if number == 0 and texts and labels is None and not batches.synthetic:
-                    text = predicted(one, feed, wanted)
-                goals = Goals(labels=labels, tokens=None if text is None else feed[text])
-                got = two.run(fit(feed, ports))
-                sums = add_batch(sums, fit(wanted, ports), got, mask=padding_mask(feed), goals=goals)
-            found.append(sums)
-        progress("compare", total, total)
-    return found
 
 
 def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: float | None) -> Iterator[Gate]:

@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 
 from onnxgrail import __version__
 from onnxgrail.calibration.session import CPU, Session, open_session
-from onnxgrail.calibration.timing import machine, take_turns
-from onnxgrail.core import Array, Feed, Kind
+from onnxgrail.calibration.timing import machine, summarise, take_turns
+from onnxgrail.core import Array, Feed, Floats, Kind
 from onnxgrail.errors import OutputError, UsageError
+from onnxgrail.fidelity import intervals
 from onnxgrail.keywords import checked
 from onnxgrail.paths import check_folder, check_output
 from onnxgrail.progress import Progress, silent, ticking
@@ -42,7 +42,10 @@ class Row:
         compensate: `none` or `grail`; empty for the dense model.
         metric: what `score` is: accuracy (high is good) or perplexity (low is good).
         params, macs, bytes: size; macs per sample.
+        score_interval: where `score` lies with 95 % confidence, from the held-out samples.
         latency_ms: median time of one run, in milliseconds; spread_ms is the distance of its quartiles.
+        speedup, speedup_interval: how many times as fast as the dense model, and where that lies with 95 % confidence;
+            None for the dense model.
         file: where the compressed model was kept, None when it was not.
     """
 
@@ -57,6 +60,9 @@ class Row:
     latency_ms: float
     spread_ms: float
     file: str | None
+    score_interval: tuple[float, float] | None = None
+    speedup: float | None = None
+    speedup_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +193,7 @@ def _compressed(
                 blocks=INNER,
                 compensate=compensate,
                 data=embedded.calibration,
+                held_out=embedded.heldout,
                 seed=seed,
                 force=True,
             )
@@ -218,32 +225,49 @@ def _compressed(
 def _measure(
     embedded: Any, variants: Sequence[_Variant], batch_size: int, repeats: int, threads: int, *, keep: bool
 ) -> list[Row]:
-    from onnxgrail.models import score
-
     feed = _first_feed(embedded.heldout, batch_size)
     rows = []
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(open_session(v.path, threads=threads)) for v in variants]
         rounds = max(2, repeats)
         timings = take_turns(sessions, [feed] * len(sessions), least=rounds, most=rounds, seconds=0, warm=WARM_UP)
-        for variant, session, times in zip(variants, sessions, timings, strict=True):
-            low, _, high = quantiles(times.tolist(), n=4)
+        for variant, session, times in zip(variants, sessions, summarise(timings), strict=True):
+            value, interval = _judged(embedded, session)
             rows.append(
                 Row(
                     model=embedded.name,
                     ratio=variant.ratio,
                     compensate=variant.compensate,
                     metric=embedded.metric,
-                    score=float(score(embedded, _runner(session))),
+                    score=value,
+                    score_interval=interval,
                     params=variant.params,
                     macs=variant.macs,
                     bytes=variant.path.stat().st_size,
-                    latency_ms=median(times.tolist()),
-                    spread_ms=high - low,
+                    latency_ms=times.median,
+                    spread_ms=times.spread,
+                    speedup=times.ratio,
+                    speedup_interval=times.interval,
                     file=str(variant.path) if keep and variant.compensate else None,
                 )
             )
     return rows
+
+
+def _judged(embedded: Any, session: Session) -> tuple[float, tuple[float, float] | None]:
+    """Quality on held-out data, and where it lies."""
+    from onnxgrail.models import scores
+
+    samples = scores(embedded, _runner(session))
+    right, labels = samples.sum(axis=0).tolist()
+    if embedded.metric == "accuracy":
+        return right / labels, intervals.of_count(right, labels)
+
+    def perplexity(sums: Floats) -> Floats:
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(sums[..., 0] / sums[..., 1]))
+
+    return float(perplexity(samples.sum(axis=0))), intervals.of_samples(samples, perplexity)
 
 
 def _runner(session: Session) -> Any:

@@ -14,15 +14,17 @@ import onnx_ir as ir
 
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.judging import HeldOut
 from onnxgrail.calibration.lanes import why_host
 from onnxgrail.calibration.relay import DEEP
 from onnxgrail.calibration.signature import free_sizes, signature_of
-from onnxgrail.comparison import bytes_on_disk, run_each
+from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import Applied, Change, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.entries import block_entry
 from onnxgrail.errors import ModelError
-from onnxgrail.fidelity import Fidelity, entries, finish
+from onnxgrail.fidelity import Fidelity, entries, headline
 from onnxgrail.graph import cost
 from onnxgrail.graph.interface import between, changed
 from onnxgrail.graph.listed import listed_text, unlisted_text
@@ -30,7 +32,7 @@ from onnxgrail.graph.mapped import in_files, weight_files
 from onnxgrail.graph.places import located
 from onnxgrail.graph.serial import pack, skeleton, to_bytes
 from onnxgrail.graph.widen import has_bfloat16
-from onnxgrail.preparation import HeldOut, Prepared
+from onnxgrail.preparation import Prepared, samples_of
 from onnxgrail.progress import Progress
 from onnxgrail.report import (
     ModelChange,
@@ -44,8 +46,6 @@ from onnxgrail.report import (
 if TYPE_CHECKING:
     from onnxgrail.refine.job import Refined
 
-CHECKED_FEEDS, CHECKED_SAMPLES = 4, 16
-CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
 INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
@@ -53,21 +53,13 @@ INTERFACE = (
 BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
 
 
-def few(batches: Batches) -> Batches:
-    """Feeds enough for a check."""
-    each = -(-batches.samples // max(len(batches), 1))
-    wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
-    count = max(1, min(CHECKED_FEEDS, wanted // max(each, 1)))
-    return dataclasses.replace(batches, feeds=batches.feeds[:count])
-
-
 def verify(
     prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
 ) -> tuple[Verification, tuple[Fidelity, ...]]:
     """Run the ONNX checker and compare original and result, before anything is written.
 
-    They are compared on a few calibration feeds, and on all feeds that were held out; the results that gates judge are
-    of these, where there are any.
+    They are compared on the samples that were held back from every fit; where there are none, on a few that the fits
+    have seen.  Gates judge the same.
 
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
@@ -76,32 +68,48 @@ def verify(
     held = in_files(prepared.model)
     inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
-    apart, ports = prepared.held_out, between(prepared.model, slim)
-    sets = [few(prepared.batches), *([] if apart is None else [apart.batches])]
-    common: dict[str, Any] = {"providers": recipe.providers, "once": held, "texts": apart is not None}
-    run = functools.partial(run_each, before, pack(slim), sets, ports=ports, progress=progress, **common)
-    deep = len(prepared.model.graph) >= DEEP and not apart and not ports
-    sizes = free_sizes(signature_of(prepared.model), sets[0]) if deep else {}
+    apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
+    common: dict[str, Any] = {"providers": recipe.providers, "once": held, "texts": True, "progress": progress}
+    run = functools.partial(run_both, before, pack(slim), batches, ports=ports, **common)
+    deep = len(prepared.model.graph) >= DEEP and not ports
+    sizes = free_sizes(signature_of(prepared.model), batches) if deep else {}
     try:
-        every = run(sizes=sizes)
+        results = run(sizes=sizes).results()
     except ModelError:
         if not sizes:
             raise
-        every = run()  # a file that contradicts itself may run with open sizes only
-    results = [finish(sums) for sums in every]
+        results = run().results()  # a file that contradicts itself may run with open sizes only
+    outputs = tuple(entries(results))
     verification = Verification(
         checker=_checks(slim),
         ort_load=True,
-        outputs=tuple(entries(results[0])),
-        held_out=None if apart is None else _held_out(apart, results[1]),
+        outputs=outputs,
+        held_out=None if apart is None else {**_named(apart), "outputs": outputs},
+        judged=judged_by(prepared),
+        headline=headline(results),
     )
-    return verification, results[-1]
+    return verification, results
 
 
-def _held_out(apart: HeldOut, results: tuple[Fidelity, ...]) -> dict[str, Any]:
-    """What the samples were that nothing was fitted to, and what they say."""
-    source = apart.batches.source
-    return {"asked": apart.asked, "source": source, "samples": apart.batches.samples, "outputs": entries(results)}
+def judged_by(prepared: Prepared) -> dict[str, Any]:
+    """Return what the samples are that judge the result, and how the user asked for them."""
+    held = prepared.held_out
+    if held is not None:
+        return {"on": "held-out", **_named(held)}
+    batches = prepared.judges
+    on = "random" if batches.synthetic else "calibration"
+    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": sum(map(samples_of, batches))}
+
+
+def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool) -> Verification:
+    """The same, and whether a fit has seen the samples that judge; an unchecked run says only which they would be."""
+    told = verification or Verification(judged=judged_by(prepared))
+    judged = dict(told.judged or {})
+    return dataclasses.replace(told, judged={**judged, "seen": fitted and judged.get("on") == "calibration"})
+
+
+def _named(held: HeldOut) -> dict[str, Any]:
+    return {"asked": held.asked, "source": held.batches.source, "samples": held.batches.samples}
 
 
 def _checks(slim: ir.Model) -> bool:
@@ -145,7 +153,7 @@ def report_of(
     ports = changed(prepared.model, survey, decision.ledger.dead)
     calibration = _calibration(prepared.batches, decision, used=bool(applied))
     said = (
-        prepared.batches.scarce() if calibration else "",
+        prepared.scarce() if calibration else "",
         INTERFACE if ports else "",
         unlisted_text(prepared.unlisted),
         listed_text(slim) if slim is not None else "",
@@ -166,7 +174,7 @@ def report_of(
         refusals=located(
             prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
         ),
-        verification=verification,
+        verification=_told(prepared, verification, fitted=calibration is not None),
         calibration=calibration,
         timing=timing,
         interface=ports,

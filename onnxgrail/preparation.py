@@ -17,6 +17,7 @@ from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.branching import Maker, Seen, look
 from onnxgrail.calibration.data import Source, read, read_apart
 from onnxgrail.calibration.dims import Usual
+from onnxgrail.calibration.judging import AUTO, HeldOut, asked_for, few, words_of
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.reading import reading_of
 from onnxgrail.calibration.session import shapes_of
@@ -38,20 +39,11 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
-from onnxgrail.numerals import whole
 from onnxgrail.once import Once
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import path_of
 from onnxgrail.progress import Progress, silent
 from onnxgrail.record import Record
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class HeldOut:
-    """Feeds of samples that nothing is fitted to and the result is judged on, and how the user asked for them."""
-
-    asked: str
-    batches: Batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +57,8 @@ class Prepared:
         feed: the small feed of the trace; samples: how many samples it holds.
         routes: the branches that each calibration feed takes; nothing for a model without any.
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
-        held_out: what the result is judged on beside `batches`, where there is such a thing.
+        held_out: samples that judge the result and that nothing is fitted to; None where there are none.
+        asked: how the user asked for them.
         checksums: of the files that are read and written.
         unlisted: weights that were inputs of the graph and no longer are.
     """
@@ -78,6 +71,7 @@ class Prepared:
     feed: Mapping[str, Array]
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     held_out: HeldOut | None = None
+    asked: str = AUTO
     checksums: Checksums = field(default_factory=lambda: Checksums(threads=count()))
     unlisted: Unlisted = NOTHING
     routes: Mapping[Maker, Route] = field(default_factory=dict)
@@ -90,12 +84,27 @@ class Prepared:
     @property
     def samples(self) -> int:
         """Samples in the probe feed: the common first axis, 1 where there is none."""
-        sizes = {a.shape[0] if a.ndim else 1 for a in self.feed.values()}
-        return sizes.pop() if len(sizes) == 1 else 1
+        return samples_of(self.feed)
 
     def as_written(self) -> Prepared:
         """Return the same with the graph as a file has it, for what does not follow channels into branches."""
         return replace(self, model=folded(self.model))
+
+    @property
+    def judges(self) -> Batches:
+        """Feeds that judge the result: those held back from every fit, or else a few that fits have seen."""
+        return few(self.batches) if self.held_out is None else self.held_out.batches
+
+    def scarce(self) -> str:
+        """Return a warning where the data hold too few samples to rest statistics on, empty otherwise."""
+        held = self.held_out
+        return self.batches.scarce(0 if held is None or held.own else held.batches.samples)
+
+
+def samples_of(feed: Mapping[str, Array]) -> int:
+    """Return how many samples a feed holds: the common first axis, 1 where there is none."""
+    sizes = {array.shape[0] if array.ndim else 1 for array in feed.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 @dataclass(slots=True)
@@ -146,6 +155,7 @@ def prepare(
         survey=survey,
         feed=seen.feed,
         held_out=held,
+        asked=words_of(held_out) if held is None else held.asked,
         routes=seen.routes,
     )
 
@@ -181,12 +191,12 @@ def _drawn(
 
 
 def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:
-    """Calibration feeds, and those that judge: so many samples held back, or data of their own."""
+    """Calibration feeds, and those that judge: samples held back from the same data, or data of their own."""
     signature = signature_of(model)
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
-    apart = _count(held_out)
-    if apart and data is None:
-        raise UsageError(f"--held-out {apart} needs --data", hint="Drawn inputs say little about real ones")
+    count, source = asked_for(held_out)
+    if count and data is None:
+        raise UsageError(f"--held-out {count} needs --data", hint="Drawn inputs say little about real ones")
     reading = reading_of(
         tokenizer=recipe.tokenizer,
         sequence_length=recipe.sequence_length,
@@ -194,31 +204,19 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out:
         image_std=recipe.image_std,
         input_shapes=recipe.input_shapes,
     )
-    other: Batches | None = None
-    if held_out is not None and not apart:
-        other = read(held_out, signature, reading=reading, group=group, batch_size=recipe.batch_size)
+    own: Batches | None = None
+    if source is not None:
+        own = read(source, signature, reading=reading, group=group, batch_size=recipe.batch_size)
+    held: Batches | None = None
     if data is not None:
-        found, held = read_apart(data, signature, apart, reading=reading, group=group, **common)
-        other = held or other
+        batches, held = read_apart(data, signature, count, reading=reading, group=group, **common)
     else:
-        if other is None:
+        if own is None:
             reading.unused(frozenset(), "drawn inputs")
-        found = _drawn(model, recipe)
-    return found, None if other is None else HeldOut(asked=str(apart) if apart else other.source, batches=other)
-
-
-def _count(held_out: Any) -> int:
-    """How many samples are to be held back, where that is what was asked for, and 0 where data are named.
-
-    Raises:
-        UsageError: not at least one.
-    """
-    count = whole(held_out) if isinstance(held_out, str) else held_out
-    if not isinstance(count, int):
-        return 0
-    if isinstance(count, bool) or count < 1:
-        raise UsageError(f"--held-out must be at least 1 sample, or data, got {held_out!r}")
-    return count
+        batches = _drawn(model, recipe)
+    if own is not None:
+        return batches, HeldOut(asked=own.source, batches=own, own=True)
+    return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
 
 
 def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:

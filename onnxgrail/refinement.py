@@ -243,7 +243,7 @@ def _report(
 ) -> Report:
     """Schema 1 without blocks, and what the reference is and how far from it the small model was."""
     before, after = sides
-    said = (prepared.batches.scarce(), *(() if prepared.held_out is None else prepared.held_out.batches.notes))
+    said = (prepared.scarce(), *(() if prepared.held_out is None else prepared.held_out.batches.notes))
     report = make_report(
         recipe=recipe,
         environment=environment(providers=recipe.providers, threads=None),

@@ -16,6 +16,8 @@ import numpy as np
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.errors import ModelError
+from onnxgrail.fidelity.lines import report_lines
+from onnxgrail.fidelity.words import Headline, Speed, headline_of, speed
 from onnxgrail.graph.interface import Port
 from onnxgrail.memory import peak_rss_bytes
 from onnxgrail.paths import Read, check_output, check_targets, write_text
@@ -59,15 +61,19 @@ class Verification:
     Attributes:
         checker: the ONNX checker accepts it.
         ort_load: ONNX Runtime loads it.
-        outputs: per output at least name, cosine, nmse and max_abs against the original (see `fidelity.entries`), on
-            a few samples of the calibration data.
-        held_out: source, samples and outputs of the same on samples that nothing was fitted to, where there were any.
+        outputs: per output at least name, cosine, nmse, max_abs and verdicts against the original (see
+            `fidelity.entries`), on the samples that judge.
+        held_out: asked, source, samples and outputs where these are samples that nothing was fitted to, else None.
+        judged: what the samples are that judge: on (`held-out`, `calibration` or `random`), asked, source, samples.
+        headline: the verdict on the worst output, with its name as `output`.
     """
 
     checker: bool | None = None
     ort_load: bool | None = None
     outputs: tuple[Mapping[str, Any], ...] = ()
     held_out: Mapping[str, Any] | None = None
+    judged: Mapping[str, Any] | None = None
+    headline: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -116,6 +122,21 @@ class Report:
     def summary_rows(self) -> tuple[SummaryRow, ...]:
         """The before/after table."""
         return summary_rows(self.data)
+
+    @whole
+    def headline(self) -> Headline | None:
+        """The verdict on the worst output in words, with what it is worth; None where nothing was compared."""
+        return headline_of(self.data)
+
+    @whole
+    def output_lines(self) -> tuple[str, ...]:
+        """What else is told of the outputs, a line each."""
+        return report_lines(self.data)
+
+    @whole
+    def speed(self) -> Speed | None:
+        """How many times as fast the result is as the original; None where that was not measured."""
+        return speed(self.data.get("latency") or ())
 
     @whole
     def refusal_counts(self) -> tuple[tuple[str, int], ...]:

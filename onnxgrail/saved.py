@@ -27,6 +27,7 @@ from onnxgrail.report import SCHEMA, plain
 from onnxgrail.trust import PLACES, Origin
 
 KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first
+AUTO = "auto"  # how held-out samples were asked for where nobody did
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file may hold beside the choices
 SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
@@ -148,7 +149,9 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
 
 def _count(held_out: Any) -> bool:
     """Return True for a number of samples that are held back, as number or as text."""
-    return isinstance(held_out, int) or (isinstance(held_out, str) and whole(held_out) is not None)
+    if not isinstance(held_out, str):
+        return isinstance(held_out, int)
+    return whole(held_out) is not None or held_out.strip().lower() in ("none", AUTO)
 
 
 def check_suffix(path: Path) -> None:
@@ -188,7 +191,8 @@ def _of_report(report: Mapping[str, Any], label: str) -> Saved:
     """The choices of a report, and what it says of data."""
     calibration, verification = (_part(report, key) for key in ("calibration", "verification"))
     data = None if calibration.get("synthetic", True) else calibration.get("source")
-    held = _part(verification, "held_out").get("asked")
+    asked = (_part(verification, "judged") or _part(verification, "held_out")).get("asked")
+    held = None if asked == AUTO else asked
     return _saved({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
 
 

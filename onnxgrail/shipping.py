@@ -11,15 +11,16 @@ import onnx_ir as ir
 
 from onnxgrail import saved, simplification, targets
 from onnxgrail.calibration import quantise
+from onnxgrail.calibration.both import run_both
 from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.session import LIBRARIES
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.timing import Times
-from onnxgrail.comparison import HEAVY, bytes_on_disk, run_both
+from onnxgrail.comparison import HEAVY, bytes_on_disk
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.fidelity import Fidelity, entries, finish
-from onnxgrail.finish import few, verify
+from onnxgrail.fidelity import Fidelity, entries
+from onnxgrail.finish import verify
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.model_io import weight_bytes
 from onnxgrail.graph.serial import pack
@@ -179,6 +180,8 @@ def _quantised(
         "bytes_after": made.bytes_after,
         "outputs": [],
         "held_out": None,
+        "judged": None,
+        "headline": None,
         "to_narrowed": [],
         "latency_ms": None,
         "notes": [
@@ -188,9 +191,10 @@ def _quantised(
     if recipe.check:
         verification, results = verify(prepared, made.model, recipe, progress)
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
-        batches = dataclasses.replace(few(prepared.batches), feeds=tuple(_cut(prepared, slim)))
-        sums = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
-        entry["to_narrowed"] = entries(finish(sums))
+        entry |= {"judged": verification.judged, "headline": verification.headline}
+        batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
+        tally = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
+        entry["to_narrowed"] = entries(tally.results())
     return made.model, entry, results
 
 
@@ -210,7 +214,7 @@ def _little(made: quantise.Quantised, kind: str) -> list[str]:
 def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
     """Feeds for the narrowed model."""
     ports = between(prepared.model, slim)
-    return [lambda make=make: fit(make(), ports) for make in few(prepared.batches).feeds]
+    return [lambda make=make: fit(make(), ports) for make in prepared.judges.feeds]
 
 
 def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:

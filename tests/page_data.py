@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from onnxgrail.core import Recipe
+from tests.verdicts import checked, output, verdict
 
 JOINED = "it is combined with another tensor of the same width that cannot be narrowed"
 WIDTHS = {"heads": (12, 32, 8), "mlp": (1536, 1, 1072)}
@@ -71,13 +72,7 @@ def encoder(layers: int = 6, *, curves: bool = False, **changes: Any) -> dict[st
         "norms": [],
         "refines": [],
         "refusals": refusals,
-        "verification": {
-            "checker": True,
-            "ort_load": True,
-            "outputs": [
-                {"name": "last_hidden_state", "samples": 16, "cosine": 0.948, "nmse": 0.102, "max_abs": 1.08},
-            ],
-        },
+        "verification": checked(output("last_hidden_state", verdict()), on="calibration"),
         "interface": [],
         "timing": {"trace": 0.2, "calibrate": 24.4, "forward": 6.9},
         "peak_rss_bytes": 1_100_000_000,

@@ -73,6 +73,7 @@ def _own(subject: Subject, method: Method, ratio: float, data: Path, target: Pat
             subject.model,
             target,
             data=data,
+            held_out=0,
             unit_ratio=ratio,
             blocks=subject.blocks,
             round_to=1,

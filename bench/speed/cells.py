@@ -127,7 +127,20 @@ def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str,
     row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch}
     row |= {"threads": threads, "rounds": rounds}
     out, report = folder / "slim.onnx", folder / "report.json"
-    words = [sys.executable, "-m", "onnxgrail", "compress", str(model), str(out), "--data", str(data), "--force", "-q"]
+    words = [
+        sys.executable,
+        "-m",
+        "onnxgrail",
+        "compress",
+        str(model),
+        str(out),
+        "--data",
+        str(data),
+        "--held-out",
+        "0",
+        "--force",
+        "-q",
+    ]
     words += ["--batch-size", str(cell.batch), "--report", str(report), "--compensate", "grail", *cell.options]
     if cell.latency:
         clock.command(words, threads)

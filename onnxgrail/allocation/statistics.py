@@ -12,10 +12,9 @@ import numpy as np
 
 from onnxgrail.calibration import dense
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.both import run_both
 from onnxgrail.calibration.dense import TOGETHER, Dense
-from onnxgrail.comparison import run_both
 from onnxgrail.core import Block, Change, Recipe, Stats
-from onnxgrail.fidelity import finish
 from onnxgrail.graph import cost, weights
 from onnxgrail.graph.interface import between
 from onnxgrail.graph.serial import to_bytes
@@ -124,12 +123,13 @@ def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:
 
 def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batches) -> float:
     slim = narrowed(prepared, ledger)
-    sums = run_both(
+    tally = run_both(
         to_bytes(prepared.model),
         to_bytes(slim),
         batches,
         ports=between(prepared.model, slim),
         providers=recipe.providers,
+        judge=False,
     )
-    errors = [f.nmse for f in finish(sums) if f.nmse is not None]
+    errors = [f.nmse for f in tally.results() if f.nmse is not None]
     return float(np.mean(errors)) if errors and np.isfinite(errors).all() else float("inf")

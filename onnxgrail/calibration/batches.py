@@ -78,12 +78,15 @@ class Batches:
         """Number of feeds."""
         return len(self.feeds)
 
-    def scarce(self) -> str:
-        """A warning where there are too few samples to rest statistics on; drawn ones have a warning of their own."""
-        if self.synthetic or self.samples >= ENOUGH:
+    def scarce(self, held: int = 0) -> str:
+        """Return a warning where there are too few samples to rest statistics on; drawn ones have one of their own.
+
+        Args:
+            held: samples of the same data that are held back from the fit.
+        """
+        if self.synthetic or self.samples + held >= ENOUGH:
             return ""
         count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
-        return (
-            f"calibrated on {count}: what is fitted to so few may be far off on others, and the check on calibration "
-            "samples does not show it; give 32 to 512, and --held-out to see"
-        )
+        unseen = "" if held else ", and the check on calibration samples does not show it"
+        see = "" if held else ", and --held-out to see"
+        return f"calibrated on {count}: what is fitted to so few may be far off on others{unseen}; give 32 to 512{see}"

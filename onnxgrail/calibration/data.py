@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.apart import chosen_of, positions, share_of, spare, spare_feeds
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.kinds import read_parts
 from onnxgrail.calibration.kinds.feeds import from_feeds
@@ -72,7 +73,7 @@ def read(
 def read_apart(
     source: Source,
     signature: Signature,
-    apart: int,
+    apart: int | None,
     *,
     samples: int | None = None,
     batch_size: int = 8,
@@ -80,63 +81,59 @@ def read_apart(
     reading: Reading | None = None,
     group: Group = SOLO,
 ) -> tuple[Batches, Batches | None]:
-    """The same, with `apart` samples held back in batches of their own: evenly spread over the data.
+    """The same, with `apart` samples held back in batches of their own: drawn evenly over the data.
 
     Where `samples` are asked for, those held back are others.  Feeds that are passed as they are are held back whole.
+    With None the data decide: a fifth, or none where there are too few (see `apart.spare`).
 
     Raises:
         DataError: as `read`, and where nothing would be left.
     """
-    asked, samples = samples, None if samples is None else samples + apart
     reading = reading or Reading()
-    parts = _parts(source, signature, samples, reading)
+    fixed = fixed_batch(signature) or 1
+    limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
+    parts = _parts(source, signature, limit, reading)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
     notes = [note for part in parts for note in part.notes]
     for part in parts:
         notes.extend(note for entry in signature for note in _check(part, entry))
     notes.extend(note for part in parts for note in _disagreement(part, signature))
     if any(_is_ready(part, signature) for part in parts):
-        return _ready_apart(_ready(parts, signature, samples, label, notes), apart)
+        return _ready_apart(_ready(parts, signature, limit, label, notes), apart, samples, seed)
     total = sum(_rows(part, signature) for part in parts)
-    if samples is not None and samples > total:
+    held = spare(total, samples, fixed) if apart is None else apart
+    wanted = None if samples is None else samples + held
+    if wanted is not None and samples is not None and (samples if apart is None else wanted) > total:
         also = f" and {apart} to hold out" if apart else ""
-        notes.append(f"{label}: {asked} samples{also} asked for, {total} are there")
-    chosen = _choose(total, samples, seed)
+        notes.append(f"{label}: {samples} samples{also} asked for, {total} are there")
+    chosen = chosen_of(total, wanted, seed)
     hint = "" if reading.tokenizer is None else SHORTER
+    if group.size == 1:
+        _scan(parts, signature, chosen)
     cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, hint=hint, group=group)
-    if not apart:
+    if not held:
         return cut(chosen, notes=notes), None
-    held = _spread(len(chosen), apart, f"{label}: {apart} samples are to be held out and {len(chosen)} are there")
-    return cut(np.delete(chosen, held), notes=notes), cut(chosen[held], notes=[])
+    if apart is None and fixed > 1 and not _stackable(parts, signature):  # batches may not fill where samples are drawn
+        return _ready_apart(cut(chosen, notes=notes), None, samples, seed)
+    refusal = f"{label}: {held} samples are to be held out and {len(chosen)} are there"
+    others = positions(len(chosen), held, seed, refusal)
+    return cut(np.delete(chosen, others), notes=notes), cut(chosen[others], notes=[])
 
 
-def _spread(count: int, some: int, refusal: str) -> Ints:
-    """Positions of some of `count` things, at even distances.
-
-    Raises:
-        DataError: that would be all of them.
-    """
-    if some >= count:
-        raise DataError(refusal, hint="Hold out fewer, or name other data: --held-out DATA")
-    return (2 * np.arange(some) + 1) * count // (2 * some)
-
-
-def _ready_apart(batches: Batches, apart: int) -> tuple[Batches, Batches | None]:
+def _ready_apart(batches: Batches, apart: int | None, asked: int | None, seed: int) -> tuple[Batches, Batches | None]:
     """Whole feeds held back, so many that they hold about `apart` samples."""
-    if not apart:
+    feeds = [feed for feed in batches.feeds if isinstance(feed, _Take)]
+    if apart is None:
+        some = spare_feeds([feed.samples for feed in feeds], asked)
+    else:
+        some = -(-apart * len(feeds) // max(batches.samples, 1))
+    if not some:
         return batches, None
-    count = len(batches)
-    some = -(-apart * count // max(batches.samples, 1))
-    wrong = f"{batches.source}: {apart} samples are to be held out of {batches.samples} in {count} feeds"
-    held = set(_spread(count, some, wrong).tolist())
-    feeds = [[f for n, f in enumerate(batches.feeds) if (n in held) is side] for side in (False, True)]
-    rest, other = (replace(batches, feeds=tuple(side), samples=sum(map(_samples, side))) for side in feeds)
+    wrong = f"{batches.source}: {apart} samples are to be held out of {batches.samples} in {len(feeds)} feeds"
+    held = set(positions(len(feeds), some, seed, wrong).tolist())
+    sides = [[feed for n, feed in enumerate(feeds) if (n in held) is side] for side in (False, True)]
+    rest, other = (replace(batches, feeds=tuple(side), samples=sum(f.samples for f in side)) for side in sides)
     return rest, replace(other, notes=())
-
-
-def _samples(make: Callable[[], Feed]) -> int:
-    sizes = {array.shape[0] if array.ndim else -1 for array in make().values()}
-    return max(1, sizes.pop()) if len(sizes) == 1 else 1
 
 
 def fixed_batch(signature: Signature) -> int | None:
@@ -227,15 +224,9 @@ def _cut(
 ) -> Batches:
     fixed = fixed_batch(signature)
     size = fixed or batch_size
-    heaps = [parts] if _stackable(parts, signature) else [(part,) for part in parts]
-    lengths = [sum(_rows(part, signature) for part in heap) for heap in heaps]
     feeds: list[_Take] = []
-    dropped = offset = 0
-    for heap, length in zip(heaps, lengths, strict=True):
-        rows = chosen[(chosen >= offset) & (chosen < offset + length)] - offset
-        offset += length
-        if group.size == 1:
-            _scan(heap, signature, rows)
+    dropped = 0
+    for heap, rows in _heaps(parts, signature, chosen):
         for start in range(0, len(rows), size):
             piece = rows[start : start + size]
             if fixed and len(piece) < fixed:
@@ -268,28 +259,31 @@ def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
     return len(kinds) == 1
 
 
-def _choose(total: int, samples: int | None, seed: int) -> Ints:
-    if samples is None or samples >= total:
-        return np.arange(total)
-    edges = np.arange(samples + 1) * total // samples
-    return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+def _heaps(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> Iterator[tuple[tuple[Part, ...], Ints]]:
+    """Parts whose samples can stand in one batch, with the numbers of the chosen ones among theirs."""
+    offset = 0
+    for heap in [parts] if _stackable(parts, signature) else [(part,) for part in parts]:
+        length = sum(_rows(part, signature) for part in heap)
+        yield heap, chosen[(chosen >= offset) & (chosen < offset + length)] - offset
+        offset += length
 
 
-def _scan(parts: tuple[Part, ...], signature: Signature, rows: Ints) -> None:
+def _scan(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> None:
     """Look at every value that will be used once.
 
     Raises:
         DataError: values that are NaN or infinite, counted over all samples, or ids out of range.
     """
-    names = parts[0].source if len(parts) == 1 else f"{parts[0].source} and {len(parts) - 1} more"
-    for entry in signature:
-        bad = size = 0
-        for start in range(0, len(rows), BLOCK):
-            block = _gather(parts, entry, rows[start : start + BLOCK])
-            check_integers(block, entry, names)
-            bad, size = bad + count_bad(block, entry), size + block.size
-        if bad:
-            raise bad_values(bad, size, entry, names)
+    for heap, rows in _heaps(parts, signature, chosen):
+        names = heap[0].source if len(heap) == 1 else f"{heap[0].source} and {len(heap) - 1} more"
+        for entry in signature:
+            bad = size = 0
+            for start in range(0, len(rows), BLOCK):
+                block = _gather(heap, entry, rows[start : start + BLOCK])
+                check_integers(block, entry, names)
+                bad, size = bad + count_bad(block, entry), size + block.size
+            if bad:
+                raise bad_values(bad, size, entry, names)
 
 
 def _gather(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
@@ -315,6 +309,11 @@ class _Take:
     def chosen(self) -> Ints:
         """The rows, where some were chosen."""
         return np.arange(0) if self.rows is None else self.rows
+
+    @property
+    def samples(self) -> int:
+        """How many samples the feed holds."""
+        return _count(self.parts[0], self.signature) if self.rows is None else len(self.rows)
 
     def __call__(self) -> Feed:
         feed = {}

@@ -10,6 +10,7 @@ from onnxgrail.page.blockmap import block_map
 from onnxgrail.page.command import again
 from onnxgrail.page.deployment import deployment, low_rank
 from onnxgrail.page.hero import hero, inspection_hero, title_of
+from onnxgrail.page.outputs import fidelity
 from onnxgrail.page.sensitivity import sensitivity
 from onnxgrail.page.shell import document
 
@@ -19,7 +20,7 @@ def report_page(data: Mapping[str, Any]) -> str:
     sections = (
         results.notes(data),
         results.sizes(data),
-        results.fidelity(data),
+        fidelity(data),
         results.latency(data),
         block_map(data, narrowed=True),
         sensitivity(data),

@@ -28,8 +28,9 @@ def command_of(data: Mapping[str, Any]) -> str:
     calibration = data.get("calibration") or {}
     if calibration.get("source") and not calibration.get("synthetic"):
         words.append(["--data", "DATA" if _in_memory(data) else str(calibration["source"])])
-    held = str(((data.get("verification") or {}).get("held_out") or {}).get("asked") or "")
-    if held:
+    verification = data.get("verification") or {}
+    held = str((verification.get("judged") or verification.get("held_out") or {}).get("asked") or "auto")
+    if held != "auto":
         words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
     for name in ("ratio", "unit_ratio"):
         if recipe.get(name) is not None:

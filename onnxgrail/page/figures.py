@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MINUS, SPACE = "\u2212", "\u00a0"
 NONE = "\u2013"  # where there is no number
 PLURALS = {"matrix": "matrices"}  # of nouns that take more than an s
@@ -68,3 +70,8 @@ def seconds(value: float | None) -> str:
 def plural(number_: int, noun: str) -> str:
     """1 block, 12 blocks, 2 matrices."""
     return f"{number_:,} {noun if number_ == 1 else PLURALS.get(noun, f'{noun}s')}"
+
+
+def words(text: str) -> str:
+    """Numbers in a sentence as the page prints them."""
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text).replace(" %", f"{SPACE}%")

@@ -7,16 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.page import drawing, figures
-from onnxgrail.page.markup import Child, Markup, el, name
+from onnxgrail.page.cards import card, cards_of
+from onnxgrail.page.markup import Markup, el, name
 from onnxgrail.page.network import BlockRow, blocks_of, kinds_of, rows_of
 from onnxgrail.summary import judged
 
-LABELS = {
-    (False, False): "Cosine to original",
-    (False, True): "Cosine, held-out",
-    (True, False): "Lowest cosine",
-    (True, True): "Lowest, held-out",
-}
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
 
@@ -34,7 +29,7 @@ def hero(data: Mapping[str, Any]) -> Markup:
         el("h1", name(title_of(model["input"]))),
         el("p", _lead(data, blocks), class_="lead"),
         _figure(blocks, narrowed=True),
-        el("div", *_cards(data), class_="cards"),
+        el("div", *cards_of(data), class_="cards"),
         _checks(data),
     )
 
@@ -60,18 +55,6 @@ def inspection_hero(data: Mapping[str, Any]) -> Markup:
     )
 
 
-def card(label: str, value: str, note: Child = None, share: float | None = None) -> Markup:
-    """A number with its name; `share` draws what is left of it."""
-    return el(
-        "div",
-        el("p", label, class_="label"),
-        el("p", value, class_="value"),
-        None if share is None else drawing.bar(share, "fill", height=6),
-        None if note is None else el("p", note, class_="note"),
-        class_="card",
-    )
-
-
 def _brand(kind: str) -> Markup:
     return el("p", el("strong", "onnxgrail"), f" {kind}", class_="brand")
 
@@ -90,34 +73,6 @@ def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
         asked = f"asked to remove {share} of their channels, neurons and heads"
     verb = "would be" if model.get("output") is None else "were"
     return el("span", f"{of} {verb} narrowed: {asked}, which removes {achieved} of the parameters.")
-
-
-def _cards(data: Mapping[str, Any]) -> list[Markup]:
-    model = data["model"]
-    cards = []
-    for label, key, show in (
-        ("File size", "bytes", figures.size),
-        ("Parameters", "params", figures.count),
-        ("MACs per sample", "macs", figures.count),
-    ):
-        before, after = model.get(f"{key}_before"), model.get(f"{key}_after")
-        left = None if not before or after is None else after / before
-        cards.append(card(label, figures.change(before, after), f"{show(before)} → {show(after)}", left))
-    budget = model.get("budget")
-    steps = [step["median"] for step in data.get("latency") or ()]
-    if not steps and budget and budget["metric"] == "latency":
-        steps = [budget["before"], budget["achieved"]]
-    if steps:
-        times = [f"{figures.number(ms)}{figures.SPACE}ms" for ms in (steps[0], steps[-1])]
-        note = f"{times[0]} → {times[1]}"
-        cards.append(card("Latency", figures.change(steps[0], steps[-1]), note, steps[-1] / steps[0]))
-    known = [(o["cosine"], str(o["name"])) for o in judged(data) if o.get("cosine") is not None]
-    if known:
-        cosine, output = min(known)
-        held = bool((data.get("verification") or {}).get("held_out"))
-        label = LABELS[len(known) > 1, held]
-        cards.append(card(label, f"{cosine:.4f}".replace("-", figures.MINUS), name(output), cosine))
-    return cards
 
 
 def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from onnxgrail.fidelity.words import speed
 from onnxgrail.page import drawing, figures
 from onnxgrail.page.markup import Child, Markup, el, join, name
 from onnxgrail.page.network import places
@@ -14,8 +14,6 @@ from onnxgrail.page.table import section, table
 from onnxgrail.summary import summary_rows
 
 PRINTERS: dict[str, Callable[[float | None], str]] = {"count": figures.count, "bytes": figures.size}
-ALWAYS = ("cosine", "nmse", "max_abs")
-SQUARED = "; the squared error is relative: 0 % is equal, 100 % as far off as all zeros"
 STAGES = {
     "load": "read the model",
     "data": "read the data",
@@ -72,64 +70,6 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
     return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
 
 
-def fidelity(data: Mapping[str, Any]) -> Markup | None:
-    """How far each output is from the original's: on held-out samples first, where there were any."""
-    found = list(_measured(data))
-    outputs = [output for _, every in found for output in every]
-    if not outputs:
-        return None
-    every_column: list[tuple[str, str, Callable[[float | None], str]]] = [
-        ("cosine", "Cosine", functools.partial(figures.number, spec=".5f")),
-        ("cosine_min", "Cosine, worst sample", functools.partial(figures.number, spec=".5f")),
-        ("nmse", "Squared error", figures.error),
-        ("max_abs", "Largest difference", figures.number),
-        ("agreement", "Same top class", figures.share),
-        ("kl", "KL divergence", functools.partial(figures.number, spec=".2e")),
-        ("top1", "Top-1 accuracy", functools.partial(figures.share, digits=2)),
-        ("top1_reference", "Top-1, original", functools.partial(figures.share, digits=2)),
-        ("perplexity", "Perplexity", functools.partial(figures.number, spec=".3f")),
-        ("perplexity_reference", "Perplexity, original", functools.partial(figures.number, spec=".3f")),
-    ]
-    shown = [c for c in every_column if c[0] in ALWAYS or any(o.get(c[0]) is not None for o in outputs)]
-    rows: list[Sequence[Child]] = [
-        (
-            join((name(str(o["name"])), el("span", where, class_="sub"))),
-            *(show(o.get(key)) for key, _, show in shown),
-        )
-        for where, every in found
-        for o in every
-    ]
-    columns = ("Output", *(title for _, title, _ in shown))
-    grid = table("Outputs beside the original model's" + SQUARED, columns, rows, class_="stacked")
-    return section("fidelity", "Output fidelity", _advice(data), grid)
-
-
-def _measured(data: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Where outputs were compared, in words, and what was found: the written model first."""
-    drawn = (data.get("calibration") or {}).get("synthetic")
-    for kind, title in (("quantization", "quantised, "), ("verification", "")):
-        entry = data.get(kind) or {}
-        sides = (
-            ("held-out sample", (entry.get("held_out") or {}).get("outputs") or ()),
-            ("drawn sample" if drawn else "calibration sample", entry.get("outputs") or ()),
-        )
-        for noun, outputs in sides:
-            if outputs:
-                count = outputs[0].get("samples")
-                yield title + (f"{noun}s" if count is None else figures.plural(count, noun)), outputs
-
-
-def _advice(data: Mapping[str, Any]) -> Markup | None:
-    """What the numbers are worth that no held-out sample stands behind."""
-    if (data.get("verification") or {}).get("held_out"):
-        return None
-    if (data.get("calibration") or {}).get("synthetic"):
-        text = "The inputs were drawn: only real ones say how close the outputs are, with --data and --held-out."
-    else:
-        text = "The model was calibrated on these samples: --held-out 64 keeps some back, --held-out FILE names others."
-    return el("p", text)
-
-
 def latency(data: Mapping[str, Any]) -> Markup | None:
     """Measured times, where they were asked for."""
     budget = data["model"].get("budget") or {}
@@ -157,12 +97,7 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
 
 def _speed(step: Mapping[str, Any]) -> str:
     """How many times as fast as the original, as far as noise lets anybody tell."""
-    if step.get("ratio") is None:
-        return ""
-    low, high = step["interval"]
-    if low <= 1 <= high:
-        return "no difference beyond the noise"
-    return f"{step['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})"
+    return str(speed([step]) or "")
 
 
 def repairs(data: Mapping[str, Any]) -> Markup | None:

@@ -14,6 +14,7 @@ from onnxgrail.recipe import recipe_of
 from tests.cli.standin import recorded
 from tests.command import run
 from tests.page_data import encoder
+from tests.verdicts import judged
 
 RECIPES = {
     "defaults": {},
@@ -71,9 +72,26 @@ def test_curves_are_asked_for_again_where_nothing_else_asks():
         assert ("--curves" in command_of(data)) == (curves and allocate == "uniform")
 
 
-@pytest.mark.parametrize(("asked", "word"), [("64", "64"), ("other.npz", "other.npz"), ("arrays", "OTHER_DATA")])
+def held_out(asked):
+    """Samples that nothing was fitted to."""
+    return {"asked": asked, "source": "s", "samples": 64, "outputs": []}
+
+
+def test_what_nobody_asked_for_is_not_asked_for_again():
+    assert "--held-out" not in command_of(encoder())
+
+
+def test_reports_of_before_named_held_out_samples_only():
+    data = encoder()
+    data["verification"] = {"held_out": held_out("64")}
+    assert "--held-out 64" in command_of(data)
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"), [("64", "64"), ("other.npz", "other.npz"), ("arrays", "OTHER_DATA"), ("0", "0")]
+)
 def test_held_out_samples_are_asked_for_again(asked, word):
     data = encoder()
-    data["verification"]["held_out"] = {"asked": asked, "source": "s", "samples": 64, "outputs": []}
+    data["verification"] |= {"judged": judged(asked=asked), "held_out": held_out(asked)}
     words = shlex.split(command_of(data).replace("\\\n", " "))
     assert words[words.index("--held-out") + 1] == word

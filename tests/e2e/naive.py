@@ -40,7 +40,7 @@ def grail(
     run: Run,
     feed: Arrays,
     *,
-    ratio: float,
+    unit_ratio: float,
     closed: bool,
     alpha: float = 1e-3,
     selector: str = "wanda",
@@ -58,7 +58,7 @@ def grail(
             "a silent channel: the formula does not say what becomes of it"
         )
         if clusters is None:
-            R = selection(now, part, G, len(X), ratio, selector)
+            R = selection(now, part, G, len(X), unit_ratio, selector)
         else:
             R = np.eye(max(clusters[number]) + 1)[:, clusters[number]]
             R /= R.sum(axis=1, keepdims=True)

@@ -78,9 +78,10 @@ def test_each_step_of_the_page_tells_accuracy_and_latency(tmp_path: Path, monkey
     dense, narrow, int8 = (
         shown(score("digits_resnet", path)) for path in (digits.model, Path("narrow.onnx"), Path("int8.onnx"))
     )
-    assert f"400 held-out samples, top-1 {dense} -> {narrow}" in texts[0]
+    assert "output logits on 400 held-out samples" in texts[0]
+    assert re.search(rf"^Output logits: .*, top-1 {dense} -> {narrow}$", texts[0], re.MULTILINE)
     assert "original" in texts[0].split("Latency", 1)[1]
-    assert re.search(rf"quantised: .* 400 held-out samples, top-1 {dense} -> {int8}", texts[1])
+    assert re.search(rf"^Output logits, quantised: .*, top-1 {dense} -> {int8}$", texts[1], re.MULTILINE)
     assert "quantised 0." in texts[1].split("Latency", 1)[1]
     row = next(line for line in texts[2].splitlines() if line.strip().startswith("logits"))
     assert row.rstrip().endswith(f"{dense}  {int8}")
@@ -169,7 +170,9 @@ def test_without_labels_nothing_is_told(slim: Path) -> None:
     digits = models.load("digits_resnet")
     done = run("compare", digits.model, slim, "--data", digits.calibration, "--samples", 16)
     assert done.exit_code == 0
-    assert "top-1" not in done.stdout
+    assert "top-1 agreement" in done.stdout
+    assert "top-1 A" not in done.stdout
+    assert " -> " not in done.stdout
     assert "Latency" not in done.stdout
     assert json.loads(run("compare", digits.model, slim, "--samples", 8, "--json").stdout)["latency"] is None
 

@@ -106,7 +106,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
 def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harm = iter((0.2, 0.3, 0.2))  # uniform, and two sets of Lagrangian widths of which one is as good
     monkeypatch.setattr(decision, "_trial", lambda *_: next(harm))
-    choices: dict[str, Any] = {"target_params": "50%", "compensate": "grail"}
+    choices: dict[str, Any] = {"target_params": "50%", "compensate": "grail", "held_out": 0}
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "g.onnx", allocate="global", **choices)
     plain = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "u.onnx", **choices)
     assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("global", "uniform")

@@ -12,6 +12,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import decision, models
+from onnxgrail.calibration.apart import LEAST
 from onnxgrail.calibration.batches import ENOUGH
 from onnxgrail.errors import DataError, UsageError
 from tests.command import run
@@ -34,12 +35,17 @@ def folder(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("count", [1, ENOUGH - 1, ENOUGH])
+@pytest.mark.parametrize("count", [1, ENOUGH - LEAST - 1, ENOUGH - LEAST, ENOUGH])
 def test_too_few_samples_are_told(count: int, folder: Path) -> None:
+    """The eight that are held back count, too: the data hold more than are fitted to."""
     told = f"calibrated on {count} sample{'s' if count > 1 else ''}: what is fitted to so few"
-    assert any(note.startswith(told) for note in compressed(samples=count)["notes"]) is (count < ENOUGH)
+    few = count + LEAST < ENOUGH
+    assert any(note.startswith(told) for note in compressed(samples=count)["notes"]) is few
     done = run("compress", folder / "m.onnx", "--data", folder / "d.npz", "--samples", count, "--dry-run")
-    assert (f"Warning: {told}" in done.stderr) is (count < ENOUGH)
+    assert (f"Warning: {told}" in done.stderr) is few
+    alone = [note for note in compressed(samples=count, held_out=0)["notes"] if note.startswith(told)]
+    assert bool(alone) is (count < ENOUGH)
+    assert all("the check on calibration samples does not show it" in note for note in alone)
     plain = compressed(samples=count, selector="l2", compensate="none")
     assert plain["notes"] == [], "the data were not used"
     assert "calibrated on" not in "".join(compressed(data=None, samples=count)["notes"]), "drawn inputs cost more"
@@ -75,7 +81,7 @@ def test_with_samples_those_held_back_are_others() -> None:
 
 def test_data_of_their_own_leave_the_result_alone() -> None:
     other = nets.vectors(24, seed=9)
-    alone, judged = (onnxgrail.compress(nets.mlp(), data=nets.vectors(), held_out=h, **COMMON) for h in (None, other))
+    alone, judged = (onnxgrail.compress(nets.mlp(), data=nets.vectors(), held_out=h, **COMMON) for h in (0, other))
     assert alone.to_bytes() == judged.to_bytes()
     assert alone.report.data["verification"]["held_out"] is None
     held = judged.report.data["verification"]["held_out"]
@@ -94,25 +100,19 @@ def test_the_gate_judges_held_out_samples(folder: Path) -> None:
     """Calibration samples are fitted closely; those held out are of another kind, and do not come close."""
     other = {"x": np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32) * 9}
     np.savez(folder / "h.npz", **other)
-    common = (
-        "compress",
-        folder / "m.onnx",
-        "--data",
-        folder / "d.npz",
-        "--samples",
-        16,
-        "--unit-ratio",
-        0.5,
-        "--dry-run",
-    )
-    free = run(*common, "--held-out", folder / "h.npz", "--report", folder / "r.json")
-    assert free.exit_code == 0, free.output
-    data = json.loads((folder / "r.json").read_text())["verification"]
-    seen, held = (side["outputs"][0]["cosine"] for side in (data, data["held_out"]))
+    common = ("compress", folder / "m.onnx", "--data", folder / "d.npz", "--samples", 16, "--unit-ratio", 0.5)
+    cosines = []
+    for judges in (0, folder / "h.npz"):
+        free = run(*common, "--dry-run", "--held-out", judges, "--report", folder / "r.json", "--force")
+        assert free.exit_code == 0, free.output
+        data = json.loads((folder / "r.json").read_text())["verification"]
+        cosines.append(data["outputs"][0]["cosine"])
+    seen, held = cosines
     assert held < seen
+    assert data["held_out"]["outputs"] == data["outputs"]
     limit = (held + seen) / 2
-    assert run(*common, "--min-cosine", limit).exit_code == 0
-    result = run(*common, "--min-cosine", limit, "--held-out", folder / "h.npz")
+    assert run(*common, "--dry-run", "--min-cosine", limit, "--held-out", 0).exit_code == 0
+    result = run(*common, "--dry-run", "--min-cosine", limit, "--held-out", folder / "h.npz")
     assert result.exit_code == 3
     assert f"cosine {held:.5f} of output 'y' is below" in result.stderr
     assert "on 24 held-out samples" in result.stdout
@@ -129,7 +129,8 @@ def test_a_quantised_model_is_judged_on_them_too() -> None:
     [
         ({"held_out": 100}, DataError, "100 samples are to be held out and 100 are there"),
         ({"held_out": 5, "data": None}, UsageError, "--held-out 5 needs --data"),
-        ({"held_out": 0}, UsageError, "at least 1"),
+        ({"held_out": -1}, UsageError, "0 or more"),
+        ({"held_out": True}, UsageError, "a number of samples"),
         ({"held_out": {"x": np.ones((2, 5), np.float32)}}, DataError, "12"),
         ({"held_out": "no such file"}, DataError, "no such file"),
     ],

@@ -51,7 +51,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 def compressed(model: onnx.ModelProto, feed: Any, **choices: Any) -> tuple[nets.Arrays, list[dict[str, Any]]]:
     """Weights that `compress` makes, and the narrowed blocks of its report."""
-    choices = {"unit_ratio": RATIO, "round_to": 1, "check": False, "compensate": "grail"} | choices
+    choices = {"unit_ratio": RATIO, "round_to": 1, "check": False, "held_out": 0, "compensate": "grail"} | choices
     result = onnxgrail.compress(model, data=feed, blocks=("conv", "mlp", "heads"), **choices)
     blocks = [b for b in result.report.data["blocks"] if b["outcome"]["reason"] != "not selected"]
     return {n: v.const_value.numpy() for n, v in result.model.graph.initializers.items()}, blocks

@@ -67,7 +67,7 @@ def maps(count: int = 40) -> dict[str, Array]:
 
 def halved(model: Any, data: Any, word: str, **more: Any) -> onnxgrail.Result:
     common: dict[str, Any] = {"unit_ratio": 0.5, "selector": "l1", "compensate": "none", "round_to": 1, "check": False}
-    return onnxgrail.compress(model, data=data, norms=word, **common | more)
+    return onnxgrail.compress(model, data=data, held_out=0, norms=word, **common | more)
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["conv", "batch norm"])

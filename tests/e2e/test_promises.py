@@ -234,7 +234,8 @@ def test_without_data_it_works_and_says_what_that_costs(name: str, tmp_path: Pat
     assert result.exit_code == 0, result.output
     warning = said(result.stderr).splitlines()[0]
     assert warning.startswith("Warning: no --data: ")
-    assert re.search(r"synthetic.*0\.79", warning)
+    assert "random inputs; expect clearly worse outputs on real ones" in warning
+    assert not re.search(r"\d", warning), "a number of another model"
     assert run(tmp_path / "m.compressed.onnx", feed).keys() == run(model, feed).keys()
     assert "asked 30.0 %" in result.stdout
     assert command(model, "--unit-ratio", 0.3, "--force", "-q").stderr == ""

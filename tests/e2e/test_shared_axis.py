@@ -36,6 +36,7 @@ def test_each_block_gets_its_own_map(closed_loop: bool) -> None:
     result = onnxgrail.compress(
         model,
         data={"x": x},
+        held_out=0,
         unit_ratio=0.5,
         round_to=1,
         selector="l2",

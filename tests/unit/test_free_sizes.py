@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from onnxgrail import compress, finish
+from onnxgrail.calibration.both import run_both
 from onnxgrail.calibration.session import open_session
 from onnxgrail.calibration.signature import Input, free_sizes
-from onnxgrail.comparison import run_each
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.serial import to_bytes
 from tests.tiny import feed, mlp
@@ -62,9 +62,9 @@ def test_a_deep_model_is_checked_with_them_if_it_can(fails: bool, monkeypatch: p
         seen.append(sizes)
         if fails and sizes:
             raise ModelError("it contradicts itself")
-        return run_each(*args, sizes=sizes, **choices)
+        return run_both(*args, sizes=sizes, **choices)
 
-    monkeypatch.setattr(finish, "run_each", noted)
+    monkeypatch.setattr(finish, "run_both", noted)
     monkeypatch.setattr(finish, "DEEP", 1)
     model = mlp()
     result = compress(model, data=feed(model, N=8), unit_ratio=0.5, batch_size=4, dry_run=True)
@@ -75,8 +75,8 @@ def test_a_deep_model_is_checked_with_them_if_it_can(fails: bool, monkeypatch: p
 def test_another_model_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def noted(*args: Any, sizes: Any, **choices: Any) -> Any:
         assert sizes == {}
-        return run_each(*args, **choices)
+        return run_both(*args, **choices)
 
-    monkeypatch.setattr(finish, "run_each", noted)
+    monkeypatch.setattr(finish, "run_both", noted)
     model = mlp()
     assert compress(model, data=feed(model, N=8), unit_ratio=0.5, dry_run=True).report.data["verification"]["ort_load"]

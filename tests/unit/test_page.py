@@ -232,21 +232,6 @@ def test_an_inspection_shows_the_same_map_without_errors() -> None:
     assert "25 % of channels, neurons and heads removed" in page.text
 
 
-def test_held_out_samples_go_first_and_the_head_shows_them() -> None:
-    page = Page(report_page(encoder())).text
-    assert "--held-out 64 keeps some back" in page
-    assert "last_hidden_state 16 calibration samples" in page.replace("state16", "state 16")
-    data = encoder(verification=encoder()["verification"] | {"held_out": held_out()})
-    page = Page(report_page(data)).text
-    assert "keeps some back" not in page
-    assert page.index("64 held-out samples") < page.index("16 calibration samples")
-    assert "0.9100" in page[: page.index("Before and after")]
-    assert "Cosine, worst sample" in page
-    assert "0.82000" in page
-    assert "Cosine, held-out" in page
-    assert "64 samples, calib.npz" in page
-
-
 def test_accuracy_is_shown_where_it_is_known() -> None:
     held = held_out()
     assert "Top-1" not in Page(report_page(encoder(verification=encoder()["verification"] | {"held_out": held}))).text
@@ -263,19 +248,6 @@ def test_the_gate_on_the_page_is_that_of_the_held_out_samples() -> None:
     held = encoder(recipe=recipe, verification=encoder()["verification"] | {"held_out": held_out()})
     assert "cosine at least 0.93: passed" in Page(report_page(encoder(recipe=recipe))).text
     assert "cosine at least 0.93: failed" in Page(report_page(held)).text
-
-
-def step(name: str, median: float, ratio: float | None = None, interval: list[float] | None = None) -> dict[str, Any]:
-    rest = {"mean": median, "p90": median, "p99": median, "spread": 0.1}
-    return {"name": name, "median": median, "ratio": ratio, "interval": interval} | rest
-
-
-def test_latency_is_told_as_far_as_noise_allows() -> None:
-    steps = [step("original", 10.0), step("narrowed", 8.0, 1.25, [1.2, 1.3]), step("quantised", 9.9, 1.01, [0.9, 1.1])]
-    page = Page(report_page(encoder(latency=steps))).text
-    assert "1.25 times as fast (1.20 to 1.30)" in page
-    assert page.count("no difference beyond the noise") == 1
-    assert "Latency \u22121.0" in page.replace("Latency\u2212", "Latency \u2212")  # of the last step, in the head
 
 
 def test_what_followed_the_narrowing_is_told() -> None:

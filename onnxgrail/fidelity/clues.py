@@ -1,0 +1,68 @@
+"""What a model's inputs say about its outputs: tokens that are predicted, and states that are fed back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxgrail.core import Feed
+
+STATES = re.compile(r"present|past|cache|state|hidden|memory|(?<![a-z])[hc][xn]?(?![a-z])")
+SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "next", "new", "old", "n", "last"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clues:
+    """What is known about the inputs of a model.
+
+    Attributes:
+        ids: shape (B, S) of an input of token ids, None where there is none.
+        predicts: the model predicts the next of these tokens, or nobody knows that it does not.
+        fed: shapes of floating-point inputs, by name.
+        synthetic: the inputs are random.
+    """
+
+    ids: tuple[int, ...] | None = None
+    predicts: bool = False
+    fed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    synthetic: bool = False
+
+    def is_state(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return True if an output goes back into the model: named as a state, and like an input of its shape."""
+        if not STATES.search(_lower(name)):
+            return False
+        return any(_alike(name, other) and _one_grows(shape, given) for other, given in self.fed.items())
+
+
+def clues_of(feed: Feed, *, text: str | None, known: bool, synthetic: bool) -> Clues:
+    """Return what a feed says.
+
+    Args:
+        feed: inputs by name.
+        text: the input whose next tokens the model predicts, None for none.
+        known: somebody looked for it.
+        synthetic: the feed is random.
+    """
+    ids = next((a.shape for a in feed.values() if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1), None)
+    fed = {name: np.shape(a) for name, a in feed.items() if a.dtype.kind in "fV"}
+    return Clues(ids=ids, predicts=text is not None or not known, fed=fed, synthetic=synthetic)
+
+
+def _lower(name: str) -> str:
+    """A name in lower case with its words apart."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _alike(name: str, other: str) -> bool:
+    """Return True if two names differ only in which side of the model they are on."""
+    mine, theirs = (set(re.findall(r"[a-z]+|\d+", _lower(n))) - SIDES for n in (name, other))
+    numbers = [{word for word in words if word.isdigit()} for words in (mine, theirs)]
+    return bool((mine & theirs) - numbers[0]) and (numbers[0] == numbers[1] or not all(numbers))
+
+
+def _one_grows(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
+    """Return True for equal shapes, but for the number of samples and one axis along which a cache grows."""
+    return len(shape) == len(given) and sum(a != b for a, b in zip(shape[1:], given[1:], strict=True)) <= 1

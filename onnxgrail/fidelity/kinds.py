@@ -1,0 +1,319 @@
+"""What an output holds, read from its values, its shape and its name: that decides by which measure it is judged."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from onnxgrail.core import Array, Floats
+from onnxgrail.fidelity.clues import Clues
+from onnxgrail.fidelity.sums import flat
+
+Form = Literal["values", "probabilities", "logits", "binary"]
+
+SLACK = 1e-3  # what a sum of probabilities may miss
+VECTOR = 64  # numbers per token from which on they are a vector
+VOCABULARY = 1000  # columns from which on scores per token are those of a vocabulary
+SHARP = 0.2  # mean highest probability from which on many columns look like class scores
+FEW = 16  # columns that are class scores although their softmax is flat
+SEEN = 8  # samples from which on it says something that all have the same highest column
+OFTEN = 0.5  # mean probability from which on a class is what most positions are, as a background
+PATTERN = 0.1  # share of the variance that samples have at most where all are one pattern
+CLEAR = 0.8  # mean highest probability from which on a map without a telling name holds classes
+QUIET = 0.05  # median below which a column of scores is mostly empty
+BOX = 4  # columns that boxes take
+CLASSES = 256  # columns at most of a map of classes
+WIDE = 1024  # columns at most of a list of detections
+SIDE = 8  # positions per axis from which on a map is an image
+DECIDED = 0.1  # how near to 0 or 1 a score is decided
+RARE = 0.3  # share of positions at most that something rare has
+
+BOXES = re.compile(
+    r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
+    r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle)"
+)
+FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
+SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax|pred)|classif")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """What an output, or some of its columns, holds.
+
+    Attributes:
+        kind: classes (one row of scores per sample), scores (in 0..1, of many positions), tokens (one row of scores
+            per token), labels (values that are equal or not), embedding, values (maps, boxes, waves, points) or state
+            (values that are fed back).
+        why: what says so.
+        form: what turns the numbers into probabilities: nothing, they are; softmax (`logits`) or sigmoid (`binary`).
+        axis: of the classes or columns, counted with the samples as axis 0.
+        columns: numbers along `axis` that belong to the part, None for all.
+        rows: the entries along `axis` are one distribution.
+        dominant: the class that most positions are of, which is left out.
+        center: of values that are one pattern in all samples, that pattern: what matters is how samples differ from it.
+    """
+
+    kind: str
+    why: str
+    form: Form = "values"
+    axis: int | None = None
+    columns: tuple[int, ...] | None = None
+    rows: bool = False
+    dominant: int | None = None
+    center: Floats | None = None
+
+
+def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ...]:
+    """Return what an output holds, from its values on some samples.
+
+    Args:
+        name: of the output.
+        arrays: its values, one array per batch, samples first.
+        clues: what is known about the model's inputs.
+    """
+    first = arrays[0]
+    if first.dtype.kind in "biu":
+        levels = first.dtype.itemsize == 1 and len(np.unique(first)) > FEW
+        return (Part(kind="values", why="8-bit levels") if levels else Part(kind="labels", why="whole numbers"),)
+    if clues.is_state(name, first.shape):
+        return (Part(kind="state", why="fed back as an input"),)
+    array = _joined(arrays)
+    finite = np.isfinite(array)
+    if not finite.any():
+        return (Part(kind="values", why="no values"),)
+    array = np.where(finite, array, array.min(where=finite, initial=np.inf))
+    look = _Look(words=name.lower(), array=array, clues=clues)
+    for rule in (_tokens, _distribution, *(ROW if _is_row(array.shape) else POSITIONS)):
+        parts = rule(look)
+        if parts:
+            return parts
+    return (Part(kind="values", why="numbers of many positions"),)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Look:
+    """What the rules go by: the name in lower case, values on some samples, and what is known of the inputs."""
+
+    words: str
+    array: Floats
+    clues: Clues
+
+    @property
+    def rows(self) -> Floats:
+        """One row of numbers per sample."""
+        return flat(self.array)
+
+
+Rule = Callable[[_Look], tuple[Part, ...]]
+
+
+def _joined(arrays: Sequence[Array]) -> Floats:
+    """Values of all arrays that have the shape of the first."""
+    alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
+    return np.concatenate(alike).astype(np.float64)
+
+
+def _is_row(shape: tuple[int, ...]) -> bool:
+    """Return True if a sample is one row of numbers, or one number."""
+    wide = sum(size > 1 for size in shape[1:])
+    return wide == 0 or (wide == 1 and len(shape) != 3)  # (N, positions, 1) is a list of positions
+
+
+def _tokens(look: _Look) -> tuple[Part, ...]:
+    """Scores of a vocabulary, one row per token."""
+    array, ids = look.array, look.clues.ids
+    if array.ndim != 3 or ids is None or "logit" not in look.words or array.shape[1] != ids[1]:
+        return ()
+    if not look.clues.predicts and array.shape[2] < VOCABULARY:
+        return ()
+    why = "predicts the tokens of its input" if look.clues.predicts else "one row of scores per token"
+    return (Part(kind="tokens", why=why, form="logits", axis=2, rows=True),)
+
+
+def _distribution(look: _Look) -> tuple[Part, ...]:
+    """Rows that sum to 1 along the last axis or the second one."""
+    array = look.array
+    if array.ndim < 2 or array.min() < 0:
+        return ()
+    for axis in dict.fromkeys((array.ndim - 1, 1)):
+        if array.shape[axis] < 2 or not np.allclose(array.sum(axis), 1.0, atol=SLACK):
+            continue
+        if array.shape[axis] == math.prod(array.shape[1:]):
+            return (Part(kind="classes", why="rows sum to 1", form="probabilities", axis=axis, rows=True),)
+        return (_dense(array, axis, "rows sum to 1", "probabilities"),)
+    return ()
+
+
+def _dense(array: Floats, axis: int, why: str, form: Form) -> Part:
+    """A distribution at each of many positions; what most of them are, as a background, is left out."""
+    rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+    means = probabilities(rows, form).mean(axis=0)
+    dominant = int(means.argmax()) if means.max() > OFTEN else None
+    return Part(kind="scores", why=why, form=form, axis=axis, rows=True, dominant=dominant)
+
+
+def probabilities(values: Floats, form: Form) -> Floats:
+    """Return the probabilities that numbers stand for; distributions lie along the last axis."""
+    if form == "logits":
+        shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+    if form == "binary":
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
+    return values
+
+
+def _places(look: _Look) -> tuple[Part, ...]:
+    return (Part(kind="values", why="named as places or sizes"),) if BOXES.search(look.words) else ()
+
+
+# ---------------------------------------------------------------------------------------- one row of numbers per sample
+
+
+def _row_in_range(look: _Look) -> tuple[Part, ...]:
+    if not _unit(look.array):
+        return ()
+    kind = "classes" if look.rows.shape[1] == 1 else "scores"
+    return (Part(kind=kind, why="in 0..1", form="probabilities"),)
+
+
+def _one_number(look: _Look) -> tuple[Part, ...]:
+    if look.rows.shape[1] > 1:
+        return ()
+    if SCORES.search(look.words):
+        return (Part(kind="classes", why="named as a score", form="binary"),)
+    return (Part(kind="values", why="one number"),)
+
+
+def _features(look: _Look) -> tuple[Part, ...]:
+    if FEATURES.search(look.words) and look.rows.shape[1] > 1:
+        return (Part(kind="embedding", why="named as features"),)
+    lengths = np.linalg.norm(look.rows, axis=1)
+    if look.rows.shape[1] > BOX and np.allclose(lengths, 1.0, atol=SLACK):
+        return (Part(kind="embedding", why="rows of length 1"),)
+    return ()
+
+
+def _pattern(look: _Look) -> tuple[Part, ...]:
+    """Rows that hardly differ from their mean, as points of a face do and class scores do not."""
+    rows = look.rows
+    if len(rows) < SEEN or look.clues.synthetic or SCORES.search(look.words):
+        return ()
+    inside = np.square(rows - rows.mean(axis=0)).sum()
+    if len(np.unique(rows.argmax(axis=1))) > 1 and inside >= PATTERN * np.square(rows - rows.mean()).sum():
+        return ()
+    return (Part(kind="values", why="the same pattern in all samples", center=look.array.mean(axis=0)),)
+
+
+def _class_row(look: _Look) -> tuple[Part, ...]:
+    rows = look.rows
+    named = bool(SCORES.search(look.words))
+    clear = rows.shape[1] <= FEW or probabilities(rows, "logits").max(axis=1).mean() >= SHARP
+    if named or clear:
+        why = "named as scores" if named else "one row of scores"
+        return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
+    return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
+
+
+# --------------------------------------------------------------------------------- numbers of many positions per sample
+
+
+def _vectors(look: _Look) -> tuple[Part, ...]:
+    """One vector per token."""
+    array, ids = look.array, look.clues.ids
+    if array.ndim != 3 or "logit" in look.words:
+        return ()
+    tokens = ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR
+    return (
+        (Part(kind="embedding", why="one vector per token", axis=2),) if tokens or FEATURES.search(look.words) else ()
+    )
+
+
+def _unit(array: Floats) -> bool:
+    return bool(array.min() >= 0 and 0 < array.max() <= 1 + 1e-6)
+
+
+def _in_range(look: _Look) -> tuple[Part, ...]:
+    """Numbers in 0..1: scores, an image, or boxes in parts of the image beside scores."""
+    array = look.array
+    if not _unit(array):
+        return ()
+    scores = Part(kind="scores", why="in 0..1", form="probabilities")
+    if SCORES.search(look.words):
+        return (scores,)
+    undecided = np.mean((array > DECIDED) & (array < 1 - DECIDED)) > OFTEN
+    if sum(size >= SIDE for size in array.shape[1:]) >= 2 and undecided:
+        return (Part(kind="values", why="an image: in 0..1, mostly in between"),)
+    axis = _columns(array) if array.ndim == 3 else None
+    if axis is not None and BOX < array.shape[axis] <= WIDE:
+        columns = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+        boxes = np.median(columns[:, :BOX], axis=0)
+        if ((boxes > QUIET) & (boxes < 1 - QUIET)).all() and np.median(columns[:, BOX:]) < QUIET:
+            return _split(axis, range(BOX), range(BOX, array.shape[axis]))
+    return (scores,)
+
+
+def _mixed(look: _Look) -> tuple[Part, ...]:
+    """A list of detections: columns in 0..1 beside others, such as four of a box and one per class."""
+    array = look.array
+    if array.ndim != 3:
+        return ()
+    for axis in sorted((1, 2), key=lambda axis: array.shape[axis]):
+        count = array.shape[axis]
+        if not BOX < count <= WIDE or array.shape[3 - axis] <= BOX:
+            continue
+        columns = np.moveaxis(array, axis, -1).reshape(-1, count)
+        scores = (columns.min(axis=0) >= 0) & (columns.max(axis=0) <= 1) & (columns.max(axis=0) > 0)
+        if scores[BOX] and not scores[:BOX].all():
+            return _split(axis, np.flatnonzero(~scores).tolist(), np.flatnonzero(scores).tolist())
+    return ()
+
+
+def _split(axis: int, values: Sequence[int], scores: Sequence[int]) -> tuple[Part, ...]:
+    common: dict[str, Any] = {"axis": axis}
+    return (
+        Part(kind="scores", why="columns in 0..1", form="probabilities", columns=tuple(scores), **common),
+        Part(kind="values", why="the other columns", columns=tuple(values), **common),
+    )
+
+
+def _columns(array: Floats) -> int | None:
+    """The axis that counts classes or columns: the smaller one of the second and the last."""
+    if array.ndim < 3:
+        return None
+    axis = min((array.ndim - 1, 1), key=lambda axis: array.shape[axis])
+    return axis if array.shape[axis] <= WIDE else None
+
+
+def _scores(look: _Look) -> tuple[Part, ...]:
+    """Raw scores of many positions: named so, or one class stands out at most of them."""
+    array = look.array
+    axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
+    named = bool(SCORES.search(look.words))
+    if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES):
+        return ()
+    why = "named as scores" if named else "one class stands out at most positions"
+    if axis is None or array.shape[axis] == 1:
+        return (Part(kind="scores", why=why, form="binary"),)
+    if not named and probabilities(np.moveaxis(array, axis, -1), "logits").max(axis=-1).mean() < CLEAR:
+        return ()
+    if np.median(array) < -1 and np.mean(array.max(axis=axis) > 0) < OFTEN:
+        return (Part(kind="scores", why=f"{why}, and no class at most positions", form="binary"),)
+    return (_dense(array, axis, why, "logits"),)
+
+
+def _rare(look: _Look) -> tuple[Part, ...]:
+    """Raw numbers that look like logits of something rare: nearly all far below 0, some above."""
+    chances = probabilities(look.array, "binary")
+    sure = np.mean((chances < DECIDED) | (chances > 1 - DECIDED))
+    if np.median(look.array) < -1 and sure > 1 - DECIDED and 0 < np.mean(look.array > 0) < RARE:
+        return (Part(kind="scores", why="mostly far below 0, with some above", form="binary"),)
+    return ()
+
+
+ROW: tuple[Rule, ...] = (_places, _features, _row_in_range, _one_number, _pattern, _class_row)
+POSITIONS: tuple[Rule, ...] = (_places, _vectors, _in_range, _mixed, _scores, _rare)

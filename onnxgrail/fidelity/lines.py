@@ -1,0 +1,91 @@
+"""One line per output: what was measured, and how both models do where the right answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnxgrail.fidelity.words import Data, distance, extent, last_of, more, sentence, value
+
+SHOWN = 6  # outputs with a line of their own: a model with caches has two for every layer
+
+
+def report_lines(data: Data) -> tuple[str, ...]:
+    """Return the lines of a report, without the verdict that is its headline; none for random inputs.
+
+    Of a quantized model there are those of the narrowed one, too; of one that was fitted to another, how they changed.
+    """
+    narrowed, quantized = data.get("verification") or {}, data.get("quantization") or {}
+    outputs = narrowed.get("outputs") or ()
+    if (narrowed.get("judged") or {}).get("on") == "random":
+        return ()
+    if data.get("reference"):
+        return changed(data["reference"]["outputs_before"], outputs)
+    if not quantized:
+        return lines_of(outputs, top=last_of(data).get("headline"))
+    after = lines_of(quantized["outputs"], mark=", quantised", top=quantized.get("headline"))
+    return (*lines_of(outputs, mark=", narrowed"), *after)
+
+
+def lines_of(outputs: Sequence[Data], *, mark: str = "", top: Data | None = None) -> tuple[str, ...]:
+    """Return one line per output, only of the furthest where there are many.
+
+    Args:
+        outputs: entries of a report.
+        mark: tells which model they are of.
+        top: the verdict that has been told, of which only the rest is told.
+    """
+    shown = worst(outputs)
+    lines = [line for output in shown if (line := _line(output, mark, top or {}))]
+    if len(shown) < len(outputs):
+        lines.append(f"{len(outputs) - len(shown)} more outputs are closer (see --report)")
+    return tuple(lines)
+
+
+def changed(before: Sequence[Data], after: Sequence[Data]) -> tuple[str, ...]:
+    """Return how far outputs were from a reference, and how far they are."""
+    lines = []
+    known = {output["name"]: output for output in before}
+    for output in worst(after):
+        first: Any = known.get(output["name"], {})
+        was = {verdict["part"]: value(verdict) for verdict in first.get("verdicts") or ()}
+        for verdict in output.get("verdicts") or ():
+            name = ", ".join(filter(None, (output["name"], verdict["part"])))
+            change = f"{was.get(verdict['part'], '-')} -> {value(verdict)} ({extent(verdict)})"
+            line = f"Output {name}: {verdict['measure']} {change} to the reference"
+            lines.append(", ".join(filter(None, (line, scores(first, output)))))
+    return tuple(lines)
+
+
+def worst(outputs: Sequence[Data]) -> Sequence[Data]:
+    """Return the outputs that get a line: all where they are few, else the furthest from the original."""
+    if len(outputs) <= SHOWN:
+        return outputs
+    return sorted(outputs, key=_furthest, reverse=True)[: SHOWN - 1]
+
+
+def _furthest(output: Data) -> float:
+    return max((distance(verdict) for verdict in output.get("verdicts") or ()), default=0.0)
+
+
+def _line(output: Data, mark: str, top: Data) -> str:
+    words = []
+    for verdict in output.get("verdicts") or ():
+        told = (top.get("output"), top.get("part")) == (output["name"], verdict["part"])
+        said = more(verdict) if told else sentence(verdict)
+        words += [f"{verdict['part']}: {said}" if verdict["part"] else said] if said else []
+    text = ", ".join(filter(None, ("; ".join(words), scores(output))))
+    return f"Output {output['name']}{mark}: {text}" if text else ""
+
+
+def scores(*outputs: Data) -> str:
+    """Return how the original and the results do where classes are known: `top-1 99.50 % -> 98.75 %`."""
+    for key, label, show in (("top1", "top-1", _percent), ("perplexity", "perplexity", "{:.4f}".format)):
+        if all(output.get(key) is not None for output in outputs):
+            values = (outputs[0][f"{key}_reference"], *(output[key] for output in outputs))
+            return f"{label} {' -> '.join(map(show, values))}"
+    return ""
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}".replace("%", " %")

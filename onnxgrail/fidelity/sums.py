@@ -1,0 +1,277 @@
+"""Distances between two models' outputs that every kind of output has: per sample, and summed, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.core import Array, Bools, Feed, Floats, Ints
+from onnxgrail.errors import ModelError
+from onnxgrail.goals import Goals, Hits, classes_of, hits
+
+CLASSES_LIMIT = 200_000
+NOT_LOGITS = ("embed", "pool", "hidden", "feature", "state")
+BLOCK = 2**22  # values of one output that are looked at together: float64 copies of more would fill the memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """Sums over samples of one output; adding two gives the sums over both sets of samples.
+
+    Attributes:
+        samples: rows along the first axis.
+        cosine: sum over samples of the cosine of the flattened rows.
+        worst: the lowest of them.
+        error, energy: sums of squares of the difference and of the reference.
+        max_abs: largest absolute difference.
+        broken: values that are NaN or infinite where the reference is finite.
+        rows, agree, kl: for logits, rows along the last axis, how many agree in their largest entry, and the sum of the
+            Kullback-Leibler divergences in nats; for integer outputs, elements and how many are equal.
+        real: the output is floating point.
+        logits: `kl` means something.
+        hits: how both models do at rows of logits whose class is known.
+    """
+
+    samples: int = 0
+    cosine: float = 0.0
+    worst: float = inf
+    error: float = 0.0
+    energy: float = 0.0
+    max_abs: float = 0.0
+    broken: int = 0
+    rows: int = 0
+    agree: int = 0
+    kl: float = 0.0
+    real: bool = False
+    logits: bool = False
+    hits: Hits = field(default_factory=Hits)
+
+    def merge(self, other: Sums) -> Sums:
+        """Sums over both sets of samples."""
+        both: dict[str, Any] = {
+            f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "hits"
+        }
+        both["hits"] = self.hits.merge(other.hits)
+        both["max_abs"] = max(self.max_abs, other.max_abs)
+        both["worst"] = min(self.worst, other.worst)
+        both["real"], both["logits"] = self.real or other.real, self.logits or other.logits
+        return Sums(**both)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Distances:
+    """What `Sums` adds up, one number per sample of a batch; `total` adds it up."""
+
+    cosine: Floats
+    error: Floats
+    energy: Floats
+    max_abs: Floats
+    broken: Ints
+    rows: Ints
+    agree: Ints
+    kl: Floats
+    real: bool
+    logits: bool
+    hits: Hits = field(default_factory=Hits)
+
+    def total(self) -> Sums:
+        """Return the sums over the samples."""
+        return Sums(
+            samples=len(self.rows),
+            cosine=float(self.cosine.sum()),
+            worst=float(self.cosine.min(initial=inf)) if self.real else inf,
+            error=float(self.error.sum()),
+            energy=float(self.energy.sum()),
+            max_abs=float(self.max_abs.max(initial=0.0)),
+            broken=int(self.broken.sum()),
+            rows=int(self.rows.sum()),
+            agree=int(self.agree.sum()),
+            kl=float(self.kl.sum()),
+            real=self.real,
+            logits=self.logits,
+            hits=self.hits,
+        )
+
+
+def add_batch(
+    sums: Mapping[str, Sums],
+    reference: Feed,
+    outputs: Feed,
+    *,
+    mask: Bools | None = None,
+    goals: Goals | None = None,
+) -> dict[str, Sums]:
+    """Sums with one more batch of outputs.
+
+    Args:
+        sums: so far, by output name; empty at the start.
+        reference: arrays by output name; the samples are the first axis.
+        outputs: the same of the other model.
+        mask: (B, S) True at real tokens; padded positions of (B, S, ...) outputs are left out.
+        goals: what logits should say, where that is known.
+
+    Raises:
+        ModelError: an output is missing or differs in shape.
+    """
+    added = dict(sums)
+    for name, wanted, got in pairs(reference, outputs):
+        found = measure(wanted, got, name=name, mask=mask, goals=goals)
+        added[name] = added.get(name, Sums()).merge(found)
+    return added
+
+
+def pairs(reference: Feed, outputs: Feed) -> list[tuple[str, Array, Array]]:
+    """Return the outputs that have a distance, with their values in both models.
+
+    Raises:
+        ModelError: an output is missing or differs in shape.
+    """
+    found = []
+    for name, wanted in reference.items():
+        # Sequences and strings have no distance; a scalar may arrive as a numpy number.
+        if not isinstance(wanted, np.ndarray | np.generic) or wanted.dtype.kind not in "biufV":
+            continue
+        got = outputs.get(name)
+        if not isinstance(got, np.ndarray | np.generic):
+            raise ModelError(f"the second model has no output {name!r}", hint=f"It has {', '.join(outputs)}")
+        if got.shape != wanted.shape:
+            raise ModelError(f"output {name!r}: got shape {list(got.shape)}, expected {list(wanted.shape)}")
+        found.append((name, np.asarray(wanted), np.asarray(got)))
+    return found
+
+
+def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None) -> Sums:
+    """Sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
+    return distances(wanted, got, name=name, mask=mask, goals=goals).total()
+
+
+def distances(
+    wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None
+) -> Distances:
+    """Return the same for every sample of the batch; an array without axes is one sample."""
+    a, b = np.atleast_1d(wanted), np.atleast_1d(got)
+    if wanted.dtype.kind in "biu":
+        return _equal(flat(a == b))
+    scores = looks_like_logits(name, wanted)
+    classes = classes_of(goals or Goals(), a.shape, mask) if scores else None
+    step = max(1, BLOCK * len(a) // max(a.size, 1))
+    pieces = []
+    for start in range(0, max(len(a), 1), step):
+        cut = slice(start, start + step)
+        shown = mask[cut] if mask is not None and a.shape[:2] == mask.shape else None
+        right = None if classes is None else classes[cut]
+        pieces.append(_apart(a[cut].astype(np.float64), b[cut].astype(np.float64), shown, right, scores))
+    return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+
+def _equal(equal: Bools) -> Distances:
+    """Distances of values that are equal or not."""
+    none, rows = np.zeros(len(equal)), np.full(len(equal), equal.shape[1])
+    counts = equal.sum(axis=1)
+    shared: dict[str, Any] = {"cosine": none, "error": none, "energy": none, "max_abs": none, "kl": none}
+    return Distances(**shared, broken=rows * 0, rows=rows, agree=counts, real=False, logits=False)
+
+
+def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores: bool) -> Distances:
+    if mask is not None:
+        shown = mask.reshape(*mask.shape, *([1] * (a.ndim - 2)))
+        a, b = np.where(shown, a, 0.0), np.where(shown, b, 0.0)
+    # Minus infinity is what masked logits hold: it carries no distance, only whether the other agrees.
+    finite = np.isfinite(a)
+    bad = flat(finite & ~np.isfinite(b))
+    usable = finite & np.isfinite(b)
+    x, y = (flat(np.where(usable, v, 0.0)) for v in (a, b))
+    far = x - y
+    rows, agree, kl, known = _rows(a, b, mask, right) if scores else (*_nothing(len(a)), Hits())
+    return Distances(
+        cosine=np.where(bad.any(axis=1), 0.0, cosines(x, y)),
+        error=np.einsum("ij,ij->i", far, far),
+        energy=np.einsum("ij,ij->i", x, x),
+        max_abs=np.abs(far).max(axis=1, initial=0.0),
+        broken=bad.sum(axis=1),
+        rows=rows,
+        agree=agree,
+        kl=kl,
+        real=True,
+        logits=scores,
+        hits=known,
+    )
+
+
+def flat(array: Array) -> Array:
+    """Return one row per sample, also where there is none."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
+
+
+def _nothing(count: int) -> tuple[Ints, Ints, Floats]:
+    return np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count)
+
+
+def _joined(pieces: Sequence[Distances]) -> Distances:
+    known = Hits()
+    for piece in pieces:
+        known = known.merge(piece.hits)
+    names = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+    return Distances(**arrays, real=pieces[0].real, logits=pieces[0].logits, hits=known)
+
+
+def looks_like_logits(name: str, array: Array) -> bool:
+    """Whether the last axis of an output seems to hold class scores."""
+    if array.ndim < 2 or not 2 <= array.shape[-1] <= CLASSES_LIMIT:
+        return False
+    lower = name.lower()
+    return "logit" in lower or (array.ndim == 2 and not any(word in lower for word in NOT_LOGITS))
+
+
+def probable(array: Array) -> bool:
+    """Whether the last axis of an output that looks like logits holds probabilities already."""
+    return bool((array >= 0).all() and np.allclose(array.sum(-1, dtype=np.float64), 1.0, atol=1e-3))
+
+
+def cosines(a: Floats, b: Floats) -> Floats:
+    """Cosine per row; 1 where both rows are zero, 0 where one is."""
+    norm_a, norm_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    empty = (norm_a == 0) & (norm_b == 0)
+    scale = norm_a * norm_b
+    dots = np.einsum("ij,ij->i", a, b)
+    return np.where(empty, 1.0, np.clip(dots / np.where(scale == 0, 1.0, scale), -1.0, 1.0))
+
+
+def _rows(a: Floats, b: Floats, mask: Bools | None, right: Ints | None) -> tuple[Ints, Ints, Floats, Hits]:
+    """Per sample, how many rows of scores there are, how many agree, and their divergences; and hits over all."""
+    count = len(a)
+    rows_a, rows_b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    owner = np.repeat(np.arange(count), len(rows_a) // max(count, 1))
+    several = right is not None and right.size > len(right)
+    known = None if right is None else right.reshape(-1)
+    if mask is not None and a.ndim > 2:
+        shown = np.broadcast_to(mask.reshape(*mask.shape, *([1] * (a.ndim - 3))), a.shape[:-1]).reshape(-1)
+        rows_a, rows_b, owner = rows_a[shown], rows_b[shown], owner[shown]
+        known = None if known is None else known[shown]
+    if len(rows_a) == 0:
+        return *_nothing(count), Hits()
+    agree = rows_a.argmax(axis=1) == rows_b.argmax(axis=1)
+    shares = probable(rows_a)
+    with np.errstate(all="ignore"):
+        log_a, log_b = (np.log(np.maximum(r, 1e-30)) if shares else log_softmax(r) for r in (rows_a, rows_b))
+        terms = np.exp(log_a) * (log_a - log_b)
+    kl = np.where(np.exp(log_a) == 0, 0.0, terms).sum(axis=1)
+    found = Hits() if known is None else hits(log_a, log_b, known, texts=several)
+    return (
+        np.bincount(owner, minlength=count).astype(np.int64),
+        np.bincount(owner, weights=agree, minlength=count).astype(np.int64),
+        np.bincount(owner, weights=kl, minlength=count).astype(np.float64),
+        found,
+    )
+
+
+def log_softmax(rows: Floats) -> Floats:
+    """Return the logarithms of the probabilities of each row."""
+    shifted = rows - rows.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

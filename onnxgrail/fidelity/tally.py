@@ -1,0 +1,177 @@
+"""Judge outputs batch by batch: what they hold is read from the first samples, then every sample is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from onnxgrail.core import Array, Bools, Feed, Floats
+from onnxgrail.fidelity.clues import Clues
+from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
+from onnxgrail.fidelity.measures import MEASURES, Batch
+from onnxgrail.fidelity.result import Fidelity, Verdict, finish
+from onnxgrail.fidelity.spread import Spread
+from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs
+from onnxgrail.fidelity.verdicts import rank, verdict_of
+from onnxgrail.goals import Goals
+
+FIRST = 16  # samples from which it is read what an output holds
+HELD = 2**26  # bytes of them at most
+DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs nothing but distances
+PER_SAMPLE = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")  # arrays of `Distances`
+
+
+class Tally:
+    """Distances and verdicts of all outputs, batch by batch.
+
+    Attributes:
+        sums: distances by output name.
+        clues: what is known about the model's inputs; to be set before the first batch.
+        judge: also judge every output by the measure that suits it.
+    """
+
+    def __init__(self, clues: Clues | None = None, *, judge: bool = True) -> None:
+        self.sums: dict[str, Sums] = {}
+        self.clues = clues or Clues()
+        self.judge = judge
+        self._judges: dict[str, _Judge] = {}
+
+    def add(self, reference: Feed, outputs: Feed, *, mask: Bools | None = None, goals: Goals | None = None) -> None:
+        """Count in one more batch; arguments as in `add_batch`.
+
+        Raises:
+            ModelError: an output is missing or differs in shape.
+        """
+        for name, wanted, got in pairs(reference, outputs):
+            far = distances(wanted, got, name=name, mask=mask, goals=goals)
+            self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
+            if not self.judge:
+                continue
+            judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues))
+            judge.add(_Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask))
+
+    def results(self) -> tuple[Fidelity, ...]:
+        """Return what was found, output by output."""
+        verdicts = {name: judge.verdicts(broken=self.sums[name].broken > 0) for name, judge in self._judges.items()}
+        return finish(self.sums, verdicts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Seen:
+    """One output in one batch."""
+
+    wanted: Array
+    got: Array
+    far: Distances
+    mask: Bools | None
+
+    def blocks(self, part: Part) -> Iterator[Batch]:
+        """Yield the part of the output, some samples at a time."""
+        count = len(self.wanted)
+        mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
+        if part.kind in DISTANT:
+            nothing = np.zeros((count, 0))
+            yield Batch(part=part, a=nothing, b=nothing, shown=mask, distances=self.far)
+            return
+        step = max(1, BLOCK * count // max(self.wanted.size, 1))
+        for start in range(0, count, step):
+            cut = slice(start, start + step)
+            shown = None if mask is None else mask[cut]
+            a, b = (_columns(side[cut], part) for side in (self.wanted, self.got))
+            usable = np.isfinite(a) & np.isfinite(b)
+            if shown is not None:
+                usable &= shown.reshape(*shown.shape, *([1] * (a.ndim - 2)))
+            far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
+            yield Batch(part=part, a=np.where(usable, a, 0.0), b=np.where(usable, b, 0.0), shown=shown, distances=far)
+
+
+def _columns(values: Array, part: Part) -> Floats:
+    """The columns of a part, in float64."""
+    if part.columns is not None and part.axis is not None:
+        values = np.take(values, part.columns, axis=part.axis)
+    return values.astype(np.float64)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Judge:
+    """What is known of one output so far.
+
+    Attributes:
+        name: of the output; clues: about the model's inputs.
+        waiting: the first batches, until it is read from them what the output holds.
+        parts: what it holds; tables: their sums per sample; spreads: where the error of values lies.
+        squares: error and energy per sample, should the output turn out to hold something else.
+    """
+
+    name: str
+    clues: Clues
+    waiting: list[_Seen] = field(default_factory=list)
+    parts: tuple[Part, ...] = ()
+    tables: list[list[Floats]] = field(default_factory=list)
+    spreads: list[Spread] = field(default_factory=list)
+    squares: list[Floats] = field(default_factory=list)
+
+    def add(self, seen: _Seen) -> None:
+        """Count in one more batch."""
+        self.squares.append(np.stack([seen.far.error, seen.far.energy], axis=1))
+        if self.parts:
+            self._measure(seen)
+            return
+        self.waiting.append(seen)
+        size = sum(one.wanted.nbytes + one.got.nbytes for one in self.waiting)
+        if size > HELD or sum(len(one.wanted) for one in self.waiting) >= FIRST:
+            self._read()
+
+    def _read(self) -> None:
+        """Read what the output holds, and measure the batches that waited for it."""
+        self.parts = parts_of(self.name, list(self._first()), self.clues)
+        self.tables = [[] for _ in self.parts]
+        self.spreads = [Spread() for _ in self.parts]
+        for seen in self.waiting:
+            self._measure(seen)
+        self.waiting = []
+
+    def _first(self) -> Iterator[Array]:
+        """Yield the values of the first samples, as many of them whatever the size of a batch is."""
+        left = FIRST
+        for seen in self.waiting:
+            if left > 0:
+                yield seen.wanted[:left]
+            left -= len(seen.wanted)
+
+    def _measure(self, seen: _Seen) -> None:
+        if not self._fits(seen):
+            self.parts = (Part(kind="values", why="other values or shapes in later samples"),)
+            self.tables, self.spreads = [self.squares], [Spread(whole=False)]
+            return
+        if self.tables and self.tables[0] is self.squares:
+            return  # counted in already
+        for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True):
+            for batch in seen.blocks(part):
+                table.append(MEASURES[part.kind].table(batch))
+                if part.kind in ("values", "state"):
+                    spread.add(batch.a, batch.b)
+
+    def _fits(self, seen: _Seen) -> bool:
+        """Return True if a batch can be what the first ones seemed to be."""
+        for part in self.parts:
+            if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
+                return False
+            if part.form == "probabilities":
+                for batch in seen.blocks(part):
+                    if batch.a.size and (batch.a.min() < -SLACK or batch.a.max() > 1 + SLACK):
+                        return False
+        return True
+
+    def verdicts(self, *, broken: bool) -> tuple[Verdict, ...]:
+        """Return what was found, the worst part first."""
+        if not self.parts and self.waiting:
+            self._read()
+        found = [
+            verdict_of(part, np.concatenate(table), spread.details(), broken=broken)
+            for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True)
+            if table
+        ]
+        return tuple(sorted(found, key=rank, reverse=True))
