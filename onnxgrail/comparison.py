@@ -32,7 +32,7 @@ from onnxgrail.fidelity.words import Headline, Speed, speed, told
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.facts import bodies, key
 from onnxgrail.graph.interface import between, fit
-from onnxgrail.graph.mapped import weight_files
+from onnxgrail.graph.mapped import check_unchanged, unchanged, weight_files
 from onnxgrail.graph.serial import Packed, pack, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
@@ -195,9 +195,11 @@ def compare(
     }
     sources = runnable(first, paths[0]), runnable(second, paths[1])
     one = single(feed, signature)
-    with registered(custom_ops):
+    with registered(custom_ops), unchanged(first), unchanged(second):
         with batches.advising():
             outputs = run_both(*sources, batches, **common).results()
+        for model in (first, second):
+            check_unchanged(model)
         return Comparison(
             latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
             a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),

@@ -34,7 +34,8 @@ def reads(
         path = path_of(model)
         if path is not None:
             found.append(Read(path=path, what=what))
-            found += [Read(path=file, what=f"a weights file of {what}") for file in model_io.beside(path)]
+        named = model_io.beside(model if path is None else path)
+        found += [Read(path=file, what=f"a weights file of {what}") for file in named]
     for what, source in (("the calibration data", data), ("the held-out data", held_out)):
         if isinstance(source, str | os.PathLike):
             found.append(kinds.reads(source, what))

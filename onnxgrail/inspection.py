@@ -14,6 +14,7 @@ from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.files import reads, writes_of
 from onnxgrail.graph import cost
 from onnxgrail.graph.listed import unlisted_text
+from onnxgrail.graph.mapped import check_unchanged
 from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.places import located
 from onnxgrail.keywords import checked
@@ -65,6 +66,7 @@ def inspect(
     )
     with registered(custom_ops):
         prepared = prepare(model, data, recipe, Clock())
+        check_unchanged(prepared.model)
     found = _inspected(prepared, path_of(model) or Path("model"), recipe)
     for path in writes.reports:
         found.save(path, force=True)

@@ -104,7 +104,8 @@ class Folder:
             OutputError: it cannot be written.
         """
         whole = Record(arrays=record.arrays, notes={"key": key, "notes": dict(record.notes)})
-        write_whole(self._file(key), lambda file: file.write(encode(whole)))
+        # A damaged one is made again.
+        write_whole(self._file(key), lambda file: file.write(encode(whole)), durable=False)
 
     def writes(self, path: Path) -> bool:
         """Whether this run has begun to write a file, which it may then replace."""

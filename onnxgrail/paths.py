@@ -14,6 +14,7 @@ from typing import BinaryIO
 from onnxgrail.errors import ModelError, OutputError, UsageError
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EISDIR})
 SCRATCH = "onnxgrail-"  # how folders for files on the way are called
 TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
@@ -186,8 +187,13 @@ def write_text(target: Path, text: str) -> None:
     write_whole(target, lambda file: file.write(text.encode("utf-8")))
 
 
-def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file through a temporary neighbour, so that a reader never sees half of it.
+
+    Args:
+        target: the file.
+        write: is given an open file.
+        durable: it is whole after a loss of power, too.
 
     Raises:
         OutputError: the file cannot be written.
@@ -200,12 +206,33 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             if not temporary.exists():
                 _name(file, temporary)
+        if durable:
+            sync(temporary)
         temporary.replace(target)
+        if durable:
+            sync(target.parent)
     except OSError as error:
         raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk: a loss of power must not mix old and new.
+
+    Raises:
+        OSError: it cannot write them.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in NO_SYNC:  # some file systems, and folders on Windows, know no such thing
+            raise
 
 
 def _nameless(folder: Path) -> BinaryIO | None:

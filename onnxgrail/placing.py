@@ -7,7 +7,6 @@ killed before it leaves the old graph with the old weights.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxgrail.checksums import sha256
+from onnxgrail.paths import sync
 
 DIGITS = (16, 32, 64)  # of a checksum in the name of a file; more only where another file has the short name
 SEARCHED = 2**32  # bytes of other files that are searched for the name of a file before it is removed
 PIECE = 2**24
 PLAIN = frozenset({".json", ".html", ".htm", ".yaml", ".yml", ".md", ".txt", ".log"})  # reports name what was written
-NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EISDIR})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,23 +67,6 @@ def place(target: Path, graph: Path, weights: Weights | None = None) -> None:
         graph.replace(target)
         sync(target.parent)
         _tidy(target, None if weights is None else weights.name)
-
-
-def sync(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk: a loss of power must not mix old and new.
-
-    Raises:
-        OSError: it cannot write them.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno not in NO_SYNC:  # some file systems, and folders on Windows, know no such thing
-            raise
 
 
 def _holds(path: Path, digest: str) -> bool:

@@ -87,8 +87,13 @@ def _from_path(path: Path) -> ir.Model:
     return model
 
 
-def beside(path: Path) -> list[Path]:
-    """Return the files beside a model file that it names for its weights; none if it cannot be read."""
+def beside(source: Source) -> list[Path]:
+    """Return the files that a model names for its weights; none if it is a file that cannot be read."""
+    if isinstance(source, ir.Model):
+        return sorted({Path(t.path) for t in _weights(source) if isinstance(t, ir.ExternalTensor)})
+    if not isinstance(source, str | Path):
+        return []
+    path = Path(source)
     try:
         if not path.is_file() or path.stat().st_size > PROTOBUF:
             return []

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail import pipeline
+from onnxgrail import comparison, pipeline
 from onnxgrail.calibration.kinds import arrays
 from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph import inside, mapped, model_io
@@ -99,6 +99,12 @@ def test_fewer_bytes_than_the_shape_needs_are_noticed(place: Path, monkeypatch: 
     with pytest.raises(ModelError, match="7 bytes were written where its shape needs"):
         onnxgrail.compress(place / "m.onnx", place / "o.onnx", ratio=0, **WORDS)
     assert not (place / "o.onnx").exists()
+
+
+def test_compare_notices_it_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "run_both", before(comparison.run_both, lambda: touched(place / "w.bin")))
+    with pytest.raises(ModelError, match=r"w\.bin' changed while it was used"):
+        onnxgrail.compare(place / "inline.onnx", place / "m.onnx", data=nets.vectors())
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxgrail
@@ -67,6 +68,15 @@ def test_no_option_takes_what_is_read(name: str, option: str, place: Path) -> No
 def test_statistics_do_not_go_over_what_is_read(place: Path) -> None:
     for name in ("m.onnx", "w.bin", "d.npz"):
         assert " is " in refused(place, "compress", "m.onnx", "--data", "d.npz", "--force", "--save-stats", name)
+
+
+def test_weights_of_a_model_that_is_an_object(place: Path) -> None:
+    before = bytes_of(place)
+    for target in ("w.bin", "m.onnx"):
+        model = ir.load("m.onnx") if target == "w.bin" else "m.onnx"
+        with pytest.raises(OutputError, match=r"is (a weights file of )?the input"):
+            onnxgrail.compress(model, target, data=nets.vectors(), force=True)
+    assert bytes_of(place) == before
 
 
 def test_a_library_of_operators_stays(place: Path) -> None:
