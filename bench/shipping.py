@@ -60,7 +60,7 @@ def markdown(found: list[dict[str, Any]]) -> str:
     """The table of the page."""
     lines = ["| model | step | accuracy | size | median | ratio |", "|---|---|---:|---:|---:|---:|"]
     for row in found:
-        step = {"dense": "dense", "none": "narrowed, ratio 0.3"}.get(row["step"], f"and `{row['step']}`")
+        step = {"dense": "dense", "none": "narrowed, unit ratio 0.3"}.get(row["step"], f"and `{row['step']}`")
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}×"
         cells = (
             f"{row['accuracy']:.2%}".replace("%", " %"),

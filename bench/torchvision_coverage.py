@@ -155,7 +155,7 @@ def page(data: dict[str, Any]) -> str:
         "# torchvision",
         "",
         f"Written by `bench/torchvision_coverage.py` on {data['date']}: full size, random weights, exported by",
-        f"`torch.onnx.export`, narrowed at ratio {data['ratio']:g} without compensation, all kinds of blocks.",
+        f"`torch.onnx.export`, narrowed at unit ratio {data['ratio']:g} without compensation, all kinds of blocks.",
         f"{tally}.",
         "Seconds are those of the whole command on a busy machine, runs for trace and proof included.",
         "",

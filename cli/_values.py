@@ -32,13 +32,13 @@ DATA = (
 
 
 def ratio(value: Any) -> float:
-    """A share R of units with 0 <= R < 1."""
+    """A share R with 0 <= R < 1."""
     try:
         number = float(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a number: choose 0 <= R < 1, such as 0.3") from None
     if math.isnan(number) or not 0 <= number < 1:
-        why = "1.0 would remove every unit" if number == 1 else f"{value} is out of range"
+        why = "1.0 would remove everything" if number == 1 else f"{value} is out of range"
         raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")
     return number
 

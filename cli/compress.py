@@ -35,13 +35,13 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
     metavar="R",
     default=0.3,
     show_default=True,
-    help="Share of units to remove per block.",
+    help="Share to remove of the parameters in blocks that can be narrowed.",
 )
 @click.option(
     "--unit-ratio",
     type=values.ratio,
     metavar="R",
-    help="Instead: the share of the units (channels, neurons, heads) of every block.",
+    help="Instead: the share to remove of the channels, neurons and heads of every block, as papers count.",
 )
 @options.budget_options
 @click.option("--sparsity", type=values.ratio, metavar="R", hidden=True, help="Same as --ratio.")
@@ -220,11 +220,9 @@ def _tables(report: Any, output: Path | None) -> None:
     render.sizes(model["input"], chosen.summary_rows())
     close.headline(report.headline())
     ship.latency(data.get("latency"), report.speed())
-    if _narrows(data):
-        render.say(_asked(model))
-    for line in _allocated(data.get("allocation")):
-        render.say(line)
     for line in (
+        *_asked(data),
+        *_allocated(data),
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
         *_grasp(data.get("methods", {}).get("grasp")),
@@ -240,16 +238,27 @@ def _tables(report: Any, output: Path | None) -> None:
     render.written(output)
 
 
-def _asked(model: Any) -> str:
-    """What was asked for and what came of it."""
+def _asked(data: Any) -> list[str]:
+    """What was asked for and what came of it in the same unit, then what that is of the whole model."""
+    from onnxgrail.summary import SHARES
+
+    model = data["model"]
     budget = model.get("budget")
-    if budget is None:
+    if budget is not None:
+        show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
+        achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
+        once = ", measured once" if budget["metric"] == "latency" else ""
+        asked = f"asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}{once}"
+        lines = [f"Target {budget['metric']}: {asked}"]
+    elif model["asked_ratio"] is not None:
         asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
-        return f"Ratio: asked {asked} of channels, neurons and heads, achieved {achieved} of the parameters"
-    show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
-    achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
-    once = ", measured once" if budget["metric"] == "latency" else ""
-    return f"Target {budget['metric']}: asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}{once}"
+        option = "Unit ratio" if model["ratio_of"] == "units" else "Ratio"
+        whole = f"{render.count(model['ratio_total'])} {SHARES[model['ratio_of']]}"
+        lines = [f"{option}: asked {asked}, achieved {achieved} of the {whole}"]
+    else:
+        lines = []
+    removed = f"{render.share(model['model_ratio'])} of the {render.count(model['params_before'])} parameters removed"
+    return [*lines, f"Whole model: {removed}"]
 
 
 def _norms(entries: Any) -> list[str]:
@@ -280,8 +289,9 @@ def _milliseconds(value: float | None) -> str:
     return f"{render.number(value, '.3g')} ms"
 
 
-def _allocated(allocation: Any) -> list[str]:
+def _allocated(data: Any) -> list[str]:
     """How widths were spread, where that was not plain, and what rounding them cost."""
+    allocation = data.get("allocation")
     if not allocation:
         return []
     lines = []
@@ -289,11 +299,17 @@ def _allocated(allocation: Any) -> list[str]:
         used, errors = allocation["used"], allocation["errors"]
         judged = ", ".join(f"{name} {error:.2e}" for name, error in errors.items() if error is not None)
         lines.append(f"Allocation: asked {allocation['asked']}, used {used}" + (f" (NMSE {judged})" if judged else ""))
-    rounded = [row for row in allocation["rounding"] if abs(row["asked"] - row["kept"]) >= 0.5]
+    narrowed = [row for row in allocation["rounding"] if row["kept"] < row["units"]]
+    rounded = [row for row in narrowed if abs(row["asked"] - row["kept"]) >= 0.5]
     if rounded:
         total = sum(row["params"] for row in rounded)
         more = f"{abs(total):,} parameters {'more' if total >= 0 else 'fewer'}"
-        lines.append(f"Widths rounded (--round-to): {render.several(len(rounded), 'block')}, {more} than without")
+        option = f"--round-to {data['recipe']['round_to']}"
+        lines.append(f"Widths rounded ({option}): {render.several(len(rounded), 'block')}, {more} than without")
+    finer = Counter(row["multiple"] for row in narrowed if row["multiple"] < data["recipe"]["round_to"])
+    if finer:
+        steps = ", ".join(f"{render.several(times, 'block')} by {step}" for step, times in sorted(finer.items()))
+        lines.append(f"Finer steps, where {data['recipe']['round_to']} is too coarse for a block or the total: {steps}")
     return lines
 
 

@@ -24,7 +24,7 @@ from ._progress import progress
     multiple=True,
     default=(0.3, 0.5),
     show_default=True,
-    help="Share of units to remove per block; repeatable.",
+    help="Share to remove of the parameters in blocks that can be narrowed; repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep models and reports in this folder.")
 @click.option("--force", is_flag=True, help="Replace files of the same names in that folder.")

@@ -100,7 +100,7 @@ def _sizes(found: Any) -> None:
         label = "held by all blocks" if kind == "all" else f"held by {kind} blocks"
         rows.append((label, render.share(held["params"]), render.share(held["macs"]), ""))
     for guess in found.predicted if found.blocks else ():
-        label = f"at ratio {guess['ratio']:g}"
+        label = f"at --ratio {guess['ratio']:g}"
         rows.append((label, render.count(guess["params"]), render.count(guess["macs"]), render.size(guess["bytes"])))
     render.table("", ("", "params", "MACs", "size"), rows)
 

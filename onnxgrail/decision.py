@@ -14,7 +14,8 @@ from onnxgrail import plan
 from onnxgrail.algebra.compensate import BEST
 from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
-from onnxgrail.allocation.choose import allocate, by_ratio, curves, simple
+from onnxgrail.allocation.choose import allocate, at_first, simple
+from onnxgrail.allocation.losses import curves
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, impact_macs, known
 from onnxgrail.calibration.dense import TOGETHER, Dense, size_of
@@ -34,7 +35,6 @@ from onnxgrail.record import Record
 from onnxgrail.run import Run, decided, key, needs_data
 from onnxgrail.settling import bring_back, settle
 
-PROVED = 0.5  # share of each block that goes in a proof before widths are known
 CHEAP = 64, 5e12  # blocks and multiply-accumulates up to which curves that nobody asked for are measured
 
 
@@ -44,6 +44,7 @@ class Decision:
 
     Attributes:
         chosen: blocks the recipe selects.
+        narrowable: those of them that can be narrowed and passed the proof.
         changes: one per narrowed block, in the order they were decided.
         refusals: blocks that did not pass the proof.
         ledger: all changes together.
@@ -51,6 +52,7 @@ class Decision:
     """
 
     chosen: tuple[Block, ...]
+    narrowable: tuple[Block, ...]
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
     ledger: Ledger
@@ -92,13 +94,16 @@ def decide(
         DataError, ModelError: activations or weights hold NaN or infinity, or statistics belong to something else.
     """
     chosen = plan.selected(prepared.survey.blocks, recipe)
-    allocation = by_ratio(prepared, chosen, recipe)
-    kept = allocation.widths if simple(recipe) else plan.widths(chosen, PROVED, 1)
+    allocation = at_first(prepared, chosen, recipe)
+    kept = allocation.widths
     blocks = tuple(b for b in chosen if kept[b.name] < b.units)
     refusals: tuple[Refusal, ...] = ()
+    failed: set[str] = set()
     with clock.stage("prove"):
         if blocks:
+            failed = {b.name for b in blocks}
             blocks, refusals = proved(prepared, recipe, blocks, kept, group=group)
+            failed -= {b.name for b in blocks}
     if in_files(prepared.model):
         give_back()
     once = Once(journal=journal, group=group)
@@ -123,6 +128,7 @@ def decide(
             clock.seconds["forward"] += bring_back(run, progress)
     return Decision(
         chosen=chosen,
+        narrowable=tuple(b for b in chosen if b.units > 1 and b.name not in failed),
         changes=tuple(run.changes),
         refusals=refusals,
         ledger=run.ledger,

@@ -19,7 +19,7 @@ import numpy as np
 from onnxgrail import __version__
 from onnxgrail.calibration.session import CPU, Session, open_session
 from onnxgrail.calibration.timing import machine, summarise, take_turns
-from onnxgrail.core import Array, Feed, Floats, Kind
+from onnxgrail.core import Array, Feed, Floats
 from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.fidelity import intervals
 from onnxgrail.keywords import checked
@@ -28,7 +28,6 @@ from onnxgrail.progress import Progress, silent, ticking
 from onnxgrail.report import SCHEMA, environment, to_json
 
 COMPENSATE = ("none", "grail", "best")
-INNER: tuple[Kind, ...] = ("conv", "mlp", "heads")  # a ratio then means about that share of the parameters
 WARM_UP = 3
 
 
@@ -38,7 +37,7 @@ class Row:
 
     Attributes:
         model: name of the embedded model.
-        ratio: share of units removed, 0 for the dense model.
+        ratio: share asked to be removed of the parameters in blocks that can be narrowed, 0 for the dense model.
         compensate: `none` or `grail`; empty for the dense model.
         metric: what `score` is: accuracy (high is good) or perplexity (low is good).
         params, macs, bytes: size; macs per sample.
@@ -115,7 +114,7 @@ def demo(
 
     Args:
         models: names of embedded models; None takes all.
-        ratios: shares of units to remove, each above 0 and below 1.
+        ratios: shares of those parameters to remove, each above 0 and below 1.
         out: folder that keeps the compressed models and their reports; None keeps nothing.
         force: replace files of the same names in that folder.
         batch_size: samples per run when latency is measured.
@@ -190,7 +189,6 @@ def _compressed(
                 embedded.model,
                 target,
                 ratio=ratio,
-                blocks=INNER,
                 compensate=compensate,
                 data=embedded.calibration,
                 held_out=embedded.heldout,

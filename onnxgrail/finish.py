@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.allocation.achieved import Share, of_blocks
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.blocking import channel_block
 from onnxgrail.calibration.both import run_both
 from onnxgrail.calibration.judging import HeldOut
 from onnxgrail.calibration.lanes import why_host
 from onnxgrail.calibration.relay import DEEP
+from onnxgrail.calibration.session import CPU
 from onnxgrail.calibration.signature import free_sizes, signature_of
 from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import Applied, Change, Recipe
@@ -147,7 +150,8 @@ def report_of(
     decided = {c.block.name: c for c in decision.changes}
     applied = applied or {}
     grown = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in _grown(refines))
-    sizes = _model(prepared, recipe, decision, slim, written, (*applied.values(), *grown), final or slim)
+    share = _share(prepared, recipe, decision, applied)
+    sizes = _model(prepared, share, decision, slim, written, (*applied.values(), *grown), final or slim)
     survey = prepared.survey
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
@@ -161,6 +165,7 @@ def report_of(
         _missed(sizes.budget),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
+        _unblocked(prepared, recipe, decision),
         _unfitted(decision),
         why_host(recipe.providers),
         *(note for one in applied.values() for note in one.notes),
@@ -200,6 +205,21 @@ def _unfitted(decision: Decision) -> str:
     return f"{len(left)} layers were not fitted to the original network, {left[0].weight} for one: {left[0].reason}"
 
 
+def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
+    """Return a note where convolutions leave a part of the last block of channels empty."""
+    convolved = [c for c in decision.changes if prepared.survey.convolved(c.block)]
+    if not convolved or recipe.providers[0] not in CPU:
+        return ""
+    block = channel_block()
+    odd = sum(len(c.reducer.kept) * c.block.unit_size % block > 0 for c in convolved)
+    return (
+        f"{odd} of {len(convolved)} narrowed blocks of convolutions are not multiples of {block} channels wide: ONNX "
+        f"Runtime computes them in blocks of {block} on this machine, so the next multiple may be as fast or faster"
+        if odd
+        else ""
+    )
+
+
 def _clamped(changes: Sequence[Change]) -> str:
     """How many numbers did not fit into the format that their weight has."""
     count = sum(change.outcome.clamped for change in changes)
@@ -220,9 +240,19 @@ def _calibration(batches: Batches, decision: Decision, *, used: bool) -> dict[st
     return calibration_entry(batches)
 
 
+def _share(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
+    """What was asked for and what became of it; where nothing is narrowed, GRASP's layers lose the share."""
+    if "grail" in recipe.method or "grasp" not in applied:
+        return of_blocks(prepared, recipe, decision.narrowable, decision.ledger.dead)
+    entry = applied["grasp"].entry
+    gone = sum(row["params_before"] - row["params_after"] for row in entry["matrices"])
+    asked = recipe.ratio if recipe.grasp_layers is None else None
+    return Share(of="layers", asked=asked, achieved=gone / max(entry["params"], 1), total=entry["params"])
+
+
 def _model(
     prepared: Prepared,
-    recipe: Recipe,
+    share: Share,
     decision: Decision,
     slim: ir.Model | None,
     written: Mapping[Path, str],
@@ -258,8 +288,11 @@ def _model(
         macs_after=macs,
         bytes_before=before,
         bytes_after=size,
-        asked_ratio=recipe.ratio if recipe.unit_ratio is None else recipe.unit_ratio,
-        achieved_ratio=1 - after / params if params else 0.0,
+        asked_ratio=share.asked,
+        achieved_ratio=share.achieved,
+        ratio_of=share.of,
+        ratio_total=share.total,
+        model_ratio=1 - after / params if params else 0.0,
         sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
         sha256_data_after={file.name: digest for file, digest in written.items() if file != output},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),

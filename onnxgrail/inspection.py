@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail import plan
+from onnxgrail.allocation.choose import by_ratio
 from onnxgrail.calibration.custom import Libraries
 from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.comparison import bytes_on_disk
@@ -86,7 +87,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
     usual = plan.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
     predicted = []
     for ratio in RATIOS:
-        gone, saved = _gone(prepared, dead_of(survey, plan.widths(usual, ratio, recipe.round_to)), macs)
+        gone, saved = _gone(prepared, dead_of(survey, by_ratio(prepared, usual, ratio, recipe.round_to)), macs)
         left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": _left(size, gone[1])}
         predicted.append({"ratio": ratio, **left})
     return Inspection(

@@ -278,8 +278,9 @@ def _nothing(
             f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
             f"the model has {budget.before:.6g}"
         )
-    elif chosen and not decision.refusals and recipe.ratio is not None:
-        text = f"nothing could be compressed: ratio {recipe.ratio:g} removes no unit from any of {len(chosen)} blocks"
+    elif chosen and not decision.refusals and budget is None:
+        asked = f"ratio {recipe.ratio:g}" if recipe.unit_ratio is None else f"unit ratio {recipe.unit_ratio:g}"
+        text = f"nothing could be compressed: {asked} removes no unit from any of {len(chosen)} blocks"
     elif found and not chosen:
         text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
         hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"

@@ -32,6 +32,7 @@ def _layers(value: int | str | Iterable[str]) -> str:
     return str(value) if isinstance(value, int | str) else ",".join(value)
 
 
+AMOUNTS = ("ratio", "unit_ratio", *(f"target_{metric}" for metric in METRICS))  # one of these says how much goes
 READ: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("blocks", "fit", "refine", "method"), _words),
     **dict.fromkeys(("image_mean", "image_std"), numbers),
@@ -71,14 +72,20 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+def merged(choices: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
+    """Return choices with others in their place; a ratio or target among these replaces every ratio and target."""
+    ruled = any(instead.get(name) is not None for name in AMOUNTS)
+    return {**{name: value for name, value in choices.items() if not (ruled and name in AMOUNTS)}, **instead}
+
+
 def _ruled(given: dict[str, Any]) -> None:
     """Make sure that one of the ratios and targets says how much goes.
 
     Raises:
         UsageError: several do.
     """
-    targets = [f"target_{m}" for m in METRICS if f"target_{m}" in given]
-    rulers = [*(name for name in ("ratio", "unit_ratio") if name in given), *targets]
+    rulers = [name for name in AMOUNTS if name in given]
+    targets = [name for name in rulers if name.startswith("target_")]
     if len(rulers) > 1:
         names = " and ".join(map(_option, rulers))
         raise UsageError(f"{names} exclude each other", hint="Give one of them")
@@ -165,13 +172,16 @@ def _check_methods(recipe: Recipe) -> None:
         raise UsageError("no method is chosen", hint=f"Choose from {', '.join(METHODS)}")
     if target_of(recipe) is not None and "grail" not in recipe.method:
         raise UsageError(f"{_option('target')}-* needs --method grail", hint="Without it, --ratio says how much goes")
+    if recipe.unit_ratio is not None and "grail" not in recipe.method:
+        hint = "Without it, --ratio says which share of the parameters in layers goes"
+        raise UsageError(f"{_option('unit_ratio')} needs --method grail", hint=hint)
     _among("grasp_rank", recipe.grasp_rank, GRASP_RANKS)
     if not 0 < recipe.grasp_retain < 1:
         raise UsageError(f"grasp_retain must be above 0 and below 1, got {recipe.grasp_retain:g}")
     if recipe.grasp_layers is not None and "grasp" not in recipe.method:
         raise UsageError("--grasp-layers needs --method grasp")
     if "grasp" in recipe.method and "grail" in recipe.method and recipe.grasp_layers is None:
-        hint = "Give --grasp-layers: --ratio is the share of units that narrowing removes"
+        hint = "Give --grasp-layers: --ratio is the share that narrowing removes"
         raise UsageError("--method grail,grasp does not say how many layers are replaced", hint=hint)
 
 

@@ -211,6 +211,7 @@ def _change(
     added = [entry.added for entry in refined if entry.added]
     macs, params = first["macs"], cost.parameters(small)
     target = next(iter(written), None)
+    gone = 1 - params / first["params"] if first["params"] else 0.0
     return ModelChange(
         input=str(model) if isinstance(model, str | Path) else "model",
         output=None if target is None else str(target),
@@ -223,7 +224,10 @@ def _change(
         bytes_before=first["bytes"],
         bytes_after=sum(f.stat().st_size for f in written) if written else first["bytes"] + _bytes(added),
         asked_ratio=None,
-        achieved_ratio=1 - params / first["params"] if first["params"] else 0.0,
+        achieved_ratio=gone,
+        ratio_of="model",
+        ratio_total=first["params"],
+        model_ratio=gone,
         sha256_data_before=first["data"],
         sha256_data_after={file.name: digest for file, digest in written.items() if file != target},
     )

@@ -14,6 +14,8 @@ from onnxgrail.files import KEYWORDS, target_of, writes_of
 from onnxgrail.keywords import checked
 from onnxgrail.paths import Read, default_output
 from onnxgrail.pipeline import Result, compress
+from onnxgrail.recipe import merged
+from onnxgrail.report import Report
 
 
 @checked
@@ -44,23 +46,27 @@ def apply(
         OnnxGrailError: whatever `compress` raises.
     """
     if isinstance(recipe, Recipe):  # made by the program that calls
-        choices = {**dataclasses.asdict(recipe), **options}
+        choices = merged(dataclasses.asdict(recipe), options)
         return compress(model, output, data=data, held_out=held_out, **choices)
     found = saved.read(recipe)
     found.check_plugins({name for name, value in options.items() if value is not None})
     if output is None and not options.get("dry_run"):
         found.check_output()
-    choices = {**found.choices, **options}
+    choices = merged(found.choices, options)
     if isinstance(recipe, str | Path):
         places: dict[str, Any] = {name: value for name, value in options.items() if name in KEYWORDS}
         target = target_of(model, output, default_output)
         writes_of(target, **places).apart([Read(path=Path(recipe), what="the recipe")])
     if choices.get("tokenizer") is None:
         choices["tokenizer"] = found.place("tokenizer")
-    return compress(
+    result = compress(
         model,
         output,
         data=data if data is not None else found.place("data"),
         held_out=held_out if held_out is not None else found.place("held_out"),
         **choices,
     )
+    if not found.note:
+        return result
+    said = result.report.data
+    return dataclasses.replace(result, report=Report(data={**said, "notes": [found.note, *said["notes"]]}))

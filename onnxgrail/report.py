@@ -31,10 +31,12 @@ SCHEMA = 1
 class ModelChange:
     """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
 
-    `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed:
-    `asked_ratio` of the units (None where a budget ruled), `achieved_ratio` of the parameters.  `sha256_data_*` are of
-    files with weights, by name.  `budget` holds metric (params, macs, size in bytes, latency in milliseconds), asked
-    (as written), before, limit and achieved.
+    `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed.
+    `asked_ratio` (None where a target ruled) and `achieved_ratio` are of the same: `ratio_of` says of what (`blocks`:
+    the parameters in blocks that can be narrowed; `units`: their channels, neurons and heads; `layers`: the parameters
+    in layers of which GRASP can replace matrices; `model`: all parameters), and `ratio_total` how many these are.
+    `model_ratio` is always of all parameters.  `sha256_data_*` are of files with weights, by name.  `budget` holds
+    metric (params, macs, size in bytes, latency in milliseconds), asked (as written), before, limit and achieved.
     """
 
     input: str
@@ -49,6 +51,9 @@ class ModelChange:
     bytes_after: int | None
     asked_ratio: float | None
     achieved_ratio: float
+    ratio_of: str
+    ratio_total: int
+    model_ratio: float
     sha256_data_before: Mapping[str, str] = field(default_factory=dict)
     sha256_data_after: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] | None = None

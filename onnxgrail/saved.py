@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,7 @@ from onnxgrail import keywords, trust
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import model_io
+from onnxgrail.notation import parsed
 from onnxgrail.numerals import whole
 from onnxgrail.paths import check_input, write_text
 from onnxgrail.plugins import GROUPS, foreign
@@ -32,17 +33,20 @@ BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file may h
 SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 SUFFIXES = (".yaml", ".yml", ".json")
-LARGEST = 2**20  # characters of YAML, which is read at a megabyte per second
 KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What a recipe says: choices for `compress`, and the places it names, as text that nobody has checked."""
+    """What a recipe says: choices for `compress`, and the places it names, as text that nobody has checked.
+
+    `note` says which choice is read differently from what stands there.
+    """
 
     origin: Origin
     choices: Mapping[str, Any]
     named: Mapping[str, str]
+    note: str = ""
 
     def place(self, name: str) -> str | None:
         """Return data, held-out data (or how many) or the tokenizer; None where the recipe names none.
@@ -178,13 +182,13 @@ def read(source: str | Path | Mapping[str, Any]) -> Saved:
     if path.suffix.lower() == ".onnx":
         return _of_model(path)
     check_suffix(path)
-    found = _parsed(path)
+    found = parsed(path, KINDS)
     if not isinstance(found, Mapping):
         what = "nothing" if found is None else f"a {type(found).__name__}"
         raise UsageError(f"{path} holds {what}, expected keys and values such as `ratio: 0.3`")
     if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):
         return _of_report(found, str(path))
-    return _saved(found, Origin(label=str(path), folder=path.parent))
+    return (_since if BESIDE[-1] in found else _saved)(found, Origin(label=str(path), folder=path.parent))
 
 
 def _of_report(report: Mapping[str, Any], label: str) -> Saved:
@@ -193,62 +197,12 @@ def _of_report(report: Mapping[str, Any], label: str) -> Saved:
     data = None if calibration.get("synthetic", True) else calibration.get("source")
     asked = (_part(verification, "judged") or _part(verification, "held_out")).get("asked")
     held = None if asked == AUTO else asked
-    return _saved({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
+    return _since({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
 
 
 def _part(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = report.get(key)
     return found if isinstance(found, Mapping) else {}
-
-
-def _parsed(path: Path) -> Any:
-    if not path.is_file():  # a pipe or a device may have no end
-        raise UsageError(f"{path} is not a regular file", hint=KINDS)
-    json_file = path.suffix.lower() == ".json"
-    if not json_file and path.stat().st_size > LARGEST:
-        raise UsageError(f"{path} cannot be read as a recipe: it is larger than {LARGEST:,} bytes", hint=KINDS)
-    try:
-        text = path.read_text(encoding="utf-8")
-        if json_file:
-            return json.loads(text, object_pairs_hook=_once)
-        import yaml
-
-        try:
-            _keys_once(yaml.compose(text, yaml.SafeLoader))
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from error
-    except (ValueError, RecursionError) as error:  # also bytes that are no text
-        raise UsageError(f"{path} cannot be read as a recipe: {error}") from error
-
-
-def _keys_once(root: Any) -> None:
-    """Refuse YAML in which a key stands twice, the last of which would be taken without a word, and merged keys.
-
-    Merges of merges grow without end, and a recipe has nothing to merge.
-    """
-    seen: set[int] = set()
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
-            continue
-        seen.add(id(node))
-        pairs = [pair for pair in node.value if isinstance(pair, tuple)]
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in pairs):
-            raise ValueError("the key '<<' is not taken: write out what it would merge")
-        _once((key.value, None) for key, _ in pairs if isinstance(key.value, str))
-        todo += [value for _, value in pairs] or node.value
-
-
-def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Keys with their values; a key that stands twice is an error."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {str(key)!r} stands twice")
-        found[key] = value
-    return found
 
 
 def _of_model(path: Path) -> Saved:
@@ -260,7 +214,21 @@ def _of_model(path: Path) -> Saved:
         raise UsageError(
             f"the last command that wrote {path} is {last.get('command')!r}", hint="Only compress is repeated"
         )
-    return _saved(last["recipe"], Origin(label=str(path)))
+    return _since(last["recipe"], Origin(label=str(path)))
+
+
+def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
+    """Read what the program wrote itself; before `unit_ratio` existed, `ratio` had its meaning."""
+    found = _saved(content, origin)
+    share = found.choices.get("ratio")
+    if "unit_ratio" in content or not share:
+        return found
+    told = f"{origin.label} was written before --unit-ratio existed: its ratio {share:g} is"
+    if "grail" not in found.choices.get("method", "grail"):
+        note = f"{told} read as a share of the parameters in layers, and was one of all parameters"
+        return dataclasses.replace(found, note=note)
+    note = f"{told} read as --unit-ratio {share:g}"
+    return dataclasses.replace(found, choices={**found.choices, "ratio": None, "unit_ratio": share}, note=note)
 
 
 def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:

@@ -15,6 +15,11 @@ UNITS = {
     "heads": "Attention heads",
     "stream": "Residual stream channels",
 }
+SHARES = {
+    "blocks": "parameters in blocks that can be narrowed",
+    "units": "channels, neurons and heads",
+    "layers": "parameters in layers that can be replaced",
+}
 OUTCOMES = {
     "damped": "repaired more cautiously than asked",
     "plain": "narrowed without repair",

@@ -23,8 +23,8 @@ number here is typed by hand.
 
 - Rows: which units go (`l1`, `l2`, `wanda`, ...) or are merged (`fold`), then the repair: `none`; `grail-open`, every
   block measured in the original model; `grail-closed`, behind the blocks already narrowed; `best`, the default.
-- Columns: the ratio asked for.  Widths are not rounded here, so that a ratio means what it says.  Kernels pay for that:
-  convolutions whose widths are no multiples of 8 can be slower than the dense ones, which `--round-to 8` is for.
+- Columns: the `--unit-ratio` asked for.  Widths are not rounded here, so that it means what it says.  Kernels pay for
+  that: convolutions whose widths are no multiples of 8 can be slower than the dense ones, which `--round-to 8` is for.
 - Cells: the median over calibration draws, on held-out data.  Every draw calibrates on another half of the samples;
   rows that read no data need one draw.  The best of a column is bold; the figures show the worst and the best draw as
   a band.

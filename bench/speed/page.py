@@ -16,7 +16,8 @@ INTRO = """\
 - `ratio` is the whole command, from the interpreter's start to the written file, less one second for that start, in
   forward passes.  `cpu ratio` is the same in processor seconds, which other work on the machine disturbs less.
 - Memory is the peak of the process, in MB: anonymous (what it asked for) and total (with mapped files).
-- Medians of {rounds} rounds in which everything takes its turn; closed-loop GRAIL at ratio 0.3 unless said otherwise.
+- Medians of {rounds} rounds in which everything takes its turn; closed-loop GRAIL, unit ratio 0.3, unless said
+  otherwise.
 
 {date}, {machine}, {threads} threads.
 """

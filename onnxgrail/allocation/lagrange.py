@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, Worth, fitted
+from onnxgrail.allocation.balance import Fit
+from onnxgrail.allocation.fit import Worth, fitted
+from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.core import Floats
 
 RANGE = (-10.0, 10.0)  # exponents of the multiplier

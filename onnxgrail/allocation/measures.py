@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrail.budget import Metric
 from onnxgrail.calibration.latency import in_turn, single
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.comparison import bytes_on_disk
-from onnxgrail.core import Recipe
+from onnxgrail.core import Block, Recipe
 from onnxgrail.graph import cost, weights
 from onnxgrail.graph.interface import changed, fit
 from onnxgrail.graph.meter import Meter, dead_of
@@ -37,6 +37,10 @@ class Measure:
     def __call__(self, widths: Mapping[str, int]) -> float:
         """With blocks of these widths."""
         return self.before - self.meter.saved(widths) / self.per
+
+    def share(self, blocks: Sequence[Block], ratio: float) -> float:
+        """What stays when a share of all that lies in some blocks goes."""
+        return self.before - ratio * self.meter.saved({b.name: 0 for b in blocks}) / self.per
 
 
 def measure_of(prepared: Prepared, metric: Metric) -> Measure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,12 +24,16 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding:
-    """What rounding did to one block: width wanted, width taken, and the parameters the difference costs."""
+    """What rounding did to one block: width wanted, width taken, and the parameters the difference costs.
+
+    `multiple` is the largest divisor of `--round-to` of which the width taken, in features, is a multiple.
+    """
 
     block: str
     units: int
     asked: float
     kept: int
+    multiple: int
     params: int
 
 
@@ -109,7 +114,11 @@ def _curve(*, points: Sequence[Sequence[float]], **rest: Any) -> Curve:
 
 
 def rounding_table(
-    blocks: Sequence[Block], widths: Mapping[str, int], ideal: Mapping[str, float], params: Mapping[str, float]
+    blocks: Sequence[Block],
+    widths: Mapping[str, int],
+    ideal: Mapping[str, float],
+    params: Mapping[str, float],
+    round_to: int,
 ) -> tuple[Rounding, ...]:
     """Wanted and taken widths; `params` says what one unit of each block weighs."""
     return tuple(
@@ -118,6 +127,7 @@ def rounding_table(
             units=b.units,
             asked=round(ideal[b.name], 2),
             kept=widths[b.name],
+            multiple=math.gcd(widths[b.name] * b.unit_size, round_to),
             params=round((widths[b.name] - ideal[b.name]) * params[b.name]),
         )
         for b in blocks

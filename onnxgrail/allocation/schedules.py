@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxgrail.allocation.fit import Ideal, Ladder
+from onnxgrail.allocation.ladders import Ideal, Ladder
 from onnxgrail.core import Floats
 
 START = 0.5  # first ratio of the `depth` schedule as a share of the mean

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.allocation.fit import Fit, Ideal, Ladder, Widths, rounded
+from onnxgrail.allocation.balance import Fit
+from onnxgrail.allocation.fit import rounded
+from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.budget import Target
 
 GRID = (0.25, 0.5, 0.75)

@@ -156,6 +156,10 @@ class Survey:
         """Return the working arrays of constants that new numbers would make larger."""
         return frozenset(form.operand.param for held in self.holdings for form in held.forms if form.compact)
 
+    def convolved(self, block: Block) -> bool:
+        """Return True if convolutions over images make or read the channels of a block."""
+        return any(len(self.facts.shapes[slot.initializer]) == 4 for slot in block.slots)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:

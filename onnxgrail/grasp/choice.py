@@ -37,6 +37,12 @@ class Candidates:
     refusals: Mapping[str, tuple[Refusal, ...]]
     blocks: Mapping[str, tuple[str, ...]]
 
+    @property
+    def params(self) -> int:
+        """Parameters of all matrices in layers, each counted once."""
+        inside = {m.weight: m.inputs * m.outputs for layer in self.layers for m in self.matrices[layer.name]}
+        return sum(inside.values())
+
     def saves(self, layer: str, retain: float) -> int:
         """Parameters that go with a layer's matrices."""
         sizes = ((m.inputs, m.outputs) for m in self.matrices[layer])
@@ -91,14 +97,13 @@ def _holds(block: Block, matrix: Matrix) -> bool:
     return any(slot.initializer == matrix.weight for slot in (*block.producers, *block.consumers))
 
 
-def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, parameters: int) -> Chosen:
+def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe) -> Chosen:
     """What the recipe asks for.
 
     Args:
         found: what there is.
         redundancy: per layer, how alike its input and its output are.
-        recipe: `grasp_layers` and `ratio`.
-        parameters: of the whole model, of which the ratio is a share.
+        recipe: `grasp_layers` and `ratio`, a share of the parameters in layers.
 
     Raises:
         UsageError: a name that nothing has, or more layers than there are.
@@ -107,7 +112,7 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, p
     able = [layer.name for layer in found.layers if found.matrices[layer.name]]
     by_redundancy = sorted(able, key=lambda name: -redundancy[name])  # of equal ones the first
     if asked is None:
-        return _by_ratio(found, by_redundancy, recipe, parameters)
+        return _by_ratio(found, by_redundancy, recipe)
     if asked == ALL:
         outside = [OUTSIDE] if recipe.include is not None else []
         return _in_order(found, {name: found.matrices[name] for name in [*able, *outside]})
@@ -121,18 +126,18 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe, p
     return _named(found, [word.strip() for word in asked.split(",") if word.strip()])
 
 
-def _by_ratio(found: Candidates, order: Sequence[str], recipe: Recipe, parameters: int) -> Chosen:
-    """As many layers as it takes to lose a share of all parameters."""
+def _by_ratio(found: Candidates, order: Sequence[str], recipe: Recipe) -> Chosen:
+    """As many layers as it takes to lose a share of the parameters in layers."""
     taken: dict[str, tuple[Matrix, ...]] = {}
     gone = 0
-    wanted = (recipe.ratio or 0.0) * parameters
+    wanted = (recipe.ratio or 0.0) * found.params
     for name in order:
         if gone >= wanted:
             break
         taken[name] = found.matrices[name]
         gone += found.saves(name, recipe.grasp_retain)
     short = gone < wanted
-    text = f"grasp: all {len(order)} layers together take {gone / max(parameters, 1):.1%} of the parameters"
+    text = f"grasp: all {len(order)} layers together lose {gone / max(found.params, 1):.1%} of their parameters"
     notes = (f"{text}, and --ratio asked for {recipe.ratio:.1%}",) if short and order else ()
     return _in_order(found, taken, notes)
 

@@ -17,7 +17,6 @@ from onnxgrail.algebra.refit import Fitted
 from onnxgrail.calibration.walk import Walk
 from onnxgrail.core import Applied, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
-from onnxgrail.graph.cost import parameters
 from onnxgrail.graph.facts import constants, key
 from onnxgrail.graph.lowrank import Matrix, array_of, factor, work
 from onnxgrail.graph.model_io import copy
@@ -77,10 +76,10 @@ def replace_layers(
     found = candidates(slim, every, prepared.survey.blocks, fixed, recipe)
     walk = walk_of(prepared, slim, recipe)
     redundancy = run.redundancies(walk, every) if every else {}
-    chosen = choose(found, redundancy, recipe, parameters(prepared.model))
+    chosen = choose(found, redundancy, recipe)
     targets, refusals = _targets(found, chosen, recipe)
     if not targets:
-        return _nothing(recipe, refusals, rows.of_layers(found, chosen, redundancy, {}), chosen.notes)
+        return _nothing(recipe, found, refusals, rows.of_layers(found, chosen, redundancy, {}), chosen.notes)
     groups = _groups(slim, targets, chosen, every)
     pairs, slope = run.pairs(slim, walk, groups)
     ordered = [m for _, some in groups for m in some]
@@ -97,6 +96,7 @@ def replace_layers(
     return Applied(
         entry=_entry(
             recipe,
+            found,
             rows.of_layers(found, chosen, redundancy, pairs, errors),
             loss=None if slope is None else {"what": slope.what, "value": slope.value},
             refit=rows.of_refit(errors),
@@ -210,18 +210,23 @@ def _refusal(matrix: Matrix, reason: str) -> Refusal:
 
 
 def _nothing(
-    recipe: Recipe, refusals: Sequence[Refusal], layers: Sequence[Mapping[str, Any]], notes: tuple[str, ...]
+    recipe: Recipe,
+    found: Candidates,
+    refusals: Sequence[Refusal],
+    layers: Sequence[Mapping[str, Any]],
+    notes: tuple[str, ...],
 ) -> Applied:
     """The result where nothing is replaced; an error where that is all that was asked for."""
     if recipe.method == ("grasp",) and not recipe.keeps_everything:
         reasons = "; ".join(dict.fromkeys(r.reason for r in refusals))
         what = "no residual layer with a weight matrix" if not layers else "no matrix that can be replaced"
         raise NothingToCompressError(f"nothing could be compressed: the model has {what}{reasons and f' ({reasons})'}")
-    return Applied(entry=_entry(recipe, layers), refusals=tuple(refusals), notes=notes)
+    return Applied(entry=_entry(recipe, found, layers), refusals=tuple(refusals), notes=notes)
 
 
 def _entry(
     recipe: Recipe,
+    found: Candidates,
     layers: Sequence[Mapping[str, Any]],
     *,
     loss: Mapping[str, Any] | None = None,
@@ -235,6 +240,7 @@ def _entry(
         "whiten": recipe.grasp_whiten,
         "loss": loss,
         "refit": refit,
+        "params": found.params,
         "layers": list(layers),
         "matrices": list(matrices),
     }

@@ -10,7 +10,7 @@ from onnxgrail.page import drawing, figures
 from onnxgrail.page.cards import card, cards_of
 from onnxgrail.page.markup import Markup, el, name
 from onnxgrail.page.network import BlockRow, blocks_of, kinds_of, rows_of
-from onnxgrail.summary import judged
+from onnxgrail.summary import SHARES, judged
 
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
@@ -63,16 +63,18 @@ def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
     model = data["model"]
     cut = sum(block.kept < block.units for block in blocks)
     of = f"{cut} of {figures.plural(len(blocks), 'block')}"
-    achieved = figures.share(model.get("achieved_ratio"))
     budget = model.get("budget")
     if budget:
         show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
         asked = f"asked for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
-    else:
-        share = figures.share(model.get("asked_ratio"), 0)
-        asked = f"asked to remove {share} of their channels, neurons and heads"
+    elif model.get("asked_ratio") is not None and "ratio_of" in model:
+        share, achieved = figures.share(model["asked_ratio"]), figures.share(model["achieved_ratio"])
+        asked = f"asked to remove {share} of {SHARES.get(model['ratio_of'], 'all parameters')}, achieved {achieved}"
+    else:  # reports of 0.1 counted what was asked for and what was achieved differently
+        asked = f"asked to remove {figures.share(model.get('asked_ratio'), 0)} of their channels, neurons and heads"
     verb = "would be" if model.get("output") is None else "were"
-    return el("span", f"{of} {verb} narrowed: {asked}, which removes {achieved} of the parameters.")
+    removed = figures.share(model.get("model_ratio", model.get("achieved_ratio")))
+    return el("span", f"{of} {verb} narrowed: {asked}. That is {removed} of all parameters of the model.")
 
 
 def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:

@@ -63,7 +63,7 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
         ("as it is", figures.count(data["params"]), figures.count(data["macs"]), figures.size(data["bytes"]))
     ]
     for guess in guesses:
-        label = f"{figures.share(guess['ratio'], 0)} of channels, neurons and heads removed"
+        label = f"{figures.share(guess['ratio'], 0)} of the parameters in these blocks removed"
         rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
     columns = ("", "Parameters", "MACs", "File size")
     caption = "Predicted for the usual blocks, nothing else changed; MACs for drawn inputs (--input-shapes)"

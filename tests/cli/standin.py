@@ -8,6 +8,13 @@ import onnxgrail
 from onnxgrail.report import Report
 from tests.command import run
 
+RATIOS = {
+    "asked_ratio": 0.3,
+    "achieved_ratio": 0.284,
+    "ratio_of": "blocks",
+    "ratio_total": 20_000_000,
+    "model_ratio": 0.2958,
+}
 REFUSAL = {"value": "v", "node": "n[0]", "op": "Foo", "reason": "no rule for Foo-1"}
 
 
@@ -16,8 +23,8 @@ def data(**changes):
     model = {"input": "m.onnx", "output": "o.onnx", "bytes_before": 900, "bytes_after": 4000, **sizes}
     return {
         "schema": 1,
-        "recipe": {"min_cosine": 0.99, "blocks": ["conv", "mlp", "heads"]},
-        "model": {**model, "asked_ratio": 0.3, "achieved_ratio": 0.284},
+        "recipe": {"min_cosine": 0.99, "blocks": ["conv", "mlp", "heads"], "round_to": 8},
+        "model": {**model, **RATIOS},
         "calibration": {"source": "synthetic", "samples": 64, "synthetic": True, "notes": ["no --data: drawn"]},
         "blocks": [
             {"kind": "conv", "units": 10, "kept": 7, "outcome": {"status": "ok", "reason": ""}},

@@ -150,7 +150,7 @@ def test_ways_to_name_providers_output_and_ratio(calls):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ratio", "1.0"], "would remove every unit"),
+        (["--ratio", "1.0"], "would remove everything"),
         (["--ratio", "-0.1"], "out of range"),
         (["--ratio", "nan"], "out of range"),
         (["--ratio", "30%"], "'30%' is not a number: choose 0 <= R < 1, such as 0.3"),

@@ -24,7 +24,7 @@ def test_inspect(tmp_path):
     assert (result.exit_code, said(result.stderr)) == (0, "")
     data = json.loads(run("inspect", tmp_path / "m.onnx", "--json").stdout)
     assert [(b["kind"], b["units"]) for b in data["blocks"]] == [("conv", 16), ("stream", 8), ("conv", 12)]
-    for text in (data["blocks"][0]["name"], "1/1", "at ratio 0.25", "held by all blocks"):
+    for text in (data["blocks"][0]["name"], "1/1", "at --ratio 0.25", "held by all blocks"):
         assert text in result.stdout
     assert all(refusal["reason"] in result.stdout for refusal in data["refusals"])
     assert "read by b" not in result.stdout
@@ -136,4 +136,4 @@ def test_inspect_says_why_there_is_nothing_to_narrow(tmp_path):
     text = run("inspect", tmp_path / "m.onnx").stdout
     assert "no block can be narrowed" in text
     assert "It has no channels that one constant weight makes and another reads" in text
-    assert "at ratio" not in text
+    assert "at --ratio" not in text

@@ -24,7 +24,10 @@ def test_table_and_notes(monkeypatch):
     result = run("compress", "m.onnx", "o.onnx")
     assert "21.30 M" in result.stdout
     assert "-29.6 %" in result.stdout
-    assert "asked 30.0 % of channels, neurons and heads, achieved 28.4 % of the parameters" in result.stdout
+    assert (
+        "Ratio: asked 30.0 %, achieved 28.4 % of the 20.00 M parameters in blocks that can be narrowed\n"
+        "Whole model: 29.6 % of the 21.30 M parameters removed\n"
+    ) in result.stdout
     assert "Convolution channels (1 of 2 blocks narrowed)" in result.stdout
     assert "1 x no rule for Foo-1" in result.stdout
     assert "stream" not in result.stdout
@@ -43,9 +46,10 @@ def test_table_and_notes(monkeypatch):
 def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, line):
     before, limit, achieved = numbers
     budget = {"metric": metric, "asked": "60%", "before": before, "limit": limit, "achieved": achieved}
-    rounding = [{"block": "a", "units": 9, "asked": 4.4, "kept": 4, "params": -30}]
+    rounding = [{"block": "a", "units": 9, "asked": 4.4, "kept": 4, "multiple": 4, "params": -30}]
     rounding += [
-        {"block": n, "units": 9, "asked": 4.6, "kept": k, "params": p} for n, k, p in (("b", 4, -70), ("c", 8, 1234))
+        {"block": n, "units": 9, "asked": 4.6, "kept": k, "multiple": k, "params": p}
+        for n, k, p in (("b", 4, -70), ("c", 8, 1234))
     ]
     errors = {"uniform": 0.2, "global": 0.05}
     shown = data(
@@ -58,7 +62,8 @@ def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, 
     assert line in text
     assert "Ratio: " not in text
     assert "Allocation: asked global, used global (NMSE uniform 2.00e-01, global 5.00e-02)" in text
-    assert "Widths rounded (--round-to): 2 blocks, 1,164 parameters more than without" in text
+    assert "Widths rounded (--round-to 8): 2 blocks, 1,164 parameters more than without" in text
+    assert "Finer steps, where 8 is too coarse for a block or the total: 2 blocks by 4" in text
     assert "1 block left at full width: not selected" in text
 
 

@@ -32,7 +32,7 @@ def compressed(model: Path, data: Any, target: Path, **choices: Any) -> dict[str
     return found
 
 
-def held(data: dict[str, Any], metric: str, share: float) -> None:
+def held(data: dict[str, Any], metric: str, share: float, promise: float = PROMISE) -> None:
     """The budget is met by what the report says of the written file, and nearly spent or spent in coarse steps."""
     model, budget = data["model"], data["model"]["budget"]
     before = model[MEASURED[metric].replace("after", "before")]
@@ -41,7 +41,7 @@ def held(data: dict[str, Any], metric: str, share: float) -> None:
     assert budget["limit"] == pytest.approx(share * before, rel=1e-6)
     assert budget["achieved"] == model[MEASURED[metric]]
     assert model["asked_ratio"] is None
-    assert (1 - PROMISE) * budget["limit"] <= budget["achieved"] <= budget["limit"]
+    assert (1 - promise) * budget["limit"] <= budget["achieved"] <= budget["limit"]
     assert all(1 <= b["kept"] <= b["units"] for b in data["blocks"])
 
 
@@ -76,7 +76,7 @@ def test_budgets_are_met_within_one_per_cent(source: Any, metric: str, allocate:
 def test_a_small_model_without_rounding(share: float, tmp_path: Path) -> None:
     onnx.save(nets.mlp(), tmp_path / "m.onnx")
     data = compressed(tmp_path / "m.onnx", nets.vectors(), tmp_path / "o.onnx", target_params=f"{share:%}", round_to=1)
-    held(data, "params", share)
+    held(data, "params", share, promise=0.015)  # single units weigh more than 1 % here
 
 
 @pytest.mark.parametrize("source", [DIGITS, LLAMA], ids=["digits", "llama"])
@@ -238,6 +238,6 @@ def test_asked_and_achieved_are_printed(tmp_path: Path) -> None:
     achieved = data["model"]["budget"]["achieved"]
     assert f"Target params: asked 60% = 133,196, achieved {achieved:,} (" in done.stdout
     assert "Allocation: asked flap, used flap" in done.stdout
-    assert "Widths rounded (--round-to): " in done.stdout
+    assert "Widths rounded (--round-to 8): " in done.stdout
     assert "Ratio: " not in done.stdout
     assert (data["recipe"]["ratio"], data["recipe"]["target_params"]) == (None, "60%")

@@ -148,7 +148,7 @@ DATA: dict[str, Mistake] = {
     "absent function": (["feeds.py:absent"], RUNTIME, "no 'absent'"),
 }
 OPTIONS: dict[str, Mistake] = {
-    "ratio 1": (["--ratio", "1.0"], USAGE, "would remove every unit"),
+    "ratio 1": (["--ratio", "1.0"], USAGE, "would remove everything"),
     "negative ratio": (["--ratio", "-0.1"], USAGE, "out of range"),
     "ratio nan": (["--ratio", "nan"], USAGE, "out of range"),
     "selector": (["--selector", "foo"], USAGE, "'foo'"),
@@ -166,11 +166,11 @@ OPTIONS: dict[str, Mistake] = {
     "share without percent": (["--target-params", "0.6"], USAGE, "For a share write 60%"),
     "target of another unit": (["--target-size", "8ms"], USAGE, "has no unit of"),
     "time without unit": (["--target-latency", "8"], USAGE, "Write 60% or 8ms"),
-    "params out of reach": (["--target-params", "2%"], USAGE, "out of reach: with all of 3 blocks"),
+    "params out of reach": (["--target-params", "1%"], USAGE, "out of reach: with all of 3 blocks"),
     "macs out of reach": (["--target-macs", "10"], USAGE, "--target-macs 10 is out of reach"),
     "size out of reach": (["--target-size", "100"], USAGE, "--target-size 100 is out of reach"),
     "latency out of reach": (["--target-latency", "0.001us"], USAGE, "--target-latency 0.001us is out of reach"),
-    "global out of reach": (["--target-params", "2%", "--allocate", "global"], USAGE, "out of reach"),
+    "global out of reach": (["--target-params", "1%", "--allocate", "global"], USAGE, "out of reach"),
     "budget of all": (["--target-params", "100%"], NOTHING, "--target-params 100% allows"),
     "allocation": (["--allocate", "foo"], USAGE, "'foo'"),
     "statistics that are not there": (["--stats", "absent.npz"], RUNTIME, "Make it with --save-stats"),

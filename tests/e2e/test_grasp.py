@@ -70,7 +70,9 @@ def test_the_report_says_what_was_replaced(tmp_path: Path) -> None:
         assert (file[f"{row['weight']}/down"], file[f"{row['weight']}/up"]) == ((m, k), (k, n))
     gone = sum(row["params_before"] - row["params_after"] for row in entry["matrices"])
     assert model["params_before"] - model["params_after"] == gone
-    assert model["achieved_ratio"] == pytest.approx(gone / model["params_before"])
+    assert model["model_ratio"] == pytest.approx(gone / model["params_before"])
+    assert (model["ratio_of"], model["asked_ratio"], model["ratio_total"]) == ("layers", None, entry["params"])
+    assert model["achieved_ratio"] == pytest.approx(gone / entry["params"])
     again = onnxgrail.inspect(target)
     assert (again.params, again.bytes) == (model["params_after"], model["bytes_after"])
     # The same number of tokens passes every one of these matrices.

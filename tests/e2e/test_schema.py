@@ -34,7 +34,8 @@ FIELDS = {
     "environment": "onnx onnxruntime numpy providers threads",
     "model": (
         "input output sha256_before sha256_after params_before params_after macs_before macs_after "
-        "bytes_before bytes_after asked_ratio achieved_ratio sha256_data_before sha256_data_after budget"
+        "bytes_before bytes_after asked_ratio achieved_ratio ratio_of ratio_total model_ratio "
+        "sha256_data_before sha256_data_after budget"
     ),
     "allocation": "asked used errors note rounding curves",
     "verification": "checker ort_load outputs held_out judged headline",
@@ -135,7 +136,10 @@ def test_sizes_and_ratios_are_those_of_the_files(tmp_path: Path) -> None:
         assert model[f"macs_{when}"] == sum(a.size for a in weights.values() if a.ndim == 2)
         assert model[f"bytes_{when}"] == path.stat().st_size
     assert (model["input"], model["output"], model["asked_ratio"]) == (str(source), str(output), 0.5)
-    assert model["achieved_ratio"] == pytest.approx(1 - model["params_after"] / model["params_before"])
+    assert model["model_ratio"] == pytest.approx(1 - model["params_after"] / model["params_before"])
+    assert (model["ratio_of"], model["ratio_total"]) == ("units", sum(b["units"] for b in data["blocks"]))
+    gone = sum(b["units"] - b["kept"] for b in data["blocks"])
+    assert model["achieved_ratio"] == pytest.approx(gone / model["ratio_total"])
 
 
 def test_refusals_name_node_and_reason(tmp_path: Path) -> None:

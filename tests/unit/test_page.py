@@ -229,7 +229,7 @@ def test_an_inspection_shows_the_same_map_without_errors() -> None:
     assert "1.0 % of parameters" in page.text
     assert "Add node_add_25" in page.text
     assert "Error" not in page.text
-    assert "25 % of channels, neurons and heads removed" in page.text
+    assert "25 % of the parameters in these blocks removed" in page.text
 
 
 def test_accuracy_is_shown_where_it_is_known() -> None:

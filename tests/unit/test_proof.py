@@ -5,19 +5,19 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from onnxgrail.allocation.balance import by_units
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.session import CPU
 from onnxgrail.core import Block, Refusal
 from onnxgrail.graph.flow import Site
 from onnxgrail.graph.ops import rule
 from onnxgrail.graph.survey import Survey
-from onnxgrail.plan import kept_units
 from tests.oracle import survey_of
 from tests.tiny import cnn, feed, ints, mlp, tiny
 
 
 def proved(model: ir.Model, survey: Survey) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
-    kept = {b.name: kept_units(b.units, b.unit_size, 0.4, 1) for b in survey.blocks}
+    kept = by_units(survey.blocks, 0.4, 1)
     return prove(model, survey, survey.blocks, kept, feed(model), providers=CPU)
 
 

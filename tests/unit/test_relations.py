@@ -11,7 +11,8 @@ from onnxgrail.algebra.compensate.grail import Grail
 from onnxgrail.algebra.quadratic import Quadratic
 from onnxgrail.algebra.refit import error, moments, refit
 from onnxgrail.algebra.remaining import Remaining
-from onnxgrail.allocation.fit import fitted, ladder
+from onnxgrail.allocation.balance import balanced
+from onnxgrail.allocation.ladders import ladder
 from onnxgrail.allocation.schedules import flap
 from onnxgrail.core import Floats, Reducer
 from tests.unit.algebra_builders import mlp, view_of, weights_of
@@ -131,6 +132,6 @@ def test_one_threshold_over_heads_and_neurons_is_within_one_unit_of_the_budget(s
         return float(sum(prices[name] * width for name, width in widths.items()))
 
     limit = share * cost(sizes)
-    found = fitted(ladders, flap(ladders, scores), cost, limit)  # type: ignore[arg-type]
+    found = balanced(ladders, flap(ladders, scores), cost, limit)  # type: ignore[arg-type]
     if found.reached:
         assert 0 <= limit - cost(dict(found.widths)) < max(prices.values())

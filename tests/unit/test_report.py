@@ -107,7 +107,10 @@ def report(**options):
         bytes_before=4000,
         bytes_after=2800,
         asked_ratio=0.3,
-        achieved_ratio=0.3,
+        achieved_ratio=0.31,
+        ratio_of="blocks",
+        ratio_total=900,
+        model_ratio=0.3,
     )
     return make_report(
         recipe=Recipe(input_shapes={"x": (1, 3)}),
@@ -136,6 +139,7 @@ def test_schema_1_is_complete_and_survives_json():
     assert set(data["model"]) == {
         *("input", "output", "sha256_before", "sha256_after", "params_before", "params_after", "macs_before"),
         *("macs_after", "bytes_before", "bytes_after", "asked_ratio", "achieved_ratio", "budget"),
+        *("ratio_of", "ratio_total", "model_ratio"),
         *("sha256_data_before", "sha256_data_after"),
     }
     assert data["verification"]["outputs"][0] == {"name": "y", "cosine": 0.9, "nmse": None, "max_abs": 1.0}

@@ -1,0 +1,41 @@
+"""What was asked for and what became of it, in one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from onnxgrail.core import Block, Bools, Recipe
+from onnxgrail.graph import cost
+from onnxgrail.graph.meter import dead_of
+from onnxgrail.preparation import Prepared
+
+Of = Literal["blocks", "units", "layers", "model"]
+"""What a share is a share of: parameters in blocks that can be narrowed, their units, parameters in layers of which
+matrices can be replaced, or all parameters of the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A share removed: `asked` is None where something else ruled, `total` what the whole would be."""
+
+    of: Of
+    asked: float | None
+    achieved: float
+    total: int
+
+
+def of_blocks(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], dead: Bools) -> Share:
+    """Return the share of some blocks that goes with `dead` units: of their units where these were asked for.
+
+    Else it is that of the parameters that lie in the blocks, each shared weight counted once.
+    """
+    if recipe.unit_ratio is not None:
+        units = sum(b.units for b in blocks)
+        gone = sum(int(dead[b.ids].sum()) for b in blocks)
+        return Share(of="units", asked=recipe.unit_ratio, achieved=gone / max(units, 1), total=units)
+    survey = prepared.survey
+    inside = cost.removed(survey, dead_of(survey, {b.name: 0 for b in blocks}))[0]
+    gone = cost.removed(survey, dead)[0]
+    return Share(of="blocks", asked=recipe.ratio, achieved=gone / max(inside, 1), total=inside)

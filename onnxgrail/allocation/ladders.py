@@ -1,0 +1,99 @@
+"""The widths that a block may take: multiples of `--round-to` where they fit, finer steps where they do not."""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgrail.core import Block
+
+Widths = dict[str, int]
+Ideal = Callable[[float], Mapping[str, float]]
+"""From s in [0, 1] to real-valued widths: 0 keeps everything, more s keeps less."""
+Cost = Callable[[Mapping[str, int]], float]
+
+LEAST, MOST = 0.5, 1.25  # of what a block is asked to lose: how far rounding may go
+FEWEST = 4  # steps that a ladder has at least, where there are that many units
+EDGE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The widths a block may take.
+
+    Attributes:
+        name: of the block.
+        units: all of them.
+        step: units of which multiples are wanted; its divisors serve where it is too coarse.
+    """
+
+    name: str
+    units: int
+    step: int = 1
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Widths to choose from, ascending, the last one all units: multiples of the coarsest of a few divisors."""
+        return _steps(self.units, self.step)
+
+    def within(self, width: int, asked: float, most: float = MOST) -> bool:
+        """Return True if a width takes no more units than `most` times the units asked for."""
+        return most == math.inf or self.units - width <= most * asked * (1 + EDGE)
+
+    def grid(self, width: float) -> int:
+        """Return the coarsest divisor of the step with a multiple that loses about as much as a width, 1 if none."""
+        return self._rounded(width)[0]
+
+    def nearest(self, width: float) -> int:
+        """Round a width to a multiple of `grid(width)`, half way to the lower one; one of `steps` stays as it is."""
+        place = bisect_left(self.steps, width)
+        exact = place < len(self.steps) and self.steps[place] == width
+        return self.steps[place] if exact else self._rounded(width)[1]
+
+    def _rounded(self, width: float) -> tuple[int, int]:
+        asked = self.units - width
+        if asked <= EDGE:
+            return 1, self.units
+        for grid in divisors(self.step):
+            lower = grid * math.floor(width / grid + EDGE)
+            around = [k for k in (lower, min(lower + grid, self.units)) if k > 0 and self.within(k, asked)]
+            around = [k for k in around if self.units - k >= LEAST * asked * (1 - EDGE)]
+            if around:
+                return grid, min(around, key=lambda k: (abs(k - width), k))
+        return 1, max(1, math.ceil(width - EDGE))
+
+    def above(self, width: int) -> int | None:
+        """The next of `steps`, None at the top."""
+        place = bisect_left(self.steps, width + 1)
+        return self.steps[place] if place < len(self.steps) else None
+
+    def below(self, width: int) -> int | None:
+        """The one of `steps` before, None at the bottom."""
+        place = bisect_left(self.steps, width)
+        return self.steps[place - 1] if place > 0 else None
+
+
+def ladder(name: str, units: int, unit_size: int, round_to: int) -> Ladder:
+    """Return the ladder of a block whose width in features is to be a multiple of `round_to`."""
+    return Ladder(name, units, round_to // math.gcd(round_to, unit_size))
+
+
+def ladders_of(blocks: Sequence[Block], round_to: int) -> tuple[Ladder, ...]:
+    """Return the ladders of blocks, in order of depth."""
+    ordered = sorted(blocks, key=lambda b: sum(b.span))
+    return tuple(ladder(b.name, b.units, b.unit_size, round_to) for b in ordered)
+
+
+@functools.cache
+def divisors(step: int) -> tuple[int, ...]:
+    """All divisors, the largest first."""
+    return tuple(d for d in range(step, 0, -1) if step % d == 0)
+
+
+@functools.cache
+def _steps(units: int, step: int) -> tuple[int, ...]:
+    grid = next((d for d in divisors(step) if FEWEST * d <= units), 1)
+    return (*range(grid, units, grid), units)

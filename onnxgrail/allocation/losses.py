@@ -1,0 +1,120 @@
+"""What narrowing each block alone does, measured on the original model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from onnxgrail.algebra.curves import Narrow, error_curve, widths_measured
+from onnxgrail.allocation.ladders import Ladder, ladders_of
+from onnxgrail.allocation.result import Curve
+from onnxgrail.allocation.statistics import impact, measured
+from onnxgrail.calibration.dense import Dense
+from onnxgrail.core import Block, Floats, Recipe, View
+from onnxgrail.graph import weights
+from onnxgrail.preparation import Prepared
+from onnxgrail.progress import Progress
+
+SMALL, LARGE = 1e-6, 1e6  # bounds of shares and weights that are divided by and multiplied with
+Trial = Callable[[Mapping[str, int]], float]
+"""End-to-end error of the model at these widths, on data it was not fitted to where there are enough."""
+Alone = tuple[Floats, float]
+"""Relative squared error of a block's consumers by units kept, and the error of the outputs with half of it removed."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Job:
+    """What all steps of an allocation need.
+
+    Attributes:
+        prepared, recipe, blocks: the model, the choices, the blocks that may be narrowed.
+        ladders: of the blocks, in order of depth.
+        dense: statistics of the original model where they are at hand.
+        narrow: how a block is decided at a width; `trial`: what widths do to the whole.
+    """
+
+    prepared: Prepared
+    recipe: Recipe
+    blocks: tuple[Block, ...]
+    ladders: tuple[Ladder, ...]
+    dense: Dense | None
+    narrow: Narrow
+    trial: Trial
+    progress: Progress
+
+
+def evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
+    """What `read` finds in each block of the original model."""
+    prepared = job.prepared
+    nothing = weights.empty(prepared.survey)
+    if job.dense is not None:
+        pairs = iter([(b, job.dense[b.name]) for b in job.blocks])
+    else:
+        pairs = measured(prepared, job.blocks, job.recipe, progress=job.progress)
+    found = {}
+    for block, stats in pairs:
+        arrays = weights.read(block, prepared.model, prepared.survey, nothing)
+        slopes = prepared.gradients.get(block.name)
+        found[block.name] = read(View(block=block, weights=arrays, stats=stats, gradient=slopes))
+    return found
+
+
+def curves(
+    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, *, narrow: Narrow, progress: Progress
+) -> tuple[Curve, ...]:
+    """What narrowing each block alone does, at several widths and to the outputs: for a report, no width follows."""
+    job = Job(
+        prepared=prepared,
+        recipe=recipe,
+        blocks=tuple(blocks),
+        ladders=ladders_of(blocks, recipe.round_to),
+        dense=None,
+        narrow=narrow,
+        trial=lambda _: 0.0,
+        progress=progress,
+    )
+    return curves_of(alone(job))
+
+
+def alone(job: Job) -> dict[str, Alone]:
+    """Measure each block alone: its error at every width, and what halving it does to the outputs."""
+
+    def read(view: View) -> Alone:
+        half = max(1, view.block.units // 2)
+        return error_curve(view, job.narrow), impact(job.prepared, job.recipe, job.narrow(view, half))
+
+    found = evidence(job, read)
+    return {one.name: found[one.name] for one in job.ladders}
+
+
+def losses_of(ladders: Sequence[Ladder], found: Mapping[str, Alone]) -> dict[str, dict[str, Floats]]:
+    """What a block's error does to the outputs: block name -> loss at each step of its ladder, by two weightings.
+
+    The loss is −w log(1 − e): shares that get through multiply, and a block that loses nearly all is no bargain.  The
+    weight w is what halving this block alone does to the outputs, over its own error e then.  Effects that are
+    measured one by one need not add up, so a second candidate trusts them less (`global-sqrt`).
+    """
+    losses: dict[str, dict[str, Floats]] = {"global": {}, "global-sqrt": {}}
+    for one in ladders:
+        curve, effect = found[one.name]
+        weight = min(effect / max(float(curve[max(1, one.units // 2)]), SMALL), LARGE)
+        lost = -np.log(np.maximum(1 - curve[np.array(one.steps)], SMALL))
+        losses["global"][one.name] = weight * lost
+        losses["global-sqrt"][one.name] = math.sqrt(weight) * lost
+    return losses
+
+
+def curves_of(found: Mapping[str, Alone]) -> tuple[Curve, ...]:
+    """The same for a report, at the widths that were measured."""
+    return tuple(_curve(name, *measurement) for name, measurement in found.items())
+
+
+def _curve(name: str, errors: Floats, effect: float) -> Curve:
+    units = len(errors) - 1
+    points = tuple((kept, float(errors[kept])) for kept in widths_measured(units))
+    return Curve(block=name, units=units, points=points, effect=effect)

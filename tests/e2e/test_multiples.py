@@ -1,0 +1,76 @@
+"""Kernels compute channels in blocks of 8 or 16, as the machine has it: widths are measured by that, or it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from onnxgrail import finish, models
+from onnxgrail.allocation import choose
+from onnxgrail.calibration.blocking import channel_block
+from tests.tiny import tiny
+
+DIGITS, VIT = models.load("digits_resnet"), models.load("digits_vit")
+QUICK: dict[str, Any] = {"compensate": "none", "check": False, "dry_run": True, "samples": 8}
+
+
+def test_the_block_is_that_of_the_processor() -> None:
+    assert channel_block() in (1, 4, 8, 16)
+    file = Path("/proc/cpuinfo")
+    flags = set(file.read_text().split()) if file.exists() else set()
+    if "avx" in flags:
+        assert channel_block() == (16 if "avx512f" in flags else 8)
+
+
+def timed(block: int) -> Any:
+    """A stopwatch under which a width costs as much as the next multiple of a block."""
+
+    def stopwatch(*_: Any) -> Any:
+        def watch(widths: Mapping[str, int]) -> tuple[float, float]:
+            return 10.0, 10.0 * sum(-(-w // block) * block for w in widths.values()) / 480
+
+        return watch
+
+    return stopwatch
+
+
+@pytest.mark.parametrize(("block", "multiple"), [(16, 16), (8, 8), (1, 8)])
+def test_a_latency_is_met_with_the_multiple_that_leaves_more(
+    block: int, multiple: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "channel_block", lambda: block)
+    monkeypatch.setattr(choose, "stopwatch", timed(block))
+    widths = (4, 160, 160, 160, 5)
+    body = "\n".join(f"c{k} = Conv(r{k}, w{k})\nr{k + 1} = Relu(c{k})" for k in range(4))
+    weights = {f"w{k}": (widths[k + 1], widths[k], 1, 1) for k in range(4)}
+    model = tiny("float[N,4,3,3] r0 => float[N,5,3,3] y", f"{body}\ny = Neg(r4)", weights)
+    data = {"r0": np.random.default_rng(0).random((8, 4, 3, 3), np.float32)}
+    data = onnxgrail.compress(ir.to_proto(model), data=data, target_latency="72%", **QUICK).report.data
+    kept = [row["kept"] for row in data["allocation"]["rounding"]]
+    assert 330 <= sum(kept) <= 346
+    assert all(width % multiple == 0 for width in kept)
+    told = [note for note in data["notes"] if note.startswith("widths are multiples of")]
+    assert [note.split(":")[0] for note in told] == (["widths are multiples of 16"] if block == 16 else [])
+
+
+def test_only_images_are_asked_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "channel_block", lambda: 1 / 0)
+    monkeypatch.setattr(finish, "channel_block", lambda: 1 / 0)
+    monkeypatch.setattr(choose, "stopwatch", timed(1))
+    onnxgrail.compress(VIT.model, data=VIT.calibration, target_latency="70%", exclude="conv|stream", **QUICK)
+
+
+@pytest.mark.parametrize("block", [1, 8, 16])
+def test_widths_that_leave_a_block_half_empty_are_noted(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "channel_block", lambda: block)
+    data = onnxgrail.compress(DIGITS.model, data=DIGITS.calibration, unit_ratio=0.25, **QUICK).report.data
+    odd = sum(b["kept"] % block > 0 for b in data["blocks"])
+    told = [note for note in data["notes"] if "narrowed blocks of convolutions are not multiples" in note]
+    assert bool(told) == bool(odd)
+    assert not told or f"{odd} of {len(data['blocks'])} narrowed blocks" in told[0]
