@@ -46,29 +46,37 @@ def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
 
 
 def cells(row: Row, dense: Row) -> list[str]:
-    """Metric, parameters and latency of one row, with 95 % intervals."""
-    low, high = row["score_interval"]
-    if row["metric"] == "accuracy":
-        score = f"{row['score']:.2%}".replace("%", " %") + f" ({100 * low:.1f}–{100 * high:.1f})"
-    else:
-        score = f"{row['score']:.2f} ({low:.2f}–{high:.2f})"
+    """Metric, parameters and latency of one row, with the 95 % intervals that the run has kept."""
+    score = f"{row['score']:.2%}".replace("%", " %") if row["metric"] == "accuracy" else f"{row['score']:.2f}"
+    if row.get("score_interval"):
+        shown = "{:.1%}" if row["metric"] == "accuracy" else "{:.2f}"
+        score += f" ({'–'.join(shown.format(end).removesuffix('%') for end in row['score_interval'])})"
     params, latency = f"{row['params']:,}", f"{row['latency_ms']:.2f} ms"
     if row is dense:
         return [score, params, latency]
     fewer = f"{row['params'] / dense['params'] - 1:+.0%}".replace("%", " %").replace("-", "−")
-    low, high = row["speedup_interval"]
-    faster = f"{row['speedup']:.2f}×, {low:.2f}–{high:.2f}" if not low <= 1 <= high else "no measurable difference"
-    return [score, fewer, f"{latency} ({faster})"]
+    return [score, fewer, f"{latency} ({speed(row, dense)})"]
+
+
+def speed(row: Row, dense: Row) -> str:
+    """How many times as fast as the dense model, as far as noise lets anybody tell."""
+    ratio, interval = f"{dense['latency_ms'] / row['latency_ms']:.2f}×", row.get("speedup_interval")
+    if not interval:
+        return ratio
+    low, high = interval
+    return "no measurable difference" if low <= 1 <= high else f"{ratio}, {low:.2f}–{high:.2f}"
 
 
 def how(data: Mapping[str, Any]) -> str:
     """When, where and how it was measured."""
     versions = data["environment"]
     threads = f"{data['threads']} thread{'s' if data['threads'] > 1 else ''}"
+    kept = all(row.get("score_interval") for row in data["rows"])
+    extent = "with 95 % intervals" if kept else "its intervals were not kept, so small differences say nothing"
     return (
         f"`onnxgrail demo` on {data['date']}: metrics on held-out data; latency of a batch of {data['batch_size']} on "
-        f"{threads}, median of\n{data['repeats']} interleaved runs, all with 95 % intervals ({data['machine']}, "
-        f"ONNX Runtime {versions['onnxruntime']}, Python {versions['python']})."
+        f"{threads}, median of\n{data['repeats']} interleaved runs ({data['machine']}, ONNX Runtime "
+        f"{versions['onnxruntime']}, Python {versions['python']}); {extent}."
     )
 
 
