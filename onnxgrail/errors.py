@@ -13,7 +13,7 @@ class OnnxGrailError(Exception):
     def __str__(self) -> str:
         """One line: what is wrong, then the fix."""
         message = " ".join(super().__str__().split())
-        return f"{message}. {self.hint}" if self.hint else message
+        return f"{message.rstrip('.')}. {self.hint}" if self.hint else message
 
 
 class UsageError(OnnxGrailError, ValueError):

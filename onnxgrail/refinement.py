@@ -164,7 +164,7 @@ def _facts(prepared: Prepared, small: ir.Model, recipe: Recipe) -> Facts:
     ports = between(prepared.model, small)
     facts, wide = observe(small, fit(prepared.feed, ports), providers=recipe.providers), prepared.survey.facts
     ours, theirs = ([v.name or "" for v in m.graph.outputs] for m in (small, prepared.model))
-    common = [n for n in theirs if n in ours and n in wide.shapes and wide.dtypes[n].kind in "fV"]
+    common = [n for n in theirs if n in ours and wide.has_floats(n)]
     if not common:
         raise ModelError(
             f"the small model has the outputs {', '.join(ours)}, and the reference {', '.join(theirs)}",

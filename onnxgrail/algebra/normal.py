@@ -140,7 +140,7 @@ def _narrowed(gram: Floats, few: Floats | None, columns: Floats, units: int, red
         "gram": _both_sides(gram, units, reducer),
         "target": _lifted(output, units, reducer),
         "energy": _dots(columns, output),
-        "plain": sum_rows(columns.reshape(units, -1), reducer).reshape(-1, columns.shape[1]),
+        "plain": _unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units),
         "rows": rows,
     }
 
@@ -166,7 +166,12 @@ def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
 
 def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:
     """(R ⊗ I) V for V (h, c): features are unit-major, so members ride along in the reshape."""
-    return np.asarray(mean_rows(features.reshape(units, -1), reducer)).reshape(-1, features.shape[1])
+    return _unfolded(mean_rows(features.reshape(units, -1), reducer), features.shape[1], len(features) // units)
+
+
+def _unfolded(kept: Floats, columns: int, members: int) -> Floats:
+    """(units, members * columns) as (units * members, columns), of which there may be none."""
+    return np.asarray(kept).reshape(len(kept) * members, columns)
 
 
 def squared_errors(normal: Normal, weights: Floats, product: Floats | None = None) -> Floats:

@@ -27,8 +27,14 @@ def convert(source: Path, target: Path, blocked: Sequence[str] = ()) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # small weights become zero, which the comparison judges
-        made = float16.convert_float_to_float16(named(source), keep_io_types=True, node_block_list=list(blocked))
+        plain = named(source)
+        outputs = _apart(plain.graph)
+        made = float16.convert_float_to_float16(plain, keep_io_types=True, node_block_list=list(blocked))
     _once(made.graph)
+    converted = {output.name: output for output in made.graph.output if not output.type.HasField("tensor_type")}
+    outputs = [converted.get(output.name, output) for output in outputs]  # what sequences hold has no cast
+    del made.graph.output[:]
+    made.graph.output.extend(outputs)
     onnx.save(made, target)
 
 
@@ -41,6 +47,15 @@ def named(source: Path) -> onnx.ModelProto:
         if not node.name and (name := f"{node.op_type}_{number}") not in taken:
             node.name = name
     return proto
+
+
+def _apart(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Leave each output that a node makes once, since the tool adds a cast per output; return all of them."""
+    outputs = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in graph.output]
+    made = {name for node in graph.node for name in node.output}
+    del graph.output[:]
+    graph.output.extend({output.name: output for output in outputs if output.name in made}.values())
+    return outputs
 
 
 def _once(graph: onnx.GraphProto) -> None:

@@ -262,7 +262,7 @@ def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
     with open_session(pack(model, outputs=wanted), providers=CPU, once=True) as session:
         for feed in feeds:
             for name, array in {**session.run(feed), **feed}.items():
-                if array.size and array.dtype.kind == "f":
+                if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "f":
                     sums[name] = _summed(sums.get(name, (0.0, 0.0, 0.0, 0)), np.asarray(array, np.float64))
     noisy = {
         name: ((high - low) / STEPS) ** 2 / 12 * count > NOISE * energy

@@ -127,7 +127,10 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     known = all(v is None or v.name in facts.shapes for v in (*node.inputs, *node.outputs))
     if node.domain not in ("", "ai.onnx") or not known:
         return None
-    ranks = [len(facts.shapes[v.name or ""]) for v in node.inputs[:2] if v is not None]
+    shapes = [facts.shapes[v.name or ""] for v in node.inputs[:2] if v is not None]
+    ranks = [len(shape) for shape in shapes]
+    if any(0 in shape for shape in shapes[1:]):  # a sum over nothing, or no sum at all
+        return None
     if node.op_type == "MatMul":
         return (0, 1) if ranks[0] > 1 and ranks[1] == 2 else None
     if node.op_type == "Gemm":

@@ -48,6 +48,11 @@ class Facts:
     taken: frozenset[Branch] = frozenset()
     more: tuple[Feed, ...] = ()
 
+    def has_floats(self, name: str) -> bool:
+        """Return True for a tensor of floats; sequences, maps and optional values are not observed."""
+        dtype = self.dtypes.get(name)
+        return dtype is not None and dtype.kind in "fV"  # V is numpy's letter for bfloat16
+
 
 def constants(model: ir.Model) -> frozenset[str]:
     """Names of values that depend on no graph input: initializers and everything computed from them alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -15,6 +16,9 @@ RANK = 64  # axes that numpy knows
 WRITTEN_OUT = 100_000  # nodes of a graph whose functions are written out
 TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
+STANDARD = "ai.onnx"  # long name of the domain that is written as nothing
+DAMAGED = "The file is damaged; export it again"
+
 Call = tuple[str, str, str]
 
 
@@ -22,16 +26,68 @@ def check(model: onnx.ModelProto, label: str) -> None:
     """Refuse what would be believed later and cost memory without end, or an exception far from its cause.
 
     Raises:
-        ModelError: a tensor whose bytes do not fit its shape, or functions that call themselves or grow without bound.
+        ModelError: a tensor whose bytes do not fit its shape, an attribute of another type than its operator's, an
+            output that nothing makes, or functions that call themselves or grow without bound.
     """
     for tensor in tensors(model):
         why = _wrong(tensor)
         if why:
-            raise ModelError(f"{label}: the tensor {tensor.name!r} {why}", hint="The file is damaged; export it again")
+            raise ModelError(f"{label}: the tensor {tensor.name!r} {why}", hint=DAMAGED)
     for node in _nodes(model.graph.node):
         if not any(node.output):
             raise ModelError(f"{label}: the node {node.name!r} ({node.op_type}) has no output")
+    _check_attributes(model, label)
+    _check_outputs(model.graph, label)
     _check_calls(model, label)
+
+
+def _check_attributes(model: onnx.ModelProto, label: str) -> None:
+    """Attributes must be of the types that the operators of the standard declare."""
+    versions = {_short(opset.domain): opset.version for opset in model.opset_import}
+    known: dict[tuple[str, str], Mapping[str, int]] = {}
+    for node in _nodes(model.graph.node):
+        domain = _short(node.domain)
+        if node.attribute and (node.op_type, domain) not in known:
+            known[node.op_type, domain] = _declared(node.op_type, domain, versions.get(domain, 0))
+        for attribute in node.attribute:
+            wanted = known[node.op_type, domain].get(attribute.name)
+            where = f"{label}: the attribute {attribute.name!r} of the node {_called(node)}"
+            if attribute.ref_attr_name:
+                raise ModelError(f"{where} refers to an attribute of a function, and the node is in none", hint=DAMAGED)
+            if attribute.type and wanted is not None and attribute.type != wanted:
+                kinds = onnx.AttributeProto.AttributeType
+                text = f"{where} is {kinds.Name(attribute.type)}, expected {kinds.Name(wanted)}"
+                raise ModelError(text, hint=DAMAGED)
+            if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+                raise ModelError(f"{where} is a sparse tensor, which is not supported", hint="Store it dense first")
+
+
+def _short(domain: str) -> str:
+    return "" if domain == STANDARD else domain
+
+
+def _declared(op: str, domain: str, version: int) -> Mapping[str, int]:
+    """Return the types of an operator's attributes by name; nothing for operators outside the standard."""
+    try:
+        attributes: Mapping[str, Any] = onnx.defs.get_schema(op, version, domain).attributes
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: int(attribute.type.value) for name, attribute in attributes.items()}
+
+
+def _called(node: onnx.NodeProto) -> str:
+    """Return the name of a node, or of its first output where it has none, with its operator."""
+    return f"{node.name or node.output[0]!r} ({node.op_type})"
+
+
+def _check_outputs(graph: onnx.GraphProto, label: str) -> None:
+    """Outputs must be made in the graph."""
+    there = {name for node in graph.node for name in node.output}
+    there.update(value.name for value in graph.input)
+    there.update(tensor.name for tensor in graph.initializer)
+    for value in graph.output:
+        if not value.name or value.name not in there:
+            raise ModelError(f"{label}: nothing in the graph makes the output {value.name!r}", hint=DAMAGED)
 
 
 def _wrong(tensor: onnx.TensorProto) -> str:

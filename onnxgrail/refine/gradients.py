@@ -54,7 +54,7 @@ def regional_gradients(
         made = {v.name for node in nodes[region.begin : region.end] for v in node.outputs}
         ends = [] if final else alive.at(region.end)
         ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # some are made on the way
-        goals = [n for n in ends if n in made and n in known.carriers and facts.dtypes[n].kind in "fV"]
+        goals = [n for n in ends if n in made and n in known.carriers and facts.has_floats(n)]
         if mine and goals:
             for name, sizes in _sizes(walk, goals, mine, masks).items():
                 for block, slot in readers[name]:

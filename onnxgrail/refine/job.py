@@ -142,11 +142,11 @@ class Job:
 
     def outputs(self) -> list[str]:
         """Outputs of floating point that both models have, but for inputs passed on."""
-        dtypes = self.prepared.survey.facts.dtypes
+        facts = self.prepared.survey.facts
         mine = [v.name or "" for v in self.prepared.model.graph.outputs]
         theirs = {v.name for v in self.slim.graph.outputs}
         inputs = {v.name for v in self.slim.graph.inputs}
-        return [n for n in mine if n in theirs and n not in inputs and n in dtypes and dtypes[n].kind in "fV"]
+        return [n for n in mine if n in theirs and n not in inputs and facts.has_floats(n)]
 
     def write(self, arrays: Mapping[str, Array]) -> dict[str, ir.TensorProtocol]:
         """New numbers for weights of the narrowed model; returns the old ones, which stay in the file they lie in."""

@@ -190,7 +190,7 @@ def _blocks(job: Job) -> list[_Block]:
         made = {v.name or "" for node in nodes[start : chunk.end] for v in node.outputs}
         ends = [] if final else [n for n in alive.at(chunk.end) if n in found.carriers]
         names = list(dict.fromkeys([*ends, *job.outputs()]))
-        goals = tuple(n for n in names if n in made and job.here(n) in place and facts.dtypes[n].kind in "fV")
+        goals = tuple(n for n in names if n in made and job.here(n) in place and facts.has_floats(n))
         blocks.append(_Block(_name(nodes[start : chunk.end], found), whole, begin, end, goals))
         begin, start = end, chunk.end
     return blocks

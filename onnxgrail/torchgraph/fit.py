@@ -120,6 +120,8 @@ def fit(
     fitted.begin(0.0)
     before = fitted.error(held, fitted.weights)
     started, epochs = time.perf_counter(), 0
+    if before == 0:
+        return Fit(before=before, after=before, epochs=0, arrays={})
     first = settings.rate * (math.sqrt(min(before, 1.0)) if settings.near and math.isfinite(before) else 1.0)
     for rate in (first, first / 4):  # what steps were too large for may still take smaller ones
         best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
@@ -260,7 +262,7 @@ class _Fitted:
         with torch.no_grad():
             found = [float(self._loss(make(), rounded)) for make in batches]
         mean = float(np.mean(found))
-        return mean if math.isfinite(mean) else math.inf
+        return max(mean, 0.0) if math.isfinite(mean) else math.inf  # a divergence of nothing may be rounded below zero
 
     def arrays(self, state: Mapping[str, Tensor]) -> dict[str, Array]:
         """Weights in the types of the graph."""

@@ -23,7 +23,8 @@ from onnxgrail.graph.model_io import copy
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.refine import distill, laco, tuned_norms
 from onnxgrail.refine.match import aliases
-from tests.tiny import mlp, tiny
+from onnxgrail.torchgraph import fit
+from tests.tiny import mlp, numbers, tiny
 
 DEPTH = 3
 
@@ -71,6 +72,16 @@ def error(dense: ir.Model, small: ir.Model) -> float:
 def fitted(dense: ir.Model, small: ir.Model, **choices: Any) -> onnxgrail.pipeline.Result:
     given = {"reference": ir.to_proto(dense), "data": data(), "check": False, **choices}
     return onnxgrail.refine_model(ir.to_proto(small), **given)
+
+
+@pytest.mark.parametrize("refine", ["laco", "distill"])
+def test_a_model_fitted_to_itself_stays_as_it_is(refine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = torch.tensor(-1e-9)  # what rounding leaves of the divergence of equal distributions
+    monkeypatch.setattr(fit._Fitted, "_loss", lambda *_: loss)
+    dense = mlp(1, 16)
+    found = fitted(dense, dense, refine=refine)
+    assert numbers(found) == numbers(onnxgrail.compress(dense, ratio=0, data=data(), check=False))
+    assert {e["outcome"]["status"] for e in found.report.data["refines"]} <= {"plain", "skipped"}
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -122,6 +122,15 @@ def test_units_that_the_region_hangs_on_stay() -> None:
     assert want != plain
 
 
+def test_outputs_that_are_no_tensors_have_no_gradient() -> None:
+    model = mlp(1, 8)
+    split = ir.Node("", "SplitToSequence", [model.graph.outputs[0]], num_outputs=1)
+    split.outputs[0].name, split.outputs[0].type = "pieces", ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
+    model.graph.append(split)
+    model.graph.outputs.append(split.outputs[0])
+    assert kept(model, selector="wandapp") == kept(mlp(1, 8), selector="wandapp")
+
+
 def test_an_op_without_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPS, ("", "Relu"))
     with pytest.raises(UnsupportedOpError, match=r"no gradient through Relu.*--selector wanda"):
