@@ -221,7 +221,7 @@ def _tables(report: Any, output: Path | None) -> None:
     close.headline(report.headline())
     ship.latency(data.get("latency"), report.speed())
     for line in (
-        *_asked(data),
+        *report.asked_lines(),
         *_allocated(data),
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
@@ -236,29 +236,6 @@ def _tables(report: Any, output: Path | None) -> None:
         render.say(line)
     _outcomes(chosen)
     render.written(output)
-
-
-def _asked(data: Any) -> list[str]:
-    """What was asked for and what came of it in the same unit, then what that is of the whole model."""
-    from onnxgrail.summary import SHARES
-
-    model = data["model"]
-    budget = model.get("budget")
-    if budget is not None:
-        show = {"size": render.size, "latency": _milliseconds}.get(budget["metric"], render.count)
-        achieved = f"{show(budget['achieved'])} ({render.share(budget['achieved'] / budget['before'])})"
-        once = ", measured once" if budget["metric"] == "latency" else ""
-        asked = f"asked {budget['asked']} = {show(budget['limit'])}, achieved {achieved}{once}"
-        lines = [f"Target {budget['metric']}: {asked}"]
-    elif model["asked_ratio"] is not None:
-        asked, achieved = render.share(model["asked_ratio"]), render.share(model["achieved_ratio"])
-        option = "Unit ratio" if model["ratio_of"] == "units" else "Ratio"
-        whole = f"{render.count(model['ratio_total'])} {SHARES[model['ratio_of']]}"
-        lines = [f"{option}: asked {asked}, achieved {achieved} of the {whole}"]
-    else:
-        lines = []
-    removed = f"{render.share(model['model_ratio'])} of the {render.count(model['params_before'])} parameters removed"
-    return [*lines, f"Whole model: {removed}"]
 
 
 def _norms(entries: Any) -> list[str]:
@@ -283,10 +260,6 @@ def _grasp(entry: Any) -> list[str]:
     named = ", ".join(f"{e['name']} (cosine {render.number(e['redundancy'], '.3f')})" for e in layers)
     share = f", {render.share(kept / whole)} of their parameters stay" if whole else ""
     return [f"GRASP: {len(entry['matrices'])} matrices of {named or 'no layer'}{share}"]
-
-
-def _milliseconds(value: float | None) -> str:
-    return f"{render.number(value, '.3g')} ms"
 
 
 def _allocated(data: Any) -> list[str]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxgrail.refine.job import Refined
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Result:
     """What `compress` made.
 
@@ -58,6 +58,20 @@ class Result:
     output: Path | None
     model: ir.Model
     gates_passed: bool
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.report), self._written])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from onnxgrail.page.markup import el
+
+        return self.report._repr_html_() + el("p", self._written)
+
+    @property
+    def _written(self) -> str:
+        return f"Written: {self.output}" if self.output is not None else "No model was written"
 
     def proto(self) -> onnx.ModelProto:
         """The model as a message, with all weights inside."""

@@ -81,7 +81,7 @@ class Verification:
     headline: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Report:
     """Plain data in the shape of schema 1; `read_back` from a file, where they may be anything."""
 
@@ -134,6 +134,29 @@ class Report:
         return headline_of(self.data)
 
     @whole
+    def asked_lines(self) -> tuple[str, ...]:
+        """What was asked for and achieved, one thing per line."""
+        from onnxgrail.page import brief
+
+        return brief.asked(self.data)
+
+    def lines(self) -> tuple[str, ...]:
+        """What belongs to the before/after table: fidelity and speed, with their intervals, asked and achieved."""
+        found = [("Fidelity", self.headline()), ("Latency of one sample", self.speed())]
+        return (*(f"{label}: {verdict}" for label, verdict in found if verdict is not None), *self.asked_lines())
+
+    def __str__(self) -> str:
+        from onnxgrail.page import brief
+
+        return brief.text(self.data, self.lines())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from onnxgrail.page import brief
+
+        return brief.html(self.data, self.lines())
+
     def output_lines(self) -> tuple[str, ...]:
         """What else is told of the outputs, a line each."""
         return report_lines(self.data)

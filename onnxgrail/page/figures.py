@@ -67,6 +67,11 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f}{SPACE}s" if value >= 1 else f"{value * 1e3:.0f}{SPACE}ms"
 
 
+def milliseconds(value: float | None) -> str:
+    """A time in milliseconds: 8.21 ms."""
+    return f"{number(value)}{SPACE}ms"
+
+
 def plural(number_: int, noun: str) -> str:
     """1 block, 12 blocks, 2 matrices."""
     return f"{number_:,} {noun if number_ == 1 else PLURALS.get(noun, f'{noun}s')}"
