@@ -10,12 +10,14 @@ from typing import Any
 
 from onnxgrail import journal
 from onnxgrail.calibration import kinds
+from onnxgrail.errors import UsageError
 from onnxgrail.graph import model_io
 from onnxgrail.paths import Read, check_input, check_output, check_targets, path_of
 
 Owned = Callable[[Path], bool]
 """Tells of a file if it is this very run's and may be replaced."""
 Place = str | os.PathLike[str]
+SUFFIXES = (".json", ".html", ".htm")  # of reports
 
 
 def reads(
@@ -124,13 +126,20 @@ def writes_of(
     plots: Place | None = None,
     resume: Place | None = None,
 ) -> Writes:
-    """Return where a call with these keywords writes."""
-    reports = [report] if isinstance(report, str | os.PathLike) else report
+    """Return where a call with these keywords writes.
+
+    Raises:
+        UsageError: a report has the suffix of neither JSON nor a page.
+    """
+    reports = [Path(path) for path in ([report] if isinstance(report, str | os.PathLike) else report)]
+    for path in reports:
+        if path.suffix.lower() not in SUFFIXES:
+            raise UsageError(f"report {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
     return Writes(
         output=output,
         stats=path_of(save_stats),
         recipe=path_of(save_recipe),
-        reports=tuple(Path(path) for path in reports),
+        reports=tuple(reports),
         plots=path_of(plots),
         resume=path_of(resume),
     )

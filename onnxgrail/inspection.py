@@ -47,7 +47,7 @@ def inspect(
         tokenizer: for data that are text.
         kv_io: as for `compress`: key-value caches may be narrowed though they are inputs and outputs.
         custom_ops: as for `compress`.
-        report: files for the result: a page where the suffix is .html, else JSON.
+        report: files for the result: pages where the suffix is .html, JSON where it is .json.
         force: replace files that exist. What is read never is.
 
     Raises:

@@ -130,7 +130,7 @@ def compress(
         latency: measure original and result in turn, for the report.
         curves: also measure the error of every block alone at several widths, for the report; None: where that takes
             little time.
-        report: files for the report: a page where the suffix is .html, else JSON.
+        report: files for the report: pages where the suffix is .html, JSON where it is .json.
         plots: folder for figures of the report, as PNG and SVG.
         custom_ops: libraries with operators that ONNX Runtime does not have; the code in them is run.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the

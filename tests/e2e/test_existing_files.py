@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import onnxgrail
-from onnxgrail.errors import OutputError
+from onnxgrail.errors import OutputError, UsageError
 from tests.command import run
 
 MINE = "somebody's own"
@@ -104,6 +104,9 @@ def test_reports_of_python_stay_too(place: Path) -> None:
     for name, what in (("m.onnx", "the input"), ("d.npz", "the calibration data")):
         with pytest.raises(OutputError, match=f"is {what}. What is read is never replaced"):
             result.report.save(name, force=True)
+    for name in ("new.onnx", "new", "r.yaml"):
+        with pytest.raises(UsageError, match=r"has an unknown suffix. Choose from .json, .html, .htm"):
+            onnxgrail.inspect("m.onnx", report=name, force=True)
     found = onnxgrail.inspect("m.onnx")
     with pytest.raises(OutputError, match=r"report 'r.html' exists"):
         found.save("r.html")
