@@ -11,6 +11,7 @@ from typing import Self
 import onnx_ir as ir
 
 from onnxgrail.calibration.lanes import Lane
+from onnxgrail.calibration.relay import DEEP
 from onnxgrail.calibration.session import Session, open_piece
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array, Feed
@@ -84,10 +85,12 @@ class Ways:
         piece = cut(way.model, starts, ends, self._survey.facts, way.index)
         apply(piece.graph, self._survey, ledger)
         spatial = len(ends) > 8 and any(node.op_type.endswith("Conv") for node in piece.graph)
-        data = pack(piece)
+        data, deep = pack(piece), len(piece.graph) > DEEP
         try:
             threads = None if parts == 1 else count() // parts
-            return open_piece(data, providers=self._providers, outputs=ends, extended=not spatial, threads=threads)
+            return open_piece(
+                data, providers=self._providers, outputs=ends, extended=not spatial, threads=threads, deep=deep
+            )
         finally:
             discard(piece)
 

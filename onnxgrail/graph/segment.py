@@ -87,7 +87,7 @@ def _between(inputs: Sequence[str], outputs: Sequence[str], index: Index) -> tup
             continue
         nodes[node] = None
         read = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
-        fresh = sorted(read & index.values.keys() - given - seen)
+        fresh = sorted((read - given - seen) & index.values.keys())  # in this order: the index is long
         seen.update(fresh)
         queue += fresh
     known = [index.values[name] for name in inputs if index.values[name].is_initializer()]
