@@ -25,7 +25,7 @@ PATTERNS = ("(a+)+$", "(b|b)*c", "((((", "(" * 5000, "a{99999999}", "[", "*", "(
             "\\", "w0|b", "(?:x{1000}){1000}")  # fmt: skip
 PLACES = ("d.npz", "./d.npz", "../outside.npz", "/etc/passwd", ".", "..", "~", "m.onnx", "absent.npz", "link.npz",
           "d.npz/", "a\0b", "C:\\d.npz", "file://d.npz", "good.json", "folder", "/dev/zero", "t.json")  # fmt: skip
-CODE = ("evil.py:f", "./evil.py:f", "evil.py:f/", "../work/evil.py:f", "evil.py", "evil.py:g", "link:f", "linked.npz")
+CODE = ("evil.py:f", "./evil.py:f", "evil.py:f/", "../other/evil.py:f", "evil.py", "evil.py:g", "link:f", "linked.npz")
 NESTED: tuple[Any, ...] = ([], {}, [[]], [None], [1, 2, 3], [0.5], ["mlp"], ["mlp", "mlp"], ["x", 3], {"x": [8, 6]},
           {"x": [10**12, 10**12]}, {"x": []}, {"x": [-1, 6]}, {"": [1]}, {"z": [1]}, {"x": 6}, {"x": None}, [[[[[]]]]],
           {"a": {"b": {"c": 1}}}, ["CPUExecutionProvider"], ["Foo"], [True], ["evil.py:f"])  # fmt: skip
