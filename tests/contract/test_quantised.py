@@ -149,7 +149,8 @@ def optimised(model: ir.Model, given: dict[str, Array], folder: Path) -> tuple[A
 def test_biases_follow_scales_that_grew(layer: str, per_channel: bool, tmp_path: Path) -> None:
     """Old releases of the runtime add the integers of a bias unseen; newer ones look and do not fuse any more."""
     model = chain(layer, per_channel=per_channel)
-    survey, given = survey_of(model, feed(model)), feed(model)
+    # Small inputs: sums of large 8-bit products saturate in the kernels of x86 processors without VNNI.
+    survey, given = survey_of(model, feed(model)), {name: array / 16 for name, array in feed(model).items()}
     arrays = {v.name: v.const_value.numpy() for v in model.graph.initializers.values()}
     old = survey.facts.stored["v"].decode(arrays.__getitem__)
     new = old * np.float32([3, 1, 2, 1, 1, 0.5]).reshape(6, *[1] * (old.ndim - 1))
