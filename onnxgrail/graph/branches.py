@@ -73,7 +73,10 @@ def unfolded(model: ir.Model) -> ir.Model:
     """Return a copy with the branches of If laid out; the model itself where it has none that can be entered."""
     if not any(_enters(node) for node in model.graph):
         return model
-    flat = model.clone()
+    try:
+        flat = model.clone()
+    except RuntimeError:  # a body reads what nobody makes: the runtime refuses the model and says what
+        return model
     flat.meta.update(model.meta)
     taken = _fixed_names(flat.graph, reached=True)
     for node in [node for node in flat.graph if _enters(node)]:

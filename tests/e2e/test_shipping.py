@@ -46,7 +46,7 @@ def kinds_of(path: Path) -> set[str]:
 def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Path) -> None:
     output, report = tmp_path / "o.onnx", tmp_path / "r.json"
     words = ("compress", resnet.model, output, "--data", resnet.calibration, "--quantize", kind, "--report", report)
-    result = run(*words)
+    result = run(*words, "--unit-ratio", 0.3)
     assert result.exit_code == 0, result.output
     data = json.loads(report.read_text())
     entry = data["quantization"]

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnxgrail.allocation.balance import by_units
 from onnxgrail.calibration import agreement, proof
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.session import CPU
@@ -15,7 +16,6 @@ from onnxgrail.graph.ops import rule
 from onnxgrail.graph.ops.cut import Cut
 from onnxgrail.graph.steps import steps
 from onnxgrail.graph.survey import Survey
-from onnxgrail.plan import kept_units
 from tests.oracle import survey_of
 from tests.tiny import Weights, feed, ints, lines, scalar, tiny
 
@@ -24,7 +24,7 @@ WIDE = 64  # 64 channels of 3 x 3 are more than the runtime adds up in one go, s
 
 def proved(model: ir.Model, survey: Survey | None = None) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     survey = survey_of(model, feed(model)) if survey is None else survey
-    kept = {b.name: kept_units(b.units, b.unit_size, 0.4, 1) for b in survey.blocks}
+    kept = by_units(survey.blocks, 0.4, 1)
     return prove(model, survey, survey.blocks, kept, feed(model), providers=CPU)
 
 
@@ -113,7 +113,7 @@ def test_ties_cost_no_block(op: str) -> None:
     given = {"x": mirrored(feed(model)["x"])}
     survey = survey_of(model, given)
     assert op in {step.op for step in steps(model, survey.facts)}
-    kept = {b.name: kept_units(b.units, b.unit_size, 0.4, 1) for b in survey.blocks}
+    kept = by_units(survey.blocks, 0.4, 1)
     blocks, refusals = prove(model, survey, survey.blocks, kept, given, providers=CPU)
     assert (len(blocks), refusals) == (len(survey.blocks), ())
 
