@@ -59,10 +59,8 @@ class Result:
     model: ir.Model
     gates_passed: bool
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([str(self.report), self._written])
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from onnxgrail.page.markup import el

@@ -140,23 +140,17 @@ class Report:
 
         return brief.asked(self.data)
 
-    def lines(self) -> tuple[str, ...]:
-        """What belongs to the before/after table: fidelity and speed, with their intervals, asked and achieved."""
-        found = [("Fidelity", self.headline()), ("Latency of one sample", self.speed())]
-        return (*(f"{label}: {verdict}" for label, verdict in found if verdict is not None), *self.asked_lines())
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from onnxgrail.page import brief
 
-        return brief.text(self.data, self.lines())
-
-    __repr__ = __str__
+        return brief.text(self.data, self.headline(), self.speed())
 
     def _repr_html_(self) -> str:
-        from onnxgrail.page import brief
+        from onnxgrail.page import brief  # slow to import, as above
 
-        return brief.html(self.data, self.lines())
+        return brief.html(self.data, self.headline(), self.speed())
 
+    @whole
     def output_lines(self) -> tuple[str, ...]:
         """What else is told of the outputs, a line each."""
         return report_lines(self.data)
@@ -317,11 +311,10 @@ def calibration_entry(batches: Batches) -> dict[str, Any]:
 
 def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, Any]:
     """Versions and settings that the numbers depend on."""
-    runtime = _version("onnxruntime") or _version("onnxruntime-gpu")
     return {
         "python": sys.version.split()[0],
         "onnx": _version("onnx"),
-        "onnxruntime": runtime,
+        "onnxruntime": _version("onnxruntime") or _version("onnxruntime-gpu"),
         "numpy": _version("numpy"),
         "providers": list(providers),
         "threads": threads,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from onnxgrail.page import figures
@@ -14,8 +14,14 @@ SHOW = {"count": figures.count, "bytes": figures.size}
 BUDGETS = {"size": figures.size, "latency": figures.milliseconds}
 
 
-def text(data: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the before/after table of a report, and the lines that belong to it, as text."""
+def text(data: Mapping[str, Any], headline: object, speed: object) -> str:
+    """Return the before/after table of a report as text, with fidelity, speed, and what was asked and achieved.
+
+    Args:
+        data: of the report.
+        headline: the verdict on the worst output, None where nothing was compared.
+        speed: the verdict on the latency, None where it was not measured.
+    """
     rows = [COLUMNS, *(tuple(map(plain, row)) for row in _rows(data))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = []
@@ -23,17 +29,17 @@ def text(data: Mapping[str, Any], lines: Sequence[str]) -> str:
         cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
         table.append("  ".join([first.ljust(widths[0]), *cells]))
     table.insert(1, "─" * len(table[0]))
-    return "\n".join([str(data["model"]["input"]), *table, *lines])
+    return "\n".join([str(data["model"]["input"]), *table, *_lines(data, headline, speed)])
 
 
-def html(data: Mapping[str, Any], lines: Sequence[str]) -> Markup:
+def html(data: Mapping[str, Any], headline: object, speed: object) -> Markup:
     """Return the same as a fragment of HTML."""
     head = el("tr", *(el("th", column) for column in COLUMNS))
     left = "text-align:left"
     body = [el("tr", el("th", first, style=left), *(el("td", cell) for cell in cells)) for first, *cells in _rows(data)]
     caption = el("caption", name(str(data["model"]["input"])), style=left)
     table = el("table", caption, el("thead", head), el("tbody", *body))
-    return el("div", table, *(el("p", line) for line in lines))
+    return el("div", table, *(el("p", line) for line in _lines(data, headline, speed)))
 
 
 def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -58,6 +64,11 @@ def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
 def plain(words: str) -> str:
     """Return text without the typography of pages."""
     return words.replace(figures.SPACE, " ").replace(figures.MINUS, "-").replace(figures.NONE, "-")
+
+
+def _lines(data: Mapping[str, Any], headline: object, speed: object) -> tuple[str, ...]:
+    verdicts = (("Fidelity", headline), ("Latency of one sample", speed))
+    return (*(f"{label}: {verdict}" for label, verdict in verdicts if verdict is not None), *asked(data))
 
 
 def _rows(data: Mapping[str, Any]) -> list[tuple[str, ...]]:
