@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -21,5 +22,5 @@ def reason_of(longrepr: Any) -> str:
     """Return why a test was skipped, without the place."""
     text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
     reason = text.removeprefix("Skipped: ")
-    missing = reason.removeprefix("could not import '").partition("'")[0]
-    return reason if missing == reason else f"{missing} is not installed"
+    missing = re.match("could not import '([^']*)'", reason)
+    return f"{missing[1]} is not installed" if missing else reason
