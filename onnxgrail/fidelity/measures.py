@@ -240,7 +240,7 @@ def _labels_equal(batch: Batch) -> Floats:
     return np.stack([far.agree, far.rows], axis=1).astype(np.float64)
 
 
-def _equal(sums: Floats) -> Floats:
+def _mean(sums: Floats) -> Floats:
     return share(sums[..., 0], sums[..., 1])
 
 
@@ -249,9 +249,9 @@ LABELS = Measure(
     higher=True,
     loss="share of other values",
     table=_labels_equal,
-    value=_equal,
-    losses=lambda table: 1 - _equal(table),
-    worst=_equal,
+    value=_mean,
+    losses=lambda table: 1 - _mean(table),
+    worst=_mean,
     details=_nothing_more,
 )
 
@@ -262,10 +262,6 @@ def _cosines(batch: Batch) -> Floats:
     rows = cosines(batch.a.reshape(-1, width), batch.b.reshape(-1, width)).reshape(len(batch.a), -1)
     weights = np.ones_like(rows) if batch.shown is None else batch.shown.astype(np.float64)
     return np.stack([(rows * weights).sum(axis=1), weights.sum(axis=1)], axis=1)
-
-
-def _mean(sums: Floats) -> Floats:
-    return share(sums[..., 0], sums[..., 1])
 
 
 EMBEDDING = Measure(

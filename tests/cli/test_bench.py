@@ -19,7 +19,7 @@ from tests.e2e import nets
 @pytest.fixture
 def folder(tmp_path):
     """Two nets of the same inputs and very different widths, one with other inputs, and data."""
-    onnx.save(nets.mlp((16, 600, 600, 16)), tmp_path / "wide.onnx")
+    onnx.save(nets.mlp((16, 1500, 1500, 16)), tmp_path / "wide.onnx")
     onnx.save(nets.mlp((16, 8, 8, 16)), tmp_path / "slim.onnx")
     onnx.save(nets.convnet(), tmp_path / "other.onnx")
     np.savez(tmp_path / "d.npz", **nets.vectors(5, 16))
@@ -38,7 +38,7 @@ def test_rows_and_ratios(folder):
     assert (data["threads"], data["calibration"]["samples"]) == (1, 5)  # five samples fill a batch of 16
     for wide, slim in (rows[:2], rows[2:]):
         assert wide["ratio"] is wide["ratio_interval"] is None
-        assert slim["ratio"] > 1.3  # other work on the machine weighs on both
+        assert slim["ratio"] > 2
         assert slim["ratio_interval"][0] > 1
         assert slim["hidden"] is False
         assert 0 < slim["median"] <= slim["p90"] <= slim["p99"]
