@@ -20,7 +20,7 @@ import minilm_text
 import numpy as np
 
 SEQUENCES = 512, 256
-GRAIL = {"selector": "wanda", "compensate": "grail"}
+GRAIL = {"selector": "wanda", "compensate": "grail", "closed_loop": True}
 BEST: tuple[dict[str, Any], ...] = (
     {"selector": "wanda", "compensate": "best"},
     {"selector": "obs", "compensate": "best"},

@@ -54,6 +54,7 @@ class Stages:
         import onnxgrail
 
         choices: dict[str, Any] = {"selector": selector, "compensate": compensate, "blocks": ("mlp",)}
+        choices["closed_loop"] = compensate == "grail"
         common = {
             "unit_ratio": RATIO,
             "data": self.calibration,

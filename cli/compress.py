@@ -98,9 +98,9 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
 )
 @click.option(
     "--closed-loop/--open-loop",
-    default=True,
+    default=False,
     show_default=True,
-    help="Measure each block behind the already narrowed ones, or in the original model, as --compensate best does.",
+    help="Measure each block in the network as narrowed so far, or in the original model, as --compensate best does.",
 )
 @click.option(
     "--round-to",

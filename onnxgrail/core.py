@@ -291,7 +291,7 @@ class Recipe:
     grasp_refit: bool = False
     ic_rank: int | None = None
     budget_seconds: float | None = None
-    closed_loop: bool = True
+    closed_loop: bool = False
     round_to: int = 8
     kv_io: bool = False
     keep_initializer_inputs: bool = False

@@ -193,8 +193,8 @@ def _reads_original(recipe: Recipe) -> bool:
 def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
     """Whether statistics of the original model also serve to decide its blocks, and not only their widths."""
     small = sum(map(size_of, blocks)) <= TOGETHER
-    original = not recipe.closed_loop or (recipe.compensate == BEST and small)
-    return (_reads_original(recipe) and original and needs_data(recipe)) or files != NO_FILES
+    original = recipe.compensate == BEST or not recipe.closed_loop
+    return (_reads_original(recipe) and original and small and needs_data(recipe)) or files != NO_FILES
 
 
 def _dense(

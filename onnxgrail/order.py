@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -19,16 +19,38 @@ class Step:
     limit: int
 
 
-def steps(blocks: Sequence[Block], *, closed_loop: bool) -> list[Step]:
-    """Open loop: one step for all.  Closed loop: a step per block, in order of its last consumer.
+def open_steps(blocks: Sequence[Block], room: Callable[[Block], int], together: int) -> list[Step]:
+    """Return the steps of an open loop, in which all blocks are measured in the dense network.
+
+    Args:
+        blocks: in any order.
+        room: bytes that the statistics of a block take.
+        together: bytes that the statistics of one step may take; a single block may take more.
+
+    Returns:
+        One step for all blocks if their statistics fit, else steps in the order of the network.
+    """
+    if sum(map(room, blocks)) <= together:
+        return [Step(tuple(blocks), 0)] if blocks else []
+    merged: list[Step] = []
+    left = 0
+    for step in closed_steps(blocks):
+        size = sum(map(room, step.blocks))
+        if merged and size <= left:
+            merged[-1] = Step(merged[-1].blocks + step.blocks, merged[-1].limit)
+        else:
+            merged.append(step)
+            left = together
+        left -= size
+    return merged
+
+
+def closed_steps(blocks: Sequence[Block]) -> list[Step]:
+    """Return the steps of a closed loop: one per block, in the order of the blocks' last consumers.
 
     Blocks that run alongside many others (a residual stream, a relative bias shared by all layers) are decided first,
-    on the dense network: their full width exists nowhere once the network in front is narrowed.
+    in the dense network: their full width exists nowhere once the network in front is narrowed.
     """
-    if not blocks:
-        return []
-    if not closed_loop:
-        return [Step(tuple(blocks), 0)]
     wide = [b for b in blocks if b.kind == "stream" or _inside(b, blocks) > WIDE]
     near = sorted((b for b in blocks if all(b is not w for w in wide)), key=lambda b: (b.span[1], b.span[0]))
     ordered = [Step(tuple(wide), 0)] if wide else []

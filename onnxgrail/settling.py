@@ -6,18 +6,21 @@ from collections.abc import Sequence
 
 from onnxgrail import norms
 from onnxgrail.algebra.compensate import BEST
-from onnxgrail.calibration.dense import by_block
+from onnxgrail.calibration.dense import by_block, size_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Probe, Stats
+from onnxgrail.graph import weights
 from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.memory import Pile
-from onnxgrail.order import Step, steps
+from onnxgrail.order import Step, closed_steps, open_steps
 from onnxgrail.parallel import shard_of
 from onnxgrail.preparation import stream_of
 from onnxgrail.progress import Progress, Tick, ticking
 from onnxgrail.run import Backlog, Run, needs_data, room
 from onnxgrail.sweep import sweep
+
+TOGETHER = 2**27  # bytes of second moments that one step of an open loop measures
 
 
 def settle(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
@@ -32,7 +35,7 @@ def settle(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
 
 
 def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
-    """Settle every block on statistics; in closed loop each sees the network as decided so far.
+    """Settle every block on statistics of the dense network, or in closed loop of the network as decided so far.
 
     Where decisions are known already, nothing is measured, and the stream follows when it is needed again.
 
@@ -40,14 +43,15 @@ def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
         Seconds spent inside ONNX Runtime.
     """
     prepared, recipe, once = run.prepared, run.recipe, run.once
-    todo = steps(blocks, closed_loop=recipe.closed_loop)
+    todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, TOGETHER)
     feeds = len(shard_of(once.group, len(prepared.batches)).numbers)
     tick = ticking(progress, "calibrating", feeds * len(todo))
+    untouched = weights.empty(prepared.survey)
     pile = Pile(heavy=bool(in_files(prepared.model)))
     with stream_of(prepared, recipe, once.group) as stream:
         walk = _Walk(stream, feeds, tick, moving=len(todo) > 1)
         for step in todo:
-            _step(run, walk, step)
+            _step(run, walk, step, run.ledger if recipe.closed_loop else untouched)
             pile.add(sum(room(block, prepared) for block in step.blocks))
         return stream.forward
 
@@ -74,9 +78,8 @@ def _probes(step: Step) -> list[Probe]:
     return [p for b in step.blocks for p in b.probes]
 
 
-def _step(run: Run, walk: _Walk, step: Step) -> None:
-    """Measure and settle some blocks; a function of its own, so that nothing of one step is held in the next."""
-    before = run.ledger
+def _step(run: Run, walk: _Walk, step: Step, before: Ledger) -> None:
+    """Measure blocks in the network `before` and settle them; a function, so that a step's arrays end with it."""
     known = [run.known(b) for b in step.blocks]
     measured: Sequence[tuple[Stats, ...]] = [()] * len(step.blocks)
     if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not be there

@@ -177,7 +177,7 @@ def test_defaults_of_the_options_that_matter_are_those_of_the_program() -> None:
             said = default.strip("`")
             if said in {"none", "all", "drawn"} and said != option.default:
                 assert not option.show_default, name
-            elif said in {"off", "closed loop"}:
+            elif said in {"off", "open loop"}:
                 assert option.is_flag, name
             else:
                 assert said == str(option.default), name

@@ -203,7 +203,7 @@ def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> Non
 
 def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common = {"compensate": "grail"}
+    common = {"compensate": "grail", "closed_loop": True}
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
     assert first == 8  # all at once, then 7 blocks behind others; the first one is known

@@ -236,7 +236,7 @@ def test_clusters_of_a_fold(tmp_path: Path) -> None:
     np.testing.assert_allclose(after["w0"], means, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("words", [(), ("--reducer", "fold"), ("--open-loop",)])
+@pytest.mark.parametrize("words", [(), ("--reducer", "fold"), ("--closed-loop",)])
 def test_compensation_is_never_worse_on_its_own_data(words: tuple[str, ...], tmp_path: Path) -> None:
     data, _ = report_of(nets.transformer(), nets.tokens(count=4), tmp_path, "--unit-ratio", "0.5", *words)
     for block in data["blocks"]:
@@ -281,7 +281,7 @@ def counted(
 
 
 def test_closed_loop_costs_grow_with_the_depth_and_not_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = [executed(monkeypatch, depth) for depth in (4, 8, 16, 32)]
+    costs = [executed(monkeypatch, depth, closed_loop=True) for depth in (4, 8, 16, 32)]
     for ran, nodes in costs:
         assert nodes * 0.6 < ran < 1.1 * nodes
     steps = [(costs[k + 1][0] - costs[k][0]) / (costs[k + 1][1] - costs[k][1]) for k in range(3)]

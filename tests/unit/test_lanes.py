@@ -24,7 +24,7 @@ from onnxgrail.core import Array, Probe
 from onnxgrail.device import Device
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import weights
-from onnxgrail.order import steps
+from onnxgrail.order import closed_steps
 from tests.e2e import nets
 from tests.e2e.test_formats import halved
 from tests.oracle import run
@@ -160,7 +160,7 @@ def test_the_stream_measures_the_same_on_either_way(way: Way, name: str, room: i
     model, survey, _ = surveyed(name)
     ledger, folded = weights.empty(survey), None
     with_host, with_device = streams(name, HOST, way.lane(room))
-    for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+    for number, step in enumerate(closed_steps(survey.blocks)):
         (block,) = step.blocks
         found = [s.measure(block.probes, ledger, lambda: None, step.limit)[0] for s in (with_host, with_device)]
         same(*found)
@@ -190,7 +190,7 @@ def test_without_torch_only_sums_come_to_the_host(name: str, monkeypatch: pytest
     (stream,) = streams(name, ValueLane(room=2**30))
     ledger = weights.empty(survey)
     widths = set()
-    for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+    for number, step in enumerate(closed_steps(survey.blocks)):
         (block,) = step.blocks
         stream.measure(block.probes, ledger, lambda: None, step.limit)
         widths |= {probe.width for probe in block.probes}

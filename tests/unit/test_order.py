@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxgrail.core import Block, Kind
-from onnxgrail.order import WIDE, steps, turns
+from onnxgrail.order import WIDE, closed_steps, open_steps, turns
 from tests.oracle import survey_of
 from tests.tiny import feed, mlp
 
@@ -29,19 +29,27 @@ def block(first: int, last: int, kind: Kind = "mlp") -> Block:
 
 
 def test_nothing_to_decide() -> None:
-    assert steps([], closed_loop=True) == []
-    assert steps([], closed_loop=False) == []
+    assert closed_steps([]) == []
+    assert open_steps([], lambda _: 1, 8) == []
 
 
-def test_open_loop_is_one_step() -> None:
+def test_open_loop_is_one_step_where_its_statistics_fit() -> None:
     blocks = (block(4, 6), block(0, 2), block(0, 9, "stream"))
-    (step,) = steps(blocks, closed_loop=False)
+    (step,) = open_steps(blocks, lambda _: 5, 15)
     assert (step.blocks, step.limit) == (blocks, 0)
+
+
+def test_open_loop_goes_through_the_network_where_they_do_not_fit() -> None:
+    a, b, c, stream = block(0, 3), block(2, 5), block(4, 9), block(0, 9, "stream")
+    found = open_steps([c, a, stream, b], lambda _: 5, 14)
+    assert [(s.blocks, s.limit) for s in found] == [((stream, a), 0), ((b, c), 2)]
+    found = open_steps([c, a, stream, b], lambda _: 5, 1)  # a block larger than the limit is a step of its own
+    assert [(s.blocks, s.limit) for s in found] == [((stream,), 0), ((a,), 0), ((b,), 2), ((c,), 4)]
 
 
 def test_closed_loop_goes_by_the_last_consumer() -> None:
     a, b, c = block(0, 3), block(2, 5), block(4, 9)
-    found = steps([c, a, b], closed_loop=True)
+    found = closed_steps([c, a, b])
     assert [s.blocks for s in found] == [(a,), (b,), (c,)]
     assert [s.limit for s in found] == [0, 2, 4]
 
@@ -49,24 +57,24 @@ def test_closed_loop_goes_by_the_last_consumer() -> None:
 def test_the_limit_stays_in_front_of_every_later_block() -> None:
     """A gate that starts early and ends late holds the cut back for what is decided before it."""
     a, b, late = block(3, 4), block(5, 6), block(1, 9)
-    assert [s.limit for s in steps([a, b, late], closed_loop=True)] == [1, 1, 1]
+    assert [s.limit for s in closed_steps([a, b, late])] == [1, 1, 1]
 
 
 def test_streams_and_what_spans_many_blocks_come_first_and_together() -> None:
     inner = [block(2 * k, 2 * k + 1) for k in range(1, WIDE + 2)]
     wide, stream = block(1, 99), block(5, 6, "stream")
-    found = steps([*inner, wide, stream], closed_loop=True)
+    found = closed_steps([*inner, wide, stream])
     assert found[0].blocks == (wide, stream)
     assert found[0].limit == 0
     assert [s.blocks for s in found[1:]] == [(b,) for b in inner]
     near = block(1, 2 * WIDE + 1)  # spans WIDE others: near enough
-    assert len(steps([*inner[:WIDE], near], closed_loop=True)) == WIDE + 1
+    assert len(closed_steps([*inner[:WIDE], near])) == WIDE + 1
 
 
 def test_blocks_of_a_real_graph() -> None:
     model = mlp(3)
     survey = survey_of(model, feed(model))
-    found = steps(survey.blocks, closed_loop=True)
+    found = closed_steps(survey.blocks)
     assert [[b.kind for b in s.blocks] for s in found] == [["stream"], ["mlp"], ["mlp"], ["mlp"]]
     limits = [s.limit for s in found]
     assert limits == sorted(limits)

@@ -25,7 +25,7 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
-from onnxgrail.order import steps
+from onnxgrail.order import closed_steps
 from onnxgrail.parallel import SOLO, Node
 from onnxgrail.record import Record
 from tests.oracle import run
@@ -94,7 +94,7 @@ def test_every_step_sees_the_network_as_decided_so_far(name: str, kept: int, mon
     model, survey, feeds = surveyed(name)
     ledger = weights.empty(survey)
     with opened(model, survey, feeds) as stream:
-        for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+        for number, step in enumerate(closed_steps(survey.blocks)):
             (block,) = step.blocks
             (got,) = stream.measure(block.probes, ledger, lambda: None, step.limit)
             want = naive(model, survey, ledger, feeds, number)
@@ -109,7 +109,7 @@ def test_a_measured_tensor_is_not_computed_again(name: str, ran: Counter[str], m
     model, survey, feeds = surveyed(name)
     ledger = weights.empty(survey)
     with opened(model, survey, feeds) as stream:
-        for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+        for number, step in enumerate(closed_steps(survey.blocks)):
             stream.measure(step.blocks[0].probes, ledger, lambda: None, step.limit)
             ledger = half(survey, number, ledger)
     measured = {probe.value for block in survey.blocks for probe in block.probes}
@@ -190,7 +190,7 @@ def test_all_processes_keep_the_same(kept: int, monkeypatch: pytest.MonkeyPatch)
         ledger = weights.empty(survey)
         with Stream(model, survey, batches, providers=CPU, group=group) as stream:
             names.append([])
-            for number, step in enumerate(steps(survey.blocks, closed_loop=True)):
+            for number, step in enumerate(closed_steps(survey.blocks)):
                 stream.measure(step.blocks[0].probes, ledger, lambda: None, step.limit)
                 names[-1].append(sorted(stream._cache.names))
                 ledger = half(survey, number, ledger)
@@ -201,7 +201,7 @@ def test_all_processes_keep_the_same(kept: int, monkeypatch: pytest.MonkeyPatch)
 @every_model
 def test_steps_that_are_known_are_walked_past_as_they_were_measured(name: str) -> None:
     model, survey, feeds = surveyed(name)
-    *known, last = steps(survey.blocks, closed_loop=True)
+    *known, last = closed_steps(survey.blocks)
     found = []
     for replay in (False, True):
         ledger = weights.empty(survey)
