@@ -45,6 +45,7 @@ lint: .venv/test.stamp
 # What scripts write is written anew first; --strict fails on links to nowhere and on pages without a place.
 docs: .venv/docs.stamp
 	@for page in api choosing cli ops; do $(BIN)/python docs/$${page}_page.py; done
+	$(BIN)/python docs/before_after.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	echo "build/site/index.html"
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
@@ -83,15 +84,25 @@ def test_commands_of_other_programs_say_why_they_are_not_run(name: str) -> None:
         assert block.language != "bash" or MARK.fullmatch(block.mark), f"{name}, line {block.line}: mark this block"
 
 
-@pytest.mark.parametrize("name", GENERATED)
-def test_generated_pages_are_up_to_date(name: str) -> None:
-    script = DOCS / f"{GENERATED[name]}.py"
-    spec = importlib.util.spec_from_file_location(GENERATED[name], script)
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert PAGES[name] == module.page(), f"run `python docs/{script.name}`"
+    return module
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    generator = DOCS / f"{GENERATED[name]}.py"
+    assert PAGES[name] == script(generator).page(), f"run `python docs/{generator.name}`"
+
+
+def test_the_picture_of_the_readme_shows_the_result_of_the_demo() -> None:
+    generator = script(DOCS / "before_after.py")
+    drawn = generator.picture(json.loads(generator.RESULT.read_text(encoding="utf-8")))
+    assert generator.PICTURE.read_text(encoding="utf-8") == drawn, "run `python docs/before_after.py`"
 
 
 def test_every_option_is_on_the_page_of_the_command_line() -> None:
