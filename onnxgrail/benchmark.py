@@ -27,8 +27,9 @@ from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.keywords import checked
+from onnxgrail.plain import SCHEMA, to_json
 from onnxgrail.progress import Progress, silent
-from onnxgrail.report import SCHEMA, calibration_entry, environment, to_json
+from onnxgrail.report_environment import calibration_entry, environment
 
 LEAST, MOST = 9, 10_000  # rounds, where seconds rule
 MOST_ROUNDS, MOST_THREADS = 1_000_000, 4096

@@ -32,22 +32,22 @@ from onnxgrail.fidelity.words import Headline, Speed, speed, told
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.facts import bodies, key
 from onnxgrail.graph.interface import between, fit
-from onnxgrail.graph.mapped import check_unchanged, unchanged, weight_files
+from onnxgrail.graph.mapped import check_unchanged, unchanged
+from onnxgrail.graph.model_io import HEAVY, bytes_on_disk
 from onnxgrail.graph.serial import Packed, pack, to_bytes
 from onnxgrail.graph.trace import trace
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.interop import from_any
 from onnxgrail.keywords import checked
 from onnxgrail.paths import check_input, path_of
+from onnxgrail.plain import SCHEMA, to_json
 from onnxgrail.progress import Progress, silent
-from onnxgrail.report import SCHEMA, calibration_entry, to_json
+from onnxgrail.report_environment import calibration_entry
 
 # Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
 UNCOUNTED = frozenset({
     "QGemm", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum",
 })  # fmt: skip
-
-HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,11 +286,6 @@ def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int |
         return None
     sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
     return cost.macs(flat, survey) // (sizes.pop() if len(sizes) == 1 else 1)
-
-
-def bytes_on_disk(model: ir.Model, path: Path) -> int:
-    """Size of the model file and of the external data files it names."""
-    return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())
 
 
 def same_inputs(wanted: Signature, got: Signature, label: str) -> None:

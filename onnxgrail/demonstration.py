@@ -24,8 +24,9 @@ from onnxgrail.errors import OutputError, UsageError
 from onnxgrail.fidelity import intervals
 from onnxgrail.keywords import checked
 from onnxgrail.paths import check_folder, check_output
+from onnxgrail.plain import SCHEMA, to_json
 from onnxgrail.progress import Progress, silent, ticking
-from onnxgrail.report import SCHEMA, environment, to_json
+from onnxgrail.report_environment import environment
 
 COMPENSATE = ("none", "grail", "best")
 WARM_UP = 3

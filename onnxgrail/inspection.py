@@ -10,13 +10,13 @@ from onnxgrail import plan
 from onnxgrail.allocation.choose import by_ratio
 from onnxgrail.calibration.custom import Libraries
 from onnxgrail.calibration.custom import custom_ops as registered
-from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import KINDS, Block, Bools, Recipe
 from onnxgrail.files import reads, writes_of
 from onnxgrail.graph import cost
 from onnxgrail.graph.listed import unlisted_text
 from onnxgrail.graph.mapped import check_unchanged
 from onnxgrail.graph.meter import dead_of
+from onnxgrail.graph.model_io import bytes_on_disk
 from onnxgrail.graph.places import located
 from onnxgrail.keywords import checked
 from onnxgrail.paths import path_of

@@ -23,7 +23,7 @@ from onnxgrail.core import Applied, Recipe
 from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.files import Writes, reads, target_of, writes_of
-from onnxgrail.finish import passes, report_of
+from onnxgrail.finish import passes
 from onnxgrail.graph.mapped import check_unchanged, loose, unchanged, weight_files
 from onnxgrail.graph.model_io import external, save
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
@@ -35,6 +35,7 @@ from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.needed import require_torch
 from onnxgrail.report import Report
+from onnxgrail.report_build import report_of
 from onnxgrail.resume import agree, begin, replaceable
 from onnxgrail.shipping import outgrown, ship
 from onnxgrail.summary import nothing_text

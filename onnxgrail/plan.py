@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from onnxgrail.core import Block, Recipe
 from onnxgrail.patterns import Pattern
 
+TARGETS = ("tensorrt",)  # a table in the folder `targets` for each
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 
 

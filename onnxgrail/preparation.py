@@ -273,3 +273,18 @@ def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     apply(slim.graph, prepared.survey, ledger)
     note(slim, changed(prepared.model, prepared.survey, ledger.dead))
     return folded(slim)
+
+
+def judged_by(prepared: Prepared) -> dict[str, Any]:
+    """Return what the samples are that judge the result, and how the user asked for them."""
+    held = prepared.held_out
+    if held is not None:
+        return {"on": "held-out", **held_out_entry(held)}
+    batches = prepared.judges
+    on = "random" if batches.synthetic else "calibration"
+    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": sum(map(samples_of, batches))}
+
+
+def held_out_entry(held: HeldOut) -> dict[str, Any]:
+    """Return which samples are held out, and how the user asked for them."""
+    return {"asked": held.asked, "source": held.batches.source, "samples": held.batches.samples}

@@ -15,9 +15,8 @@ from onnxgrail.budget import METRICS, cache_bytes, target_of
 from onnxgrail.calibration.reading import numbers
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.plan import ALLOCATIONS
+from onnxgrail.plan import ALLOCATIONS, TARGETS
 from onnxgrail.plugins import look_up
-from onnxgrail.targets import TARGETS
 
 
 def _words(value: str | Iterable[str]) -> tuple[str, ...]:

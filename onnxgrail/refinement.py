@@ -22,7 +22,7 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
 from onnxgrail.checksums import sha256
 from onnxgrail.choices import RefineChoices
-from onnxgrail.comparison import bytes_on_disk, counted_macs, same_inputs
+from onnxgrail.comparison import counted_macs, same_inputs
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.files import reads, target_of, writes_of
@@ -31,28 +31,23 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.mapped import unchanged, weight_files
-from onnxgrail.graph.model_io import external, load
+from onnxgrail.graph.model_io import bytes_on_disk, external, load
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
 from onnxgrail.journal import NO_JOURNAL, Folder
 from onnxgrail.keywords import checked
 from onnxgrail.paths import path_of
 from onnxgrail.pipeline import Result, write
+from onnxgrail.plain import plain
 from onnxgrail.preparation import Clock, Prepared, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
 from onnxgrail.refine.job import Refined
 from onnxgrail.refine.needed import require_torch
 from onnxgrail.refine.steps import refine_other
-from onnxgrail.report import (
-    ModelChange,
-    Report,
-    Verification,
-    calibration_entry,
-    environment,
-    make_report,
-    plain,
-)
+from onnxgrail.report import ModelChange, Report, Verification
+from onnxgrail.report_build import make_report
+from onnxgrail.report_environment import calibration_entry, environment
 from onnxgrail.resume import begin, replaceable
 from onnxgrail.saved import mark
 

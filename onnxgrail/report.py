@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from onnxgrail.calibration.batches import Batches
-from onnxgrail.core import Recipe, Refusal
+from onnxgrail.core import Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity.lines import report_lines
 from onnxgrail.fidelity.words import Headline, Speed, headline_of, speed
-from onnxgrail.graph.interface import Port
-from onnxgrail.memory import peak_rss_bytes
 from onnxgrail.paths import Read, check_output, check_targets, write_text
+from onnxgrail.plain import SCHEMA, plain, to_json
 from onnxgrail.readback import reads, whole
 from onnxgrail.summary import SummaryRow, outcome_counts, refusal_counts, summary_rows
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,109 +232,3 @@ class Inspection:
 def is_page(path: Path) -> bool:
     """Whether a report of this name is a page for a browser."""
     return path.suffix.lower() in (".html", ".htm")
-
-
-def make_report(
-    *,
-    recipe: Recipe,
-    environment: Mapping[str, Any],
-    model: ModelChange,
-    blocks: Sequence[Mapping[str, Any]],
-    refusals: Iterable[Refusal],
-    verification: Verification | None = None,
-    calibration: Mapping[str, Any] | None = None,
-    timing: Mapping[str, float] | None = None,
-    notes: Sequence[str] = (),
-    interface: Sequence[Port] = (),
-    allocation: Mapping[str, Any] | None = None,
-    refits: Sequence[Mapping[str, Any]] = (),
-    norms: Sequence[Mapping[str, Any]] = (),
-    refines: Sequence[Mapping[str, Any]] = (),
-    methods: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Report:
-    """Put a report together.
-
-    Args:
-        recipe: the user's choices.
-        environment: from `environment()`.
-        model: before and after.
-        blocks: from `block_entry`.
-        refusals: what was left alone.
-        verification: what was checked.
-        calibration: from `calibration_entry`.
-        timing: seconds per stage; `forward` is the time spent inside ONNX Runtime.
-        notes: what the user should know.
-        interface: inputs and outputs whose shapes changed.
-        allocation: how widths were spread over the blocks, and what rounding them cost.
-        refits: layers fitted to the original network, with errors on held-out rows.
-        norms: activations brought back to the original's.
-        refines: fits by gradient, block by block or of the whole model.
-        methods: what methods beside narrowing did, by name.
-    """
-    return Report(
-        data={
-            "schema": SCHEMA,
-            "tool": {"name": "onnxgrail", "version": _version("onnxgrail")},
-            "recipe": plain(asdict(recipe)),
-            "environment": plain(environment),
-            "model": asdict(model),
-            "calibration": plain(calibration),
-            "allocation": plain(allocation),
-            "blocks": [plain(block) for block in blocks],
-            "refits": plain(list(refits)),
-            "norms": plain(list(norms)),
-            "refines": plain(list(refines)),
-            "methods": plain(methods or {}),
-            "refusals": [asdict(refusal) for refusal in refusals],
-            "verification": plain(asdict(verification or Verification())),
-            "interface": plain([asdict(port) for port in interface]),
-            "timing": {stage: round(seconds, 4) for stage, seconds in (timing or {}).items()},
-            "peak_rss_bytes": peak_rss_bytes(),
-            "notes": list(notes),
-        }
-    )
-
-
-def calibration_entry(batches: Batches) -> dict[str, Any]:
-    """What was fed, for the report."""
-    return {name: plain(getattr(batches, name)) for name in ("source", "samples", "synthetic", "notes")}
-
-
-def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, Any]:
-    """Versions and settings that the numbers depend on."""
-    return {
-        "python": sys.version.split()[0],
-        "onnx": _version("onnx"),
-        "onnxruntime": _version("onnxruntime") or _version("onnxruntime-gpu"),
-        "numpy": _version("numpy"),
-        "providers": list(providers),
-        "threads": threads,
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def plain(value: Any) -> Any:
-    """Nested data as JSON knows it: numpy scalars and arrays, tuples, paths, NaN and infinity are replaced."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset):
-        simple = set(map(type, value)) <= {int, str}  # the long lists: unit numbers and names
-        return list(value) if simple else [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
-def to_json(data: Any) -> str:
-    """Data as indented JSON."""
-    return json.dumps(plain(data), indent=1, allow_nan=False)

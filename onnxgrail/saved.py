@@ -23,8 +23,8 @@ from onnxgrail.graph import model_io
 from onnxgrail.notation import parsed
 from onnxgrail.numerals import whole
 from onnxgrail.paths import check_input, write_text
+from onnxgrail.plain import SCHEMA, plain
 from onnxgrail.plugins import GROUPS, foreign
-from onnxgrail.report import SCHEMA, plain
 from onnxgrail.trust import PLACES, Origin
 
 KEY = "onnxgrail.recipe"  # of the metadata of a model: a list of the runs that made it, the first one first

@@ -16,18 +16,18 @@ from onnxgrail.calibration.latency import single, times_of
 from onnxgrail.calibration.session import LIBRARIES
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.timing import Times
-from onnxgrail.comparison import HEAVY, bytes_on_disk
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finish import verify
 from onnxgrail.graph.interface import between, fit
-from onnxgrail.graph.model_io import weight_bytes
+from onnxgrail.graph.model_io import HEAVY, bytes_on_disk, weight_bytes
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.writing import written_bytes
+from onnxgrail.plain import plain
 from onnxgrail.preparation import Clock, Prepared
 from onnxgrail.progress import Progress
-from onnxgrail.report import Report, Verification, plain
+from onnxgrail.report import Report, Verification
 
 LARGEST_GRAPH = 2**24  # bytes that names, nodes and notes of a model can take
 NAMES, TINY = 2**12, 2**16  # bytes: of a few names, and of a file that is hardly larger

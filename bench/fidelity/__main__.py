@@ -74,7 +74,7 @@ def environment(sim: tuple[Path, str] | None) -> dict[str, Any]:
     """What the numbers hang on."""
     from onnxgrail.calibration.session import CPU
     from onnxgrail.demonstration import machine
-    from onnxgrail.report import environment as versions
+    from onnxgrail.report_environment import environment as versions
 
     known = versions(providers=CPU, threads=1)
     return {

@@ -75,7 +75,7 @@ def environment(threads: int, rounds: int) -> dict[str, Any]:
     """What the numbers hang on."""
     from onnxgrail.calibration.session import CPU
     from onnxgrail.demonstration import machine
-    from onnxgrail.report import environment as versions
+    from onnxgrail.report_environment import environment as versions
 
     known = versions(providers=CPU, threads=threads)
     kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: the command chooses

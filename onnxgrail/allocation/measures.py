@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from onnxgrail.budget import Metric
 from onnxgrail.calibration.latency import in_turn, single
 from onnxgrail.calibration.signature import signature_of
-from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.core import Block, Recipe
 from onnxgrail.graph import cost, weights
 from onnxgrail.graph.interface import changed, fit
 from onnxgrail.graph.meter import Meter, dead_of
-from onnxgrail.graph.model_io import LIMIT, weight_bytes
+from onnxgrail.graph.model_io import LIMIT, bytes_on_disk, weight_bytes
 from onnxgrail.graph.serial import to_bytes, to_file
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.preparation import Prepared, narrowed

@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 
 from onnxgrail.calibration.session import runtime
-from onnxgrail.comparison import bytes_on_disk
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.exporting import writers
 from onnxgrail.exporting.axes import BATCH, opened, outputs, without
@@ -21,9 +20,10 @@ from onnxgrail.exporting.sources import Wish, find
 from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
 from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
 from onnxgrail.graph import cost, model_io
+from onnxgrail.graph.model_io import bytes_on_disk
 from onnxgrail.paths import Read, check_output, check_targets, existing
+from onnxgrail.plain import SCHEMA, to_json
 from onnxgrail.progress import Progress, silent
-from onnxgrail.report import SCHEMA, to_json
 from onnxgrail.scripts import is_named
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere

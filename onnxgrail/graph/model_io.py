@@ -25,6 +25,8 @@ from onnxgrail.paths import SCRATCH, TEMPORARY, make_folder
 from onnxgrail.placing import Weights, place, weights_name
 from onnxgrail.steady import SteadyFile
 
+HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
+
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 PROTOBUF = 2**31 - 1  # bytes of the largest message
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
@@ -244,3 +246,8 @@ def _brief(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:200]
+
+
+def bytes_on_disk(model: ir.Model, path: Path) -> int:
+    """Size of the model file and of the external data files it names."""
+    return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-TARGETS = ("tensorrt",)
 STANDARD = ("", "ai.onnx")
 WEIGHTY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "DequantizeLinear")
 CHANNELLED = ("Conv", "ConvTranspose")  # with layers that are built for a number of channels

@@ -13,8 +13,7 @@ import pytest
 from onnxgrail.budget import METRICS
 from onnxgrail.cli import _ship, _values, main
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
-from onnxgrail.plan import ALLOCATIONS
-from onnxgrail.targets import TARGETS
+from onnxgrail.plan import ALLOCATIONS, TARGETS
 from tests.cli.standin import recorded, usage_error
 from tests.command import run
 

@@ -12,15 +12,9 @@ from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Re
 from onnxgrail.entries import block_entry
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.paths import check_input, check_output, default_output, write_text
-from onnxgrail.report import (
-    Inspection,
-    ModelChange,
-    Report,
-    Verification,
-    calibration_entry,
-    environment,
-    make_report,
-)
+from onnxgrail.report import Inspection, ModelChange, Report, Verification
+from onnxgrail.report_build import make_report
+from onnxgrail.report_environment import calibration_entry, environment
 from onnxgrail.summary import OUTCOMES, nothing_text, outcome_text, refusal_counts, summary_rows
 
 REFUSALS = (

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail import targets
+from onnxgrail.plan import TARGETS
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\ng '
 
@@ -141,7 +142,7 @@ def test_subgraphs_are_looked_into() -> None:
 
 
 def test_the_table_says_where_it_is_from() -> None:
-    for name in targets.TARGETS:
+    for name in TARGETS:
         known = targets.table(name)
         assert known["source"].startswith("https://")
         assert dt.date.fromisoformat(known["date"])

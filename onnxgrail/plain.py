@@ -1,0 +1,34 @@
+"""Plain data that JSON can hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SCHEMA = 1
+
+
+def plain(value: Any) -> Any:
+    """Nested data as JSON knows it: numpy scalars and arrays, tuples, paths, NaN and infinity are replaced."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        simple = set(map(type, value)) <= {int, str}  # the long lists: unit numbers and names
+        return list(value) if simple else [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_json(data: Any) -> str:
+    """Data as indented JSON."""
+    return json.dumps(plain(data), indent=1, allow_nan=False)

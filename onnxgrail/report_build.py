@@ -1,0 +1,154 @@
+"""Build the report of a compression from what every stage returned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.batches import Batches
+from onnxgrail.core import Applied, Recipe, Refusal
+from onnxgrail.decision import Decision
+from onnxgrail.entries import block_entry
+from onnxgrail.graph.interface import Port, changed
+from onnxgrail.graph.places import located
+from onnxgrail.memory import peak_rss_bytes
+from onnxgrail.plain import SCHEMA, plain
+from onnxgrail.preparation import Prepared, judged_by
+from onnxgrail.report import ModelChange, Report, Verification
+from onnxgrail.report_environment import calibration_entry, environment, version_of
+from onnxgrail.report_notes import notes_of
+from onnxgrail.report_sizes import grown, share_of, sizes_of
+
+if TYPE_CHECKING:
+    from onnxgrail.refine.job import Refined
+
+
+def report_of(
+    prepared: Prepared,
+    recipe: Recipe,
+    decision: Decision,
+    *,
+    slim: ir.Model | None,
+    written: Mapping[Path, str],
+    verification: Verification | None,
+    timing: Mapping[str, float],
+    refines: Sequence[Refined] = (),
+    applied: Mapping[str, Applied] | None = None,
+    final: ir.Model | None = None,
+) -> Report:
+    """Everything that was done and left alone, as schema 1.
+
+    `final` is what was written, where that is not `slim`, and `written` has the checksums of its files.
+    """
+    decided = {c.block.name: c for c in decision.changes}
+    applied = applied or {}
+    added = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in grown(refines))
+    share = share_of(prepared, recipe, decision, applied)
+    sizes = sizes_of(prepared, share, decision, slim, written, (*applied.values(), *added), final or slim)
+    survey = prepared.survey
+    refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
+    ports = changed(prepared.model, survey, decision.ledger.dead)
+    calibration = _calibration(prepared.batches, decision, used=bool(applied))
+    return make_report(
+        recipe=recipe,
+        environment=environment(providers=recipe.providers, threads=None),
+        model=sizes,
+        blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
+        refusals=located(
+            prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
+        ),
+        verification=_told(prepared, verification, fitted=calibration is not None),
+        calibration=calibration,
+        timing=timing,
+        interface=ports,
+        notes=[
+            prepared.scarce() if calibration else "",
+            *notes_of(prepared, recipe, decision, sizes.budget, slim),
+            *(note for one in applied.values() for note in one.notes),
+            *(() if prepared.held_out is None else prepared.held_out.batches.notes),
+        ],
+        allocation=decision.allocation.entry(),
+        refits=[dataclasses.asdict(refit) for refit in decision.refits],
+        norms=[dataclasses.asdict(norm) for norm in decision.norms],
+        refines=[dataclasses.asdict(entry) for entry in refines],
+        methods={name: one.entry for name, one in applied.items()},
+    )
+
+
+def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool) -> Verification:
+    """The same, and whether a fit has seen the samples that judge; an unchecked run says only which they would be."""
+    told = verification or Verification(judged=judged_by(prepared))
+    judged = dict(told.judged or {})
+    return dataclasses.replace(told, judged={**judged, "seen": fitted and judged.get("on") == "calibration"})
+
+
+def _calibration(batches: Batches, decision: Decision, *, used: bool) -> dict[str, Any] | None:
+    if not used and not decision.norms and not any(c.error.plain is not None for c in decision.changes):
+        return None  # nothing was measured: the data were not used
+    return calibration_entry(batches)
+
+
+def make_report(
+    *,
+    recipe: Recipe,
+    environment: Mapping[str, Any],
+    model: ModelChange,
+    blocks: Sequence[Mapping[str, Any]],
+    refusals: Iterable[Refusal],
+    verification: Verification | None = None,
+    calibration: Mapping[str, Any] | None = None,
+    timing: Mapping[str, float] | None = None,
+    notes: Sequence[str] = (),
+    interface: Sequence[Port] = (),
+    allocation: Mapping[str, Any] | None = None,
+    refits: Sequence[Mapping[str, Any]] = (),
+    norms: Sequence[Mapping[str, Any]] = (),
+    refines: Sequence[Mapping[str, Any]] = (),
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Report:
+    """Put a report together.
+
+    Args:
+        recipe: the user's choices.
+        environment: from `environment()`.
+        model: before and after.
+        blocks: from `block_entry`.
+        refusals: what was left alone.
+        verification: what was checked.
+        calibration: from `calibration_entry`.
+        timing: seconds per stage; `forward` is the time spent inside ONNX Runtime.
+        notes: what the user should know.
+        interface: inputs and outputs whose shapes changed.
+        allocation: how widths were spread over the blocks, and what rounding them cost.
+        refits: layers fitted to the original network, with errors on held-out rows.
+        norms: activations brought back to the original's.
+        refines: fits by gradient, block by block or of the whole model.
+        methods: what methods beside narrowing did, by name.
+    """
+    return Report(
+        data={
+            "schema": SCHEMA,
+            "tool": {"name": "onnxgrail", "version": version_of("onnxgrail")},
+            "recipe": plain(asdict(recipe)),
+            "environment": plain(environment),
+            "model": asdict(model),
+            "calibration": plain(calibration),
+            "allocation": plain(allocation),
+            "blocks": [plain(block) for block in blocks],
+            "refits": plain(list(refits)),
+            "norms": plain(list(norms)),
+            "refines": plain(list(refines)),
+            "methods": plain(methods or {}),
+            "refusals": [asdict(refusal) for refusal in refusals],
+            "verification": plain(asdict(verification or Verification())),
+            "interface": plain([asdict(port) for port in interface]),
+            "timing": {stage: round(seconds, 4) for stage, seconds in (timing or {}).items()},
+            "peak_rss_bytes": peak_rss_bytes(),
+            "notes": [note for note in notes if note],
+        }
+    )
