@@ -27,7 +27,7 @@ from onnxgrail.calibration.timing import Times
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, entries, headline
-from onnxgrail.fidelity.lines import lines_of
+from onnxgrail.fidelity.lines import lines_of, not_compared
 from onnxgrail.fidelity.words import Headline, Speed, speed, told
 from onnxgrail.graph import cost, model_io
 from onnxgrail.graph.facts import bodies, key
@@ -93,8 +93,9 @@ class Comparison:
         return None if verdict is None else told(verdict, self._judged())
 
     def output_lines(self) -> tuple[str, ...]:
-        """Return what else is told of the outputs, a line each; nothing for random inputs."""
-        return () if self.calibration["synthetic"] else lines_of(entries(self.outputs), top=headline(self.outputs))
+        """Return what else is told of the outputs, a line each; of random inputs which were not compared."""
+        every = entries(self.outputs)
+        return not_compared(every) if self.calibration["synthetic"] else lines_of(every, top=headline(self.outputs))
 
     def speed(self) -> Speed | None:
         """Return how many times as fast `b` is as `a`; None where that was not measured."""

@@ -17,6 +17,7 @@ from onnxgrail.graph.listed import unlisted_text
 from onnxgrail.graph.mapped import check_unchanged
 from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.model_io import bytes_on_disk
+from onnxgrail.graph.opaque import maps_text
 from onnxgrail.graph.places import located
 from onnxgrail.keywords import checked
 from onnxgrail.paths import path_of
@@ -102,7 +103,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
         refusals=located(prepared.model, survey.refusals),
         shares=shares,
         predicted=tuple(predicted),
-        notes=tuple(note for note in [unlisted_text(prepared.unlisted)] if note),
+        notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),
     )
 
 

@@ -14,6 +14,7 @@ from onnxgrail.core import Change, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.graph.interface import changed
 from onnxgrail.graph.listed import listed_text, unlisted_text
+from onnxgrail.graph.opaque import maps_text
 from onnxgrail.graph.widen import has_bfloat16
 from onnxgrail.preparation import Prepared
 
@@ -31,6 +32,7 @@ def notes_of(
     return [
         INTERFACE if changed(prepared.model, prepared.survey, decision.ledger.dead) else "",
         unlisted_text(prepared.unlisted),
+        maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",
         decision.allocation.note,
         _missed(budget),

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrail.errors import MissingExtraError, ModelError, OutputError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
+from onnxgrail.graph.tails import cut, joined
 from onnxgrail.paths import SCRATCH
 
 FOLDED = 1024  # bytes of the largest constant that may be folded where folding makes the model larger
@@ -52,7 +53,8 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
     try:
         with tempfile.TemporaryDirectory(prefix=SCRATCH) as folder:
             path = Path(folder) / "narrowed.onnx"
-            save(model, path)
+            core, tail = cut(model)
+            save(core, path)
             found = load(onnxslim.slim(onnx.load(path)))
             if weight_bytes(found) > weight_bytes(model):  # it has folded what repeats small constants
                 found = load(onnxslim.slim(onnx.load(path), size_threshold=FOLDED))
@@ -62,4 +64,5 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelError(f"--simplify: onnxslim failed: {text}", hint="Leave out --simplify") from error
     found.metadata_props.update(model.metadata_props)
+    found = joined(found, tail)
     return found, Simplified(nodes_before=before, nodes_after=len(found.graph))

@@ -24,6 +24,7 @@ from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.serial import pack
+from onnxgrail.graph.tails import cut, joined
 
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no kernel for Conv on a CPU
@@ -124,12 +125,13 @@ def quantise(
         ModelError: ONNX Runtime's tool fails, or ONNX Runtime dies with the result.
     """
     runtime()
+    core, tail = cut(model)
     kept: tuple[str, ...] = ()
     why = OUTLIERS
     with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder, _quiet():
         source, target = Path(folder) / "narrowed.onnx", Path(folder) / "quantised.onnx"
-        save(model, source)
-        trial = partial(_tried, model, target, probe, providers)
+        save(core, source)
+        trial = partial(_tried, core, target, probe, providers)
         try:
             if kind == "fp16":
                 kept, why, found = _halve(source, target, trial)
@@ -149,7 +151,7 @@ def quantise(
         if found.died:
             hint = "The narrowed model without --quantize is not affected"
             raise ModelError(f"--quantize {kind}: {found.problem} when it opens or runs the result", hint=hint)
-        made = load(target.read_bytes())
+        made = joined(load(target.read_bytes()), tail)
         sizes = source.stat().st_size, target.stat().st_size
     return Quantised(
         model=made, kept=kept, why=why, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]

@@ -11,14 +11,14 @@ SHOWN = 6  # outputs with a line of their own: a model with caches has two for e
 
 
 def report_lines(data: Data) -> tuple[str, ...]:
-    """Return the lines of a report, without the verdict that is its headline; none for random inputs.
+    """Return the lines of a report, without the verdict that is its headline; of random inputs what was not compared.
 
     Of a quantized model there are those of the narrowed one, too; of one that was fitted to another, how they changed.
     """
     narrowed, quantized = data.get("verification") or {}, data.get("quantization") or {}
     outputs = narrowed.get("outputs") or ()
     if (narrowed.get("judged") or {}).get("on") == "random":
-        return ()
+        return not_compared(outputs)
     if data.get("reference"):
         return changed(data["reference"]["outputs_before"], outputs)
     if not quantized:
@@ -35,11 +35,19 @@ def lines_of(outputs: Sequence[Data], *, mark: str = "", top: Data | None = None
         mark: tells which model they are of.
         top: the verdict that has been told, of which only the rest is told.
     """
-    shown = worst(outputs)
+    near = [output for output in outputs if not output.get("not_compared")]
+    shown = worst(near)
     lines = [line for output in shown if (line := _line(output, mark, top or {}))]
-    if len(shown) < len(outputs):
-        lines.append(f"{len(outputs) - len(shown)} more outputs are closer (see --report)")
-    return tuple(lines)
+    if len(shown) < len(near):
+        lines.append(f"{len(near) - len(shown)} more outputs are closer (see --report)")
+    return (*lines, *not_compared(outputs))
+
+
+def not_compared(outputs: Sequence[Data]) -> tuple[str, ...]:
+    """Return a line with the outputs that have no distance, and why; nothing where all have one."""
+    left = [f"{output['name']} ({output['not_compared']})" for output in outputs if output.get("not_compared")]
+    more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    return (f"Not compared: {', '.join(left[:SHOWN])}{more}",) if left else ()
 
 
 def changed(before: Sequence[Data], after: Sequence[Data]) -> tuple[str, ...]:

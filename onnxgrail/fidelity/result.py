@@ -62,6 +62,7 @@ class Fidelity:
         top1, top1_reference: share of these samples whose largest score is that class.
         perplexity, perplexity_reference: exp of the mean negative log-likelihood of these tokens.
         verdicts: by the measure that suits the output, or each of its parts; the worst one first.
+        not_compared: what it holds that has no distance; empty where it was compared.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Fidelity:
     perplexity: float | None = None
     perplexity_reference: float | None = None
     verdicts: tuple[Verdict, ...] = ()
+    not_compared: str = ""
 
 
 def finish(sums: Mapping[str, Sums], verdicts: Mapping[str, tuple[Verdict, ...]] | None = None) -> tuple[Fidelity, ...]:

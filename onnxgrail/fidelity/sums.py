@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxgrail.core import Array, Bools, Feed, Floats, Ints
 from onnxgrail.errors import ModelError
+from onnxgrail.fidelity.tables import alike
 from onnxgrail.goals import Goals, Hits, classes_of, hits
 
 CLASSES_LIMIT = 200_000
@@ -133,15 +134,14 @@ def pairs(reference: Feed, outputs: Feed) -> list[tuple[str, Array, Array]]:
     """
     found = []
     for name, wanted in reference.items():
-        # Sequences and strings have no distance; a scalar may arrive as a numpy number.
-        if not isinstance(wanted, np.ndarray | np.generic) or wanted.dtype.kind not in "biufV":
-            continue
-        got = outputs.get(name)
-        if not isinstance(got, np.ndarray | np.generic):
+        if name not in outputs:
             raise ModelError(f"the second model has no output {name!r}", hint=f"It has {', '.join(outputs)}")
-        if got.shape != wanted.shape:
-            raise ModelError(f"output {name!r}: got shape {list(got.shape)}, expected {list(wanted.shape)}")
-        found.append((name, np.asarray(wanted), np.asarray(got)))
+        both = alike(wanted, outputs[name])
+        if both is None:
+            continue
+        if both[1].shape != both[0].shape:
+            raise ModelError(f"output {name!r}: got shape {list(both[1].shape)}, expected {list(both[0].shape)}")
+        found.append((name, *both))
     return found
 
 

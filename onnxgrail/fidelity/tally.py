@@ -14,6 +14,7 @@ from onnxgrail.fidelity.measures import MEASURES, Batch
 from onnxgrail.fidelity.result import Fidelity, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
 from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs
+from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 from onnxgrail.goals import Goals
 
@@ -37,6 +38,7 @@ class Tally:
         self.clues = clues or Clues()
         self.judge = judge
         self._judges: dict[str, _Judge] = {}
+        self._holds: dict[str, str] = {}
 
     def add(self, reference: Feed, outputs: Feed, *, mask: Bools | None = None, goals: Goals | None = None) -> None:
         """Count in one more batch; arguments as in `add_batch`.
@@ -44,6 +46,8 @@ class Tally:
         Raises:
             ModelError: an output is missing or differs in shape.
         """
+        for name, value in reference.items():
+            self._holds.setdefault(name, kind_of(value))
         for name, wanted, got in pairs(reference, outputs):
             far = distances(wanted, got, name=name, mask=mask, goals=goals)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
@@ -55,7 +59,12 @@ class Tally:
     def results(self) -> tuple[Fidelity, ...]:
         """Return what was found, output by output."""
         verdicts = {name: judge.verdicts(broken=self.sums[name].broken > 0) for name, judge in self._judges.items()}
-        return finish(self.sums, verdicts)
+        others = (
+            Fidelity(name=name, samples=0, cosine=None, nmse=None, max_abs=None, not_compared=holds)
+            for name, holds in self._holds.items()
+            if name not in self.sums
+        )
+        return (*finish(self.sums, verdicts), *others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

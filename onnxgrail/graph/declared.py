@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 import onnx_ir as ir
 
@@ -25,24 +27,30 @@ def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
     computed = [use for use in flow.uses if use.role == "consumer" and use.value not in plain]
     if not computed:
         return
-    known = _inferred(model, {use.value for use in computed})
+    known = _shapes(model, {use.value for use in computed})
     for use in computed:
         if known.get(use.value) != flow.facts.shapes[use.value]:
             reason = UNKNOWN.format(use.value)
             flow.labels.freeze(use.mark.labels.ravel(), Refusal(value=use.value, node=use.node, op="", reason=reason))
 
 
-def _inferred(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
+def _shapes(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
     """Shapes that ONNX shape inference finds for computed values."""
-    try:
-        proto = onnx.shape_inference.infer_shapes(without_weights(model))
-    except Exception:  # noqa: BLE001  ops that inference chokes on: nothing is known
-        return {}
     return {
         info.name: tuple(d.dim_value for d in info.type.tensor_type.shape.dim)
-        for info in proto.graph.value_info
+        for info in inferred(model)
         if info.name in names
     }
+
+
+def inferred(model: ir.Model) -> Sequence[onnx.ValueInfoProto]:
+    """Return what ONNX shape inference finds for computed values, nothing where it fails on an operator."""
+    try:
+        proto = onnx.shape_inference.infer_shapes(without_weights(model))
+    except Exception:  # noqa: BLE001  it raises whatever comes up
+        return ()
+    found: Sequence[onnx.ValueInfoProto] = proto.graph.value_info
+    return found
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:

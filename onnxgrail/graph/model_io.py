@@ -17,6 +17,7 @@ from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
 from onnxgrail.graph.inside import Split, hold, split
 from onnxgrail.graph.mapped import SOURCES, Mapped, check_unchanged, map_weights, weight_files
+from onnxgrail.graph.opaque import attach, set_aside
 from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check, tensors
@@ -129,10 +130,12 @@ def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, ap
     if not proto.graph.node:
         raise ModelError(f"{label} has a graph without nodes")
     check(proto, label)
+    plain, types = set_aside(proto, label)
     try:
-        model = ir.from_proto(proto)
+        model = ir.from_proto(plain)
     except Exception as error:
         raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
+    attach(model.graph.outputs, types)
     model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
     if apart is not None and path is not None:
         hold(model, apart, path)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.branches import folded, in_branch
+from onnxgrail.graph.opaque import write_back
 from onnxgrail.graph.widen import has_bfloat16, widen
 
 LARGE = 2**16  # bytes from which on a weight in memory is handed over as it is
@@ -76,6 +77,7 @@ def message(model: ir.Model) -> onnx.ModelProto:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise ModelError(f"the model cannot be written: {cause}") from error
+    write_back(proto, model.graph.outputs)
     return proto
 
 

@@ -134,6 +134,14 @@ def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(graph.node)
 
 
+def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graph of a message and all bodies in it, at any depth."""
+    yield model.graph
+    for node in _nodes(model.graph.node):
+        for attribute in node.attribute:
+            yield from _bodies(attribute)
+
+
 def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 

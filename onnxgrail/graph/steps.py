@@ -80,7 +80,11 @@ def _is_float(name: str, facts: Facts) -> bool:
 
 
 def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str, ...]:
-    """What two runs of a graph are compared by: its outputs, and what the last steps in front of them read."""
+    """Return the tensors by which two runs of a graph are compared.
+
+    These are its outputs, what the last steps upstream of them read, and for outputs that are no tensors, such as maps,
+    what they are made of.
+    """
     made = {name: step for step in some for name in step.makes}
     values = {v.name: v for node in model.graph for v in node.outputs if v.name}
     names = [v.name for v in model.graph.outputs if v.name]
@@ -95,8 +99,10 @@ def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str
         assert node is not None
         if name in made:
             found |= dict.fromkeys(made[name].reads)
-        else:
-            names += _reads(node)
+            continue
+        names += _reads(node)
+        if name not in facts.dtypes:
+            found |= dict.fromkeys(n for n in _reads(node) if _is_float(n, facts) and n not in facts.constants)
     return tuple(name for name in found if name in values) or tuple(v.name for v in model.graph.outputs if v.name)
 
 
