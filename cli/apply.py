@@ -57,7 +57,6 @@ def apply(
     RECIPE is a file of --save-recipe, a JSON report, or a model that onnxgrail wrote.  It gives numbers and choices; a
     recipe file may also name data in its own folder.  It never runs code, loads plug-ins, or says where to write.
     """
-    _machine.tune()
     import onnxgrail
 
     written = options.one_output(out, output)

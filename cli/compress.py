@@ -148,7 +148,6 @@ def compress(
 
     Prints a before/after table, or the report with --json.
     """
-    _machine.tune()
     import onnxgrail
 
     written = options.one_output(target, output)

@@ -90,7 +90,6 @@ def export(
     SPEC is file.py:function (which is run, and returns a module or a module with example inputs), torchvision:NAME,
     timm:NAME-or-folder or transformers:NAME-or-folder.
     """
-    _machine.tune()
     import onnxgrail
 
     if settings["tolerance"] is not None and not settings["check"]:

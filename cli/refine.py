@@ -89,7 +89,6 @@ def refine(
 
     Blocks are matched by name, or in order where both models have equally many of the same shapes.
     """
-    _machine.tune()
     import onnxgrail
 
     written = options.one_output(target, output)

@@ -24,7 +24,7 @@ from onnxgrail.decision import Decision, decide
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.files import Writes, reads, target_of, writes_of
 from onnxgrail.finish import passes
-from onnxgrail.graph.mapped import check_unchanged, loose, unchanged, weight_files
+from onnxgrail.graph.mapped import check_unchanged, loose, unchanged
 from onnxgrail.graph.model_io import external, save
 from onnxgrail.journal import NO_JOURNAL, Folder, Journal
 from onnxgrail.keywords import checked
@@ -165,8 +165,6 @@ def compress(
         shipping.check(prepared.model, recipe)
         if folder is not None:
             begin(folder, prepared, recipe, stored, writes=writes.beside())
-        if first and prepared.path is not None:
-            prepared.checksums.begin(prepared.path, *weight_files(prepared.model).values())
         journal = folder or NO_JOURNAL
         decision = decide(prepared, recipe, clock, progress, stored, journal=journal, group=group, sensitivity=curves)
         if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):

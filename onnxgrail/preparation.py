@@ -25,8 +25,6 @@ from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.stream import Stream
 from onnxgrail.calibration.suiting import suited, told
 from onnxgrail.calibration.synthetic import synthetic
-from onnxgrail.calibration.threads import count
-from onnxgrail.checksums import Checksums
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
 from onnxgrail.errors import ModelError, StoppedError, UsageError
 from onnxgrail.graph.branches import Route, folded
@@ -59,7 +57,6 @@ class Prepared:
         gradients: by block, what `View.gradient` is; nothing where no selector asks.
         held_out: samples that judge the result and that nothing is fitted to; None where there are none.
         asked: how the user asked for them.
-        checksums: of the files that are read and written.
         unlisted: weights that were inputs of the graph and no longer are.
     """
 
@@ -72,7 +69,6 @@ class Prepared:
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     held_out: HeldOut | None = None
     asked: str = AUTO
-    checksums: Checksums = field(default_factory=lambda: Checksums(threads=count()))
     unlisted: Unlisted = NOTHING
     routes: Mapping[Maker, Route] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.allocation.achieved import Share, of_blocks
 from onnxgrail.allocation.result import Budget
+from onnxgrail.checksums import sha256
 from onnxgrail.core import Applied, Recipe
 from onnxgrail.decision import Decision
 from onnxgrail.graph import cost
@@ -56,7 +57,7 @@ def sizes_of(
     output = next(iter(written), None)
     path = prepared.path
     if path is not None:
-        before, given = bytes_on_disk(model, path), prepared.checksums.of(path)
+        before, given = bytes_on_disk(model, path), sha256(path)
     else:
         content = to_bytes(prepared.given, run=False)
         before, given = len(content), hashlib.sha256(content).hexdigest()
@@ -83,7 +84,7 @@ def sizes_of(
         ratio_of=share.of,
         ratio_total=share.total,
         model_ratio=1 - after / params if params else 0.0,
-        sha256_data_before={name: prepared.checksums.of(file) for name, file in weight_files(model).items()},
+        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
         sha256_data_after={file.name: digest for file, digest in written.items() if file != output},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )

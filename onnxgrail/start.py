@@ -8,7 +8,6 @@ Then it raises `KeyboardInterrupt`, once.  When the command has ended, its exit 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import signal
 import sys
@@ -20,12 +19,7 @@ raised: list[bool] = []
 
 
 def main() -> None:
-    """Run the command line, which has the process tuned where it computes, and says when its imports are done.
-
-    From then on interrupts may be raised in it, and Python looks for cycles, among what is made later; at the end they
-    go with the process.
-    """
-    gc.disable()
+    """Run the command line, which says when its imports are done: from then on interrupts may be raised in it."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background may be born without
     if ours:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # runs last: little is left to do
@@ -38,7 +32,7 @@ def main() -> None:
     code: object = 1
     try:
         try:
-            commands(prog_name="onnxgrail", obj={"tune": _tune, "ready": _ready, "interrupted": lambda: bool(raised)})
+            commands(prog_name="onnxgrail", obj={"ready": _ready, "interrupted": lambda: bool(raised)})
         except SystemExit as end:
             sys.stdout.flush()
             code = end.code
@@ -51,16 +45,7 @@ def main() -> None:
     sys.exit(code)  # type: ignore[arg-type]
 
 
-def _tune() -> None:
-    from onnxgrail.tuning import tune
-
-    tune()
-
-
 def _ready() -> None:
-    gc.freeze()
-    gc.enable()
-    atexit.register(gc.freeze)  # the interpreter would take everything apart, piece by piece
     if signal.getsignal(signal.SIGINT) is _leave:
         sys.unraisablehook = _again
         signal.signal(signal.SIGINT, _interrupt)

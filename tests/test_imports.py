@@ -34,11 +34,11 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 """
 
 RUN = """
-import atexit, gc, json, sys
+import atexit, json, sys
 from onnxgrail.start import main
 
 def told():
-    print(json.dumps([gc.isenabled(), gc.get_freeze_count(), sorted(sys.modules)]), file=sys.stderr)
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 atexit.register(told)
 main()
@@ -121,11 +121,9 @@ def test_a_plain_run_imports_only_what_it_needs(tmp_path: Path) -> None:
         [sys.executable, "-c", RUN, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    collects, frozen, modules = json.loads(done.stderr.splitlines()[-1])
+    modules = json.loads(done.stderr.splitlines()[-1])
     assert sorted({*EXTRAS, *(f"onnxgrail.{name}" for name in UNASKED)} & set(modules)) == []
     assert "onnxgrail.decision" in modules
-    assert collects
-    assert frozen > len(modules)
 
 
 @pytest.mark.parametrize("launch", [["-m", "onnxgrail"], ["-c", "from onnxgrail.cli import main; main()"]])

@@ -78,7 +78,7 @@ def environment(threads: int, rounds: int) -> dict[str, Any]:
     from onnxgrail.report_environment import environment as versions
 
     known = versions(providers=CPU, threads=threads)
-    kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: the command chooses
+    kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: OpenBLAS chooses
     return {**known, **kernels, "machine": machine(), "rounds": rounds, "date": datetime.now(UTC).date().isoformat()}
 
 

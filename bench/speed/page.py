@@ -60,10 +60,10 @@ NOTES = """\
 - Few rows (a quarter of a layer's inputs or less, from 1024 inputs on) are kept as rows, and products and solutions
   cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) takes 6.5 minutes with `best`
   and 4.9 with `grail` (`bench/results/large_model_8g.json`, `large_model_8g_grail.json`).
-- OpenBLAS up to 0.3.31 takes an AMD Zen 5 for a processor without AVX-512.  The command names the right kernels
-  (`OPENBLAS_CORETYPE=SkylakeX`) where the variable is not set; programs that import the library set it themselves.
-  Where OpenBLAS does without AVX-512 all the same, ONNX Runtime makes the sums.  For this page it was not set.
-  Set to `Haswell`, MiniLM takes 2.1 and, with `best`, 3.7 forward passes, on two threads 2.4 and 4.3.
+- OpenBLAS takes a processor that is newer than itself for an older one: up to 0.3.31 it takes an AMD Zen 5 for a
+  processor without AVX-512.  `python -m threadpoolctl -i numpy` prints the `architecture` whose kernels it uses; where
+  that is older than the processor, name a better one before the command: `OPENBLAS_CORETYPE=SkylakeX onnxgrail ...`.
+  Where OpenBLAS does without AVX-512 all the same, ONNX Runtime makes the sums.  Here it was not set.
 """
 
 

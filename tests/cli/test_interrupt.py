@@ -65,22 +65,6 @@ def test_while_it_works(tmp_path):
     assert stderr == "Error: interrupted. With --resume DIR the same command would go on where it was\n"
 
 
-def test_cycles_are_looked_for_once_it_works(tmp_path):
-    work = """
-import gc, onnxgrail
-
-def compress(*args, **options):
-    print(gc.isenabled(), gc.get_freeze_count() > 1000)
-    raise onnxgrail.ModelError("enough")
-
-onnxgrail.compress = compress
-"""
-    onnx.save(nets.mlp(), tmp_path / "m.onnx")
-    command = [sys.executable, "-c", f"{START}{work}\nmain()", "compress", "m.onnx"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("begun\nTrue True\n", "Error: enough\n", 1)
-
-
 LATE = {
     "swallowed by a callback": """
 class Odd:

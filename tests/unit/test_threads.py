@@ -1,10 +1,8 @@
-"""One number of threads for the runtime and for BLAS, and what a command sets for itself."""
+"""One number of threads for the runtime and for BLAS."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,15 +11,11 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from onnxgrail import processor
 from onnxgrail.calibration import threads
 from onnxgrail.calibration.session import open_session
 from onnxgrail.graph.serial import LARGE, pack, to_bytes
 from onnxgrail.parallel import SOLO, Shard, shard_of
 from tests.tiny import feed, mlp
-
-ZEN5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
-WIDE = " ".join(sorted(processor.AVX512))
 
 
 @pytest.fixture(autouse=True)
@@ -54,31 +48,6 @@ def test_blas_is_held_to_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None
     with threads.pinned():
         assert widths() == {1}
     assert widths() == before
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (ZEN5.format(WIDE), True),
-        (ZEN5.format(WIDE).replace("26", "25"), False),
-        (ZEN5.format(WIDE).replace("AuthenticAMD", "GenuineIntel"), False),
-        (ZEN5.format("avx2"), False),
-        ("", False),
-    ],
-    ids=["zen 5", "older", "another maker", "without", "unknown"],
-)
-def test_which_processor_openblas_does_not_know(text: str, wanted: bool) -> None:
-    assert processor.is_newer(text) is wanted
-
-
-@pytest.mark.parametrize(("first", "wanted"), [("", "SkylakeX"), ("import numpy;", "None")])
-def test_kernels_are_named_before_numpy_is_there_only(first: str, wanted: str) -> None:
-    code = f"{first}import os; from onnxgrail import processor, tuning;"
-    code += f"processor.described = lambda: {ZEN5.format(WIDE)!r}; tuning.tune();"
-    code += "print(os.environ.get('OPENBLAS_CORETYPE'))"
-    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == (wanted if sys.platform == "linux" else "None")
 
 
 def test_large_weights_travel_beside_the_bytes() -> None:
