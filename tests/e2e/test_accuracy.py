@@ -63,7 +63,7 @@ def test_each_step_of_the_page_tells_accuracy_and_latency(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     digits = models.load("digits_resnet")
     places = {"model.onnx": digits.model, "calib.npz": digits.calibration, "heldout.npz": digits.heldout}
-    section = PAGE.split("## Quantise", 1)[1]
+    section = PAGE.split("## Quantize", 1)[1]
     block = re.search(r"```bash\n(.*?)```", section, re.DOTALL)
     assert block is not None
     lines = block[1].splitlines()[:3]
