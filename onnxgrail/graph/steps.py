@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrail.graph.attributes import text
 from onnxgrail.graph.branches import scope_of
-from onnxgrail.graph.facts import RANDOM, Facts, bodies, captures, key
+from onnxgrail.graph.facts import RANDOM, Facts, bodies, captures, is_choice, key
 from onnxgrail.graph.sizes import arithmetic
 
 ROUNDING = frozenset(
@@ -101,7 +101,7 @@ def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str
             found |= dict.fromkeys(made[name].reads)
             continue
         names += _reads(node)
-        if name not in facts.dtypes:
+        if name not in facts.dtypes and not scope_of(node) and not is_choice(node):
             found |= dict.fromkeys(n for n in _reads(node) if _is_float(n, facts) and n not in facts.constants)
     return tuple(name for name in found if name in values) or tuple(v.name for v in model.graph.outputs if v.name)
 

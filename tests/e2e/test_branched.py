@@ -11,7 +11,10 @@ import onnxruntime as ort
 import pytest
 
 import onnxgrail
+from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError
+from onnxgrail.graph.steps import compared
+from onnxgrail.preparation import Clock, prepare
 from tests.contract.test_branches import own_weights
 from tests.tiny import tiny
 
@@ -94,6 +97,11 @@ def test_each_branch_is_repaired_on_its_own_samples(model: ir.Model, choices: di
     assert sum(b["kept"] < WIDE for b in blocks if b["units"] == WIDE) == 3
     for better, worse in zip(errors(repaired, model), errors(plain, model), strict=True):
         assert better < 0.6 * worse
+
+
+def test_the_proof_compares_nothing_of_a_branch_without_samples(model: ir.Model) -> None:
+    prepared = prepare(model, feeds([1] * 4), Recipe(), Clock())
+    assert compared(prepared.model, (), prepared.survey.facts) == ("y",)
 
 
 def test_a_branch_without_samples_stays_as_it_is(model: ir.Model) -> None:
