@@ -6,7 +6,6 @@ The module is not called `demo`: importing a submodule of that name would hide t
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from onnxgrail.paths import check_folder, check_output
 from onnxgrail.plain import SCHEMA, to_json
 from onnxgrail.progress import Progress, silent, ticking
 from onnxgrail.report_environment import environment
+from onnxgrail.temporary import scratch
 
 COMPENSATE = ("none", "grail", "best")
 WARM_UP = 3
@@ -161,23 +161,23 @@ def demo(
     )
 
 
-def _folder(out: Path | None) -> contextlib.AbstractContextManager[str]:
+def _folder(out: Path | None) -> contextlib.AbstractContextManager[Path]:
     if out is None:
-        return tempfile.TemporaryDirectory(prefix="onnxgrail-demo-")
+        return scratch()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make folder {str(out)!r}: {error.strerror or error}") from error
     check_folder(out)
-    return contextlib.nullcontext(str(out))
+    return contextlib.nullcontext(out)
 
 
-def _target(folder: str, name: str, ratio: float, compensate: str) -> Path:
-    return Path(folder) / f"{name}.{ratio:g}.{compensate}.onnx"
+def _target(folder: Path, name: str, ratio: float, compensate: str) -> Path:
+    return folder / f"{name}.{ratio:g}.{compensate}.onnx"
 
 
 def _compressed(
-    embedded: Any, ratios: Sequence[float], folder: str, seed: int, tick: Callable[[], None]
+    embedded: Any, ratios: Sequence[float], folder: Path, seed: int, tick: Callable[[], None]
 ) -> list[_Variant]:
     """The dense model and every compressed one, dense first."""
     from onnxgrail.pipeline import compress

@@ -9,15 +9,18 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from onnxgrail import drafts
 from onnxgrail.errors import DataError, OutputError, UsageError
 from onnxgrail.paths import make_folder, write_text, write_whole
 from onnxgrail.record import Record, decode, encode
 
 FORMAT = 1
+PATIENCE = 2.0  # seconds that a lock is waited for: a run that was killed holds it until its memory is given back
 MANIFEST, STEPS, SCRATCH, LOCK = "manifest.json", "steps", "scratch", "lock"
 
 
@@ -66,11 +69,14 @@ class Folder:
         self._place = place
         make_folder(place)
         _no_links(place)
-        self._manifest = self._read()
+        self._read()  # refuses a folder of other things before anything is made in it
         self._lock = _locked(place)
+        self._manifest = self._read()  # as it is when nobody else writes to it any more
         shutil.rmtree(place / SCRATCH, ignore_errors=True)
         for name in (SCRATCH, STEPS):
             (place / name).mkdir(exist_ok=True)
+        for folder in (place, place / STEPS):
+            drafts.clear(folder)
 
     def begin(self, run: Mapping[str, Any]) -> None:
         """Make sure that the folder belongs to this run; an empty one does from now on.
@@ -138,7 +144,8 @@ class Folder:
         path = self._place / MANIFEST
         if not path.exists():
             own = (STEPS, SCRATCH, LOCK)  # a run that was killed early leaves them, and nothing in them
-            strange = [p.name for p in self._place.iterdir() if p.name not in own or (p.is_dir() and any(p.iterdir()))]
+            left = [path for path in self._place.iterdir() if not path.name.startswith(drafts.HIDDEN)]
+            strange = [p.name for p in left if p.name not in own or (p.is_dir() and any(p.iterdir()))]
             if strange:
                 raise OutputError(
                     f"--resume {str(self._place)!r} holds other files ({min(strange)})", hint="Choose an empty folder"
@@ -179,16 +186,20 @@ def _locked(place: Path) -> int | None:
     except ImportError:  # Windows
         return None
     handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise OutputError(
-            f"another run works in {str(place)!r}", hint="Wait for it, or choose another folder"
-        ) from error
-    except OSError:  # a network file system without locks
-        pass
-    return handle
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() < end:
+                time.sleep(0.02)
+                continue
+            os.close(handle)
+            hint = "Wait for it, or choose another folder"
+            raise OutputError(f"another run works in {str(place)!r}", hint=hint) from error
+        except OSError:  # a network file system without locks
+            pass
+        return handle
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from onnxgrail.drafts import clear, draft
 from onnxgrail.errors import ModelError, OutputError, UsageError
 
-FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EISDIR})
-SCRATCH = "onnxgrail-"  # how folders for files on the way are called
-TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
 
 
 def default_output(source: Path) -> Path:
@@ -185,10 +183,11 @@ def write_text(target: Path, text: str) -> None:
         OutputError: the file cannot be written.
     """
     write_whole(target, lambda file: file.write(text.encode("utf-8")))
+    clear(target.parent)
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
-    """Write a file through a temporary neighbour, so that a reader never sees half of it.
+    """Write a file through a draft, so that a reader never sees half of it.
 
     Args:
         target: the file.
@@ -199,23 +198,25 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: b
         OutputError: the file cannot be written.
     """
     make_folder(target.parent)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with _nameless(target.parent) or temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            if not temporary.exists():
-                _name(file, temporary)
-        if durable:
-            sync(temporary)
-        temporary.replace(target)
+        with contextlib.ExitStack() as stack:
+            file, folder = _nameless(target.parent), None
+            if file is None:
+                folder = stack.enter_context(draft(target.parent))
+                file = (folder / "file").open("wb")
+            with file:
+                write(file)
+                file.flush()
+                if durable:
+                    _sync(file.fileno())
+                if folder is None:  # only now, so that a run that is killed before leaves nothing
+                    folder = stack.enter_context(draft(target.parent))
+                    _name(file, folder / "file")
+            (folder / "file").replace(target)
         if durable:
             sync(target.parent)
     except OSError as error:
         raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -226,12 +227,21 @@ def sync(path: Path) -> None:
     """
     try:
         handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
     except OSError as error:
-        if error.errno not in NO_SYNC:  # some file systems, and folders on Windows, know no such thing
+        if error.errno not in NO_SYNC:  # folders on Windows
+            raise
+        return
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_SYNC:  # some file systems know no such thing
             raise
 
 
@@ -251,13 +261,3 @@ def _name(file: BinaryIO, path: Path) -> None:
         os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder)
     finally:
         os.close(folder)
-
-
-def out_of_room(error: BaseException | None) -> OSError | None:
-    """What an error goes back to, where that is a disk or a quota that is full."""
-    while error is not None:
-        # numpy tells no number where it writes an array.
-        if isinstance(error, OSError) and (error.errno in FULL or "problem writing" in str(error)):
-            return error
-        error = error.__cause__ or error.__context__
-    return None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -13,7 +11,7 @@ import onnx_ir as ir
 from onnxgrail.errors import MissingExtraError, ModelError, OutputError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.tails import cut, joined
-from onnxgrail.paths import SCRATCH
+from onnxgrail.temporary import scratch
 
 FOLDED = 1024  # bytes of the largest constant that may be folded where folding makes the model larger
 
@@ -51,8 +49,8 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
     if weight_bytes(model) > LIMIT:
         raise ModelError("--simplify: the model is over 2 GiB", hint="Simplify the written file with onnxslim itself")
     try:
-        with tempfile.TemporaryDirectory(prefix=SCRATCH) as folder:
-            path = Path(folder) / "narrowed.onnx"
+        with scratch() as folder:
+            path = folder / "narrowed.onnx"
             core, tail = cut(model)
             save(core, path)
             found = load(onnxslim.slim(onnx.load(path)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrail.calibration.session import CPU, runtime
+from onnxgrail.temporary import scratch
 
 OPSET, IR = 13, 8
 SILENT = 4  # ONNX Runtime warns that an optimised file belongs to this machine
@@ -27,8 +26,8 @@ def channel_block() -> int:
     options = ort.SessionOptions()
     options.log_severity_level = SILENT
     options.intra_op_num_threads = 1
-    with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder:
-        path = Path(folder) / "optimised.onnx"
+    with scratch() as folder:
+        path = folder / "optimised.onnx"
         options.optimized_model_filepath = str(path)
         ort.InferenceSession(_convolution().SerializeToString(), options, providers=list(CPU))
         graph = onnx.load(path).graph

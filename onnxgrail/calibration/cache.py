@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxgrail.calibration.lanes import HOST, Lane
 from onnxgrail.core import Array, Feed
+from onnxgrail.temporary import no_room, temporary_folder
 
 BUDGET = 2**30  # bytes
 SMALL = 2**16  # arrays below this stay in memory: a mapping costs more than it saves
@@ -113,12 +114,15 @@ class Cache:
         self._batches.clear()
 
     def _stored(self, name: str, array: Array) -> _Stored:
-        if name not in self._files:
-            self._files[name] = tempfile.TemporaryFile(prefix="onnxgrail-")  # noqa: SIM115  closed by `keep`
-        file = self._files[name]
-        start = file.seek(0, 2)
-        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        file.flush()
+        try:
+            if name not in self._files:
+                self._files[name] = tempfile.TemporaryFile(dir=temporary_folder())  # noqa: SIM115  closed by `keep`
+            file = self._files[name]
+            start = file.seek(0, 2)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+        except OSError as error:
+            raise no_room(error) from error
         return _Stored(file, start, array.shape, array.dtype)
 
 

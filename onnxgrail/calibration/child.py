@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 REFUSED = 7  # exit code: ONNX Runtime has raised an error, which is printed
 
 
@@ -19,7 +22,7 @@ def main(path: str, feed: str, setup: str) -> int:
     Args:
         path: of the model.
         feed: of an .npz file with one array per input, in the order of the inputs; empty to run nothing.
-        setup: JSON with `providers`, `threads` and `libraries` of custom operators.
+        setup: JSON with `parent` (a process), `providers`, `threads` and `libraries` of custom operators.
 
     Returns:
         The exit code: 0, or `REFUSED`.
@@ -28,10 +31,11 @@ def main(path: str, feed: str, setup: str) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    asked = json.loads(setup)
+    _end_with(asked["parent"])
     import numpy as np
     import onnxruntime as ort
 
-    asked = json.loads(setup)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = asked["threads"]
@@ -47,6 +51,18 @@ def main(path: str, feed: str, setup: str) -> int:
         sys.stdout.write(str(error))
         return REFUSED
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """End together with the process that waits for the result, however that ends, where the system can."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.model_io import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.tails import cut, joined
+from onnxgrail.temporary import scratch
 
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no kernel for Conv on a CPU
@@ -128,8 +128,8 @@ def quantise(
     core, tail = cut(model)
     kept: tuple[str, ...] = ()
     why = OUTLIERS
-    with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder, _quiet():
-        source, target = Path(folder) / "narrowed.onnx", Path(folder) / "quantised.onnx"
+    with scratch() as folder, _quiet():
+        source, target = folder / "narrowed.onnx", folder / "quantised.onnx"
         save(core, source)
         trial = partial(_tried, core, target, probe, providers)
         try:

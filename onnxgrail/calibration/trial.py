@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from onnxgrail.calibration.session import CPU, LIBRARIES, reason_of
 from onnxgrail.calibration.threads import count
 from onnxgrail.core import Array
 from onnxgrail.device import device_of
+from onnxgrail.temporary import scratch
 
 CRASH = 2**31  # exit codes of crashed processes on Windows begin here
 STOPPED = frozenset(getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT") if hasattr(signal, name))
@@ -48,9 +48,16 @@ def try_out(path: Path, arrays: Sequence[Array] = (), *, providers: Sequence[str
     if not sys.executable:  # Python is embedded in another program
         return Trial()
     setup = {"providers": device_of(providers).providers, "threads": count(), "libraries": LIBRARIES.get()}
-    with tempfile.TemporaryDirectory(prefix="onnxgrail-") as folder:
-        feed = _saved(arrays, Path(folder) / "feed.npz")
-        command = [sys.executable, "-P", child.__file__, str(path.resolve()), feed, json.dumps(setup)]
+    with scratch() as folder:
+        feed = _saved(arrays, folder / "feed.npz")
+        command = [
+            sys.executable,
+            "-P",
+            child.__file__,
+            str(path.resolve()),
+            feed,
+            json.dumps(setup | {"parent": os.getpid()}),
+        ]
         found = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         done = subprocess.run(command, cwd=folder, env=found, capture_output=True, check=False)
     return _judged(done.returncode, done.stdout.decode(errors="replace"))

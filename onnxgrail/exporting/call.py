@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxgrail import drafts
 from onnxgrail.calibration.session import runtime
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.exporting import writers
@@ -172,11 +172,11 @@ def export(
     outputs(subject)  # a module that torch cannot run is told from one that cannot be exported
     subject = opened(subject, static=static, dynamic=dynamic)
     ways = list(_ways(subject, exporter, attention, guessed=dynamic is None))
-    with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=existing(path.parent)) as folder:
+    with drafts.draft(existing(path.parent)) as folder:
 
         def attempt(number: int) -> _Draft:
             progress("export", number, len(ways))
-            place = Path(folder) / str(number)
+            place = folder / str(number)
             place.mkdir()
             return _draft(
                 ways[number], place / path.name, opset, check, tolerance, external=bool(save_as_external_data)

@@ -12,7 +12,7 @@ import onnx
 from onnxgrail.errors import OnnxGrailError, OutputError
 from onnxgrail.exporting.subject import Subject, Tensor, caller, quiet, torch
 from onnxgrail.graph import model_io
-from onnxgrail.paths import out_of_room
+from onnxgrail.temporary import out_of_room
 
 EXPORTERS = ("dynamo", "torchscript")
 ATTENTIONS = ("eager", "sdpa")

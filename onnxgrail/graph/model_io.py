@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import tempfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrail import drafts
 from onnxgrail.checksums import sha256
 from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
 from onnxgrail.graph.functions import inlined
@@ -22,9 +22,10 @@ from onnxgrail.graph.sequences import unpack
 from onnxgrail.graph.serial import INFORMED
 from onnxgrail.graph.soundness import check, tensors
 from onnxgrail.graph.writing import unload, write_inline
-from onnxgrail.paths import SCRATCH, TEMPORARY, make_folder
+from onnxgrail.paths import make_folder
 from onnxgrail.placing import Weights, place, weights_name
 from onnxgrail.steady import SteadyFile
+from onnxgrail.temporary import TEMPORARY
 
 HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
 
@@ -208,16 +209,17 @@ def save(
     apart = apart or weight_bytes(model) > LIMIT
     make_folder(path.parent)
     try:
-        with tempfile.TemporaryDirectory(prefix=".onnxgrail-", dir=scratch or path.parent) as drafts:
-            whole, folder = copy(model), Path(drafts)
+        with drafts.draft(scratch or path.parent) as folder:
+            whole = copy(model)
             weights = unload(whole, folder / "weights", partial(weights_name, path)) if apart else None
             digests = {path: write_inline(whole, folder / "model")}
             for source in sources:
                 check_unchanged(source)
             place(path, folder / "model", weights)
-            return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}
+        drafts.clear(path.parent)
+        return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}
     except OSError as error:
-        on_the_way = path.parent.name.startswith(SCRATCH)
+        on_the_way = path.parent.name.startswith(drafts.SCRATCH)
         hint = TEMPORARY if on_the_way else "Choose another output folder"
         raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
@@ -231,6 +233,7 @@ def move(draft: Path, path: Path) -> None:
     make_folder(path.parent)
     files = beside(draft)
     try:
+        drafts.clear(path.parent)
         if not files:
             place(path, draft)
             return

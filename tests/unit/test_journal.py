@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxgrail import journal
 from onnxgrail.core import BlockError, Change, Outcome, Reducer
 from onnxgrail.errors import DataError, OutputError, UsageError
 from onnxgrail.journal import Folder
@@ -89,12 +93,43 @@ def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
         other.begin({**RUN, "recipe": {"ratio": 0.5, "blocks": ["mlp"]}, "threads": 2})
 
 
-def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+def test_two_runs_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "PATIENCE", 0.1)
     first = begun(tmp_path)
     with pytest.raises(OutputError, match="another run works in"):
         Folder(tmp_path)
     first.close()
     Folder(tmp_path).close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_a_run_waits_for_one_that_was_just_killed_and_reads_what_that_wrote(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from onnxgrail.journal import Folder
+folder = Folder(Path({str(tmp_path)!r}))
+print("locked", flush=True)
+sys.stdin.readline()
+time.sleep(0.3)
+folder.begin({RUN!r})
+folder.about_to_write(Path("o.onnx"))
+"""
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as dying:
+        assert dying.stdout is not None
+        assert dying.stdin is not None
+        dying.stdout.readline()
+        dying.stdin.write("\n")
+        dying.stdin.flush()
+        second = Folder(tmp_path)
+    assert second.writes(tmp_path / "o.onnx")
+    second.close()
+
+
+def test_what_a_killed_run_left_is_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / ".onnxgrail-0a1b2c3d-abcdefgh").mkdir()
+    begun(tmp_path).close()
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Where temporary files cannot be written, one line names the folder and how to choose another one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgrail
+from onnxgrail.calibration.cache import Cache
+from onnxgrail.errors import OutputError
+from onnxgrail.temporary import scratch
+from tests.command import run
+from tests.e2e import nets
+
+HINT = "Set TMPDIR to a folder with room for temporary files"
+COMMANDS = (
+    ("compress", "m.onnx", "o.onnx"),
+    ("inspect", "m.onnx"),
+    ("compare", "m.onnx", "m.onnx"),
+    ("bench", "m.onnx"),
+    ("apply", "r.yaml", "m.onnx"),
+    ("refine", "m.onnx", "o.onnx", "--reference", "m.onnx"),
+    ("export", "a.py:model", "o.onnx"),
+    ("demo",),
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(nets.mlp(), "m.onnx")
+    Path("r.yaml").write_text("onnxgrail: 1\nratio: 0.5\n", encoding="utf-8")
+    Path("a.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
+def test_every_command_names_a_folder_that_is_none(
+    words: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(here.iterdir())
+    for place, why in (("nowhere", "No such file or directory"), ("m.onnx", "Not a directory")):
+        monkeypatch.setenv("TMPDIR", str(here / place))
+        told = run(*words)
+        text = f"Error: cannot write temporary files to {str(here / place)!r}: {why}. {HINT}\n"
+        assert (told.exit_code, told.stderr) == (1, text)
+    assert sorted(here.iterdir()) == before
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("function", ["tempfile.TemporaryFile", "tempfile.mkdtemp"])
+def test_a_full_folder(function: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(here))
+    monkeypatch.setattr(function, full)
+    with pytest.raises(OutputError, match=r"cannot write temporary files to .*: No space left") as caught, scratch():
+        pass
+    assert caught.value.hint == HINT
+
+
+def test_no_folder_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    with pytest.raises(OutputError, match="No usable temporary directory found"), scratch():
+        pass
+
+
+def test_what_is_written_there_finds_no_room(here: Path) -> None:
+    """What another cause has is raised as it is."""
+    with pytest.raises(OutputError, match="cannot write temporary files to"), scratch() as folder:
+        (folder / "none" / "file").touch()
+    with pytest.raises(FileNotFoundError), scratch():
+        (here / "none" / "file").touch()
+    with pytest.raises(OutputError, match="cannot write temporary files to"), scratch():
+        full()
+
+
+def test_activations_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(OutputError, match="cannot write temporary files to"):
+        Cache([])._stored("x", np.zeros(3))
+
+
+@pytest.mark.parametrize("choice", [{"quantize": "fp16"}, {"quantize": "int8"}, {"simplify": True}], ids=str)
+def test_steps_that_write_models_on_their_way(
+    choice: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(here / "nowhere"))
+    if "simplify" in choice:
+        pytest.importorskip("onnxslim")
+    with pytest.raises(OutputError, match="nowhere") as caught:
+        onnxgrail.compress("m.onnx", "o.onnx", unit_ratio=0.5, **choice)
+    assert caught.value.hint == HINT
+    assert not Path("o.onnx").exists()
