@@ -24,7 +24,7 @@ def main() -> None:
     if ours:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # runs last: little is left to do
         signal.signal(signal.SIGINT, _leave)
-    supervisor.split()
+    ended = supervisor.split()
     from onnxgrail.cli import main as commands
     from onnxgrail.cli import settle
 
@@ -42,6 +42,7 @@ def main() -> None:
         _tell(f"{error.filename}: {error.strerror}")
     if ours:
         signal.signal(signal.SIGINT, lambda *_: os._exit(code if isinstance(code, int) else int(code is not None)))
+    ended(code if isinstance(code, int) else int(code is not None))
     sys.exit(code)  # type: ignore[arg-type]
 
 

@@ -10,6 +10,8 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
 SELDOM = "Try the model in onnxruntime alone; if it runs there, please report it"
 REASONS = {
@@ -21,22 +23,31 @@ REASONS = {
         "the program was killed (SIGKILL), most likely because memory ran out",
         "Try a smaller --batch-size or fewer --samples",
     ),
+    "SIGXCPU": ("the program used more processor time than it may (SIGXCPU)", "Raise the limit: ulimit -t"),
     **{
         name: (f"a library of native code crashed ({name}), most likely ONNX Runtime with this model", SELDOM)
         for name in ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE")
     },
 }
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+DIES_WITH_PARENT, PARENTS_DEATH = 1, 2  # PR_SET_PDEATHSIG and PR_GET_PDEATHSIG of <sys/prctl.h>
 
 
-def split() -> None:
+def split() -> Callable[[int], None]:
     """Go on in a child process; the process that was there before ends as the child does, and never returns.
 
     Where the child could outlive its parent, which is everywhere but on Linux, nothing happens.
+
+    Returns:
+        What takes the exit code when all work is done. It stands whatever the end of the interpreter does: libraries
+        of native code may crash while they are unloaded.
     """
-    if sys.platform != "linux":
-        return
+    prctl = _prctl()
+    if prctl is None:
+        return _nobody
+    import mmap
+
+    told = mmap.mmap(-1, 2)  # seen by both; a pipe could take the place of a closed standard stream
     passed_on = {getattr(signal, name) for name in PASSED_ON}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
@@ -47,10 +58,30 @@ def split() -> None:
         child = 0
     else:
         if child == 0:
-            _tie(parent, apart=apart)
+            _tie(parent, prctl, apart=apart)
     if child:
-        _wait(child, passed_on, every=apart)
+        status = _wait(child, passed_on, every=apart)
+        _end(status, told[1] if told[0] else None)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return lambda code: told.__setitem__(slice(2), bytes((True, code & 0xFF)))
+
+
+def _nobody(_: int) -> None:
+    """Tell nobody."""
+
+
+def _prctl() -> Any:
+    """Return the system call that ties a process to its parent; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        there = prctl(PARENTS_DEATH, ctypes.byref(ctypes.c_int())) == 0
+    except (ImportError, OSError, AttributeError):
+        return None
+    return prctl if there else None
 
 
 def _has_terminal() -> bool:
@@ -62,22 +93,21 @@ def _has_terminal() -> bool:
     return True
 
 
-def _tie(parent: int, *, apart: bool) -> None:
+def _tie(parent: int, prctl: Any, *, apart: bool) -> None:
     """Have the system kill this process together with its parent.
 
     `apart` puts it into a group of its own: what is sent to the group of its parent comes through the parent, once.
     """
-    import ctypes
-
     if apart:
-        os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+    prctl(DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)
 
 
-def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> None:
-    """Pass signals on until the child has ended, and end as it did.
+def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> int:
+    """Pass signals on until the child has ended; return how.
 
     In one group with the child only those are passed on that a process sent: what a terminal sends reaches both.
     """
@@ -86,18 +116,32 @@ def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> None:
         if found.si_signo == signal.SIGCHLD:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
-                break
+                return status
         elif every or found.si_code <= 0:
-            os.kill(child, found.si_signo)
+            with contextlib.suppress(OSError):
+                os.kill(child, found.si_signo)
+
+
+def _end(status: int, told: int | None) -> None:
+    """End as the child did, with a line where a signal has ended it.
+
+    Args:
+        status: of the child, from the system.
+        told: its exit code if its work was done before it ended.
+    """
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
+    if told is not None:
+        os._exit(told)
     number = os.WTERMSIG(status)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    if name in REASONS:
-        text, hint = REASONS[name]
-        with contextlib.suppress(OSError):  # stderr may be closed
-            os.write(2, f"Error: {text}. {hint}\n".encode())
-        os._exit(1)
-    signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)
+    text, hint = REASONS.get(name, (f"the program was ended by {name}", "Repeat the command"))
+    with contextlib.suppress(OSError):  # stderr may be closed
+        os.write(2, f"Error: {text}. {hint}\n".encode())
+    if name not in REASONS:
+        with contextlib.suppress(OSError, ValueError):  # those that the C library keeps for itself
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container is not ended by signals of its own
+    os._exit(1)

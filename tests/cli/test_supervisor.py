@@ -78,3 +78,68 @@ def test_signals_reach_the_child(number: int, group: bool, code: int) -> None:
     while Path(f"/proc/{child}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_signal_to_the_child_alone_is_told(tmp_path: Path) -> None:
+    done = ended("os.kill(os.getpid(), signal.SIGTERM)", tmp_path)
+    assert (done.returncode, done.stderr) == (
+        -signal.SIGTERM,
+        "Error: the program was ended by SIGTERM. Repeat the command\n",
+    )
+
+
+def test_the_first_process_of_a_container_does_the_work_once(tmp_path: Path) -> None:
+    """There a signal of its own does not end a process; it must not go on as the child that it waited for."""
+    code = f"{START}print('working', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)"
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    try:
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no `unshare` here")
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("no namespaces may be made here")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "working\n")
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_the_exit_code_stands_when_libraries_crash_at_the_end(code: int, tmp_path: Path) -> None:
+    start = START.replace("supervisor.split()", "done = supervisor.split()")
+    words = [sys.executable, "-c", f"{start}done({code})\nos.kill(os.getpid(), signal.SIGSEGV)"]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("broken", ["os.fork = lambda: os.open('', 0)", "sys.modules['ctypes'] = None"])
+def test_without_a_child_the_program_works_alone(broken: str, tmp_path: Path) -> None:
+    code = START.replace("supervisor.split()", f"before = os.getpid()\n{broken}\nsupervisor.split()(0)")
+    words = [sys.executable, "-c", f"{code}print(os.getpid() == before)"]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "True\n", "")
+
+
+def test_the_process_that_tries_a_model_ends_with_the_one_that_asked(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")  # whoever opens it waits
+    code = "from pathlib import Path\nfrom onnxgrail.calibration.trial import try_out\ntry_out(Path('m.onnx'))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as asks:
+        tries = children(asks.pid)
+        while "child.py" not in Path(f"/proc/{tries}/cmdline").read_text(encoding="utf-8"):
+            time.sleep(0.01)
+        time.sleep(0.5)  # until it is tied, or until it sees that the other one is gone
+        asks.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{tries}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children(parent: int) -> int:
+    """Return the first child of a process, once there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()
+        if found:
+            return int(found[0])
+        time.sleep(0.01)
+    raise AssertionError("it has no child")
