@@ -47,9 +47,17 @@ def main() -> None:
 
 
 def _ready() -> None:
+    """Begin the work of a command, whose imports are done.
+
+    Raises:
+        OutputError: there is no folder for temporary files.
+    """
+    from onnxgrail.temporary import temporary_folder
+
     if signal.getsignal(signal.SIGINT) is _leave:
         sys.unraisablehook = _again
         signal.signal(signal.SIGINT, _interrupt)
+    temporary_folder()
 
 
 def _interrupt(*_: object) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail.calibration.cache import Cache
+from onnxgrail.cli import main
 from onnxgrail.errors import OutputError
-from onnxgrail.temporary import scratch
-from tests.command import run
+from onnxgrail.temporary import scratch, temporary_folder
 from tests.e2e import nets
 
 HINT = "Set TMPDIR to a folder with room for temporary files"
@@ -40,17 +43,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def text(place: Path, why: str) -> str:
+    return f"Error: cannot write temporary files to {str(place)!r}: {why}. {HINT}\n"
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
-def test_every_command_names_a_folder_that_is_none(
+def test_every_command_looks_before_its_work(
     words: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted(here.iterdir())
     for place, why in (("nowhere", "No such file or directory"), ("m.onnx", "Not a directory")):
         monkeypatch.setenv("TMPDIR", str(here / place))
-        told = run(*words)
-        text = f"Error: cannot write temporary files to {str(here / place)!r}: {why}. {HINT}\n"
-        assert (told.exit_code, told.stderr) == (1, text)
+        told = CliRunner().invoke(main, words, obj={"ready": temporary_folder})
+        assert (told.exit_code, told.stderr) == (1, text(here / place, why))
     assert sorted(here.iterdir()) == before
+
+
+def test_the_program_looks(here: Path) -> None:
+    words = [sys.executable, "-m", "onnxgrail", "inspect", "m.onnx"]
+    environment = os.environ | {"TMPDIR": str(here / "nowhere")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == text(here / "nowhere", "No such file or directory")
 
 
 def full(*_: Any, **__: Any) -> Any:
