@@ -209,3 +209,24 @@ def test_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 5
     assert len(blocks) + len(refusals) == len(survey.blocks)
     assert any("not proved" in r.reason for r in refusals)
+
+
+@pytest.mark.parametrize("tipping", [1, 2])
+def test_one_block_stays_where_the_others_then_give_the_same_levels(
+    tipping: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only with the units that really go; where leaving out one does not help, all blocks go."""
+    model = quantised(3)
+    survey = survey_of(model, feed(model))
+    guilty = {block.name for block in survey.blocks[:tipping]}
+    monkeypatch.setattr(
+        proof, "doubt", lambda _trial, some, _dead: "a level" if guilty & {b.name for b in some} else ""
+    )
+    monkeypatch.setattr(proof, "doubt_by_steps", lambda *_: "")
+    dead = np.zeros(survey.ids, dtype=bool)
+    for block in survey.blocks:
+        dead[block.ids[:8]] = True
+    common = (model, survey, survey.blocks, by_units(survey.blocks, 0.4, 1), feed(model))
+    blocks, refusals = prove(*common, providers=CPU, dead=dead)
+    assert (len(blocks), [r.reason for r in refusals]) == ((2, [proof.TIPPED]) if tipping == 1 else (3, []))
+    assert len(prove(*common, providers=CPU)[0]) == 3
