@@ -217,7 +217,8 @@ def _distance(a: Array, b: Array) -> float:
         return 0.0
     a, b = a.astype(np.float64), b.astype(np.float64)
     same = np.isnan(a) & np.isnan(b) | (a == b)
-    gap = np.where(same, 0.0, np.abs(a - b))
+    with np.errstate(invalid="ignore"):  # infinity less itself
+        gap = np.where(same, 0.0, np.abs(a - b))
     scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
     return float(gap.max() / max(scale, 1e-6))
 

@@ -91,6 +91,7 @@ def read_apart(
     """
     reading = reading or Reading()
     fixed = fixed_batch(signature) or 1
+    samples = None if samples is None else max(samples, fixed)
     limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
     parts = _parts(source, signature, limit, reading)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source

@@ -128,6 +128,16 @@ def test_inspect_tells_the_shapes_it_tried_and_takes_data(tmp_path):
     assert run("inspect", tmp_path / "m.onnx", "--data", tmp_path / "d.npz").exit_code == 0
 
 
+def test_a_model_with_a_fixed_batch_is_given_one_batch_at_least(tmp_path):
+    model = nets.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 6
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **{name: array[:12] for name, array in nets.vectors().items()})
+    assert run("inspect", tmp_path / "m.onnx", "--data", tmp_path / "d.npz").exit_code == 0
+    told = run("compress", tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "--samples", 2)
+    assert (told.exit_code, "Calibration: 6 samples" in told.stdout) == (0, True)
+
+
 def test_inspect_says_why_there_is_nothing_to_narrow(tmp_path):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (y) { y = Sigmoid(x) }'

@@ -230,3 +230,10 @@ def test_one_block_stays_where_the_others_then_give_the_same_levels(
     blocks, refusals = prove(*common, providers=CPU, dead=dead)
     assert (len(blocks), [r.reason for r in refusals]) == ((2, [proof.TIPPED]) if tipping == 1 else (3, []))
     assert len(prove(*common, providers=CPU)[0]) == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_infinite_in_both_graphs_is_no_difference() -> None:
+    array = np.array([np.inf, -np.inf, np.nan, 1.0])
+    assert agreement._distance(array, array) == 0
+    assert agreement._distance(array, -array) == np.inf
