@@ -47,7 +47,7 @@ def load(name: str) -> Any:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """A Markdown table; columns behind the first `left` are numbers."""
+    """A Markdown table; columns after the first `left` are numbers."""
     rules = ["---"] * left + ["---:"] * (len(heads) - left)
     return "".join(f"| {' | '.join(row)} |\n" for row in [heads, rules, *rows])
 
@@ -133,7 +133,7 @@ def said(names: tuple[str, str], counts: tuple[int, int, int]) -> str:
 
 
 def nearest(metrics: dict[str, str], scores: Scores) -> tuple[dict[str, int], int]:
-    """How often each choice of units is the closest behind `best`, or nearly, and of how many times."""
+    """How often each choice of units is the closest with `best`, or nearly, and of how many times."""
     near, lines = dict.fromkeys(CHOICES, 0), 0
     for subject, metric in metrics.items():
         for ratio in ratios_of(scores):
@@ -192,8 +192,8 @@ def selection(data: Any) -> dict[str, str]:
 
 
 def quoted(name: str) -> str:
-    """The first table of the section `What it gives` of another page."""
-    section = (DOCS / name).read_text(encoding="utf-8").split("## What it gives\n")[1]
+    """Return the first table of the section `Results` of another page."""
+    section = (DOCS / name).read_text(encoding="utf-8").split("## Results\n")[1]
     found = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
     assert found is not None, f"{name} has no table there"
     return found[0]
