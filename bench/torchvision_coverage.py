@@ -154,10 +154,11 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         "# torchvision",
         "",
-        f"Written by `bench/torchvision_coverage.py` on {data['date']}: full size, random weights, exported by",
+        "This page shows which models of torchvision can be pruned, and how much of each.",
+        f"`bench/torchvision_coverage.py` wrote it on {data['date']}: full size, random weights, exported by",
         f"`torch.onnx.export`, narrowed at unit ratio {data['ratio']:g} without compensation, all kinds of blocks.",
         f"{tally}.",
-        "Seconds are those of the whole command on a busy machine, runs for trace and proof included.",
+        "Seconds are those of the whole command on a busy machine, including the runs for trace and proof.",
         "",
         "| model | parameters | removed | MACs removed | blocks | seconds | verdict |",
         "|---|---|---|---|---|---|---|",

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 def kind_of(model: onnx.ModelProto, exporter: str) -> str:
     """Convolutional net, transformer, or what else it is, by where its weights are and what it computes."""
     if QUANTISED.search(exporter):
-        return "quantised"
+        return "quantized"
     sizes = {t.name: len(t.raw_data) or 1 for t in model.graph.initializer}
     ops = Counter(node.op_type for node in model.graph.node)
     convolved = sum(sizes.get(n.input[1], 0) for n in model.graph.node if "Conv" in n.op_type and len(n.input) > 1)
@@ -95,11 +95,15 @@ def page(rows: Sequence[Row], ratio: float) -> str:
     versions = ", ".join(f"{p} {metadata.version(p)}" for p in ("onnxgrail", "onnxruntime"))
     tally = Counter(r.verdict for r in rows)
     head = f"""\
-Written by `bench/zoo_coverage.py` on {datetime.now(UTC).date()} ({versions}): {len(rows)} graphs as
-exporters and optimisers write them, narrowed at ratio {ratio:g} without compensation, all kinds of blocks. *exact*: the
-narrowed model equals the original with its dropped channels set to zero. *nothing*: no block, and the reason is named.
-*does not run*: ONNX Runtime refuses the graph itself, and so does the tool. *unchecked*: packed four-bit weights, which
-the outside oracle cannot mask; the proof inside the tool holds."""
+This page shows which exported graphs onnxgrail can prune, by family of model and by exporter.
+`bench/zoo_coverage.py` wrote it on {datetime.now(UTC).date()} ({versions}):
+{len(rows)} graphs of exporters and optimizers, narrowed at unit ratio {ratio:g} without compensation,
+all kinds of blocks. The verdicts are:
+
+- *exact*: the narrowed model equals the original with the same channels set to zero,
+- *nothing*: no block can be narrowed, and the reason is given,
+- *does not run*: ONNX Runtime cannot run the original graph either,
+- *unchecked*: packed four-bit weights, which this script cannot mask; the proof inside onnxgrail holds."""
     lines = [
         "# Coverage",
         "",
@@ -107,10 +111,10 @@ the outside oracle cannot mask; the proof inside the tool holds."""
         "",
         "; ".join(f"{count} {verdict}" for verdict, count in tally.most_common()) + ".",
         "",
-        "| kind of net | exact | mean share of float parameters removed |",
+        "| kind of network | exact | mean share of float parameters removed |",
         "|---|---|---|",
     ]
-    for kind in ("convolutional", "transformer", "other", "quantised"):
+    for kind in ("convolutional", "transformer", "other", "quantized"):
         some = [r.removed for r in rows if r.kind == kind and r.verdict == "exact"]
         if some:
             lines.append(f"| {kind} | {len(some)} | {mean(some):.1%} |")

@@ -18,43 +18,49 @@ ARROWS = {"accuracy": "accuracy in %, ↑", "perplexity": "perplexity, ↓", "1 
 INTRO = """\
 # Fidelity by method and ratio
 
-`python -m bench.fidelity` measures what is missing in `bench/results/fidelity.json` and writes this page from it; no
-number here is typed by hand.
+This page shows the quality of every method at every ratio on held-out data, with onnxsim for comparison.
+`python -m bench.fidelity` measures what is missing in `bench/results/fidelity.json` and writes this page from it.
 
-- Rows: which units go (`l1`, `l2`, `wanda`, ...) or are merged (`fold`), then the repair: `none`; `grail-open`, every
-  block measured in the original model; `grail-closed`, behind the blocks already narrowed; `best`, the default.
-- Columns: the `--unit-ratio` asked for.  Widths are not rounded here, so that it means what it says.  Kernels pay for
-  that: convolutions whose widths are no multiples of 8 can be slower than the dense ones, which `--round-to 8` is for.
-- Cells: the median over calibration draws, on held-out data.  Every draw calibrates on another half of the samples;
-  rows that read no data need one draw.  The best of a column is bold; the figures show the worst and the best draw as
-  a band.
-- Latency: how many times as fast as the dense model on one thread (processor time of a batch of 8, medians of {rounds}
-  runs in turn).  It is a matter of the widths, not of the method, and is measured once for each set of widths.
+| part of a table | meaning |
+| --- | --- |
+| row | the selector (`l1`, `l2`, `wanda`, ...) or `fold`, then the compensation |
+| `none` | pruned only |
+| `grail-open` | every block measured in the original model |
+| `grail-closed` | every block measured downstream of the blocks already narrowed |
+| `best` | the default |
+| column | the `--unit-ratio`; widths are not rounded here, so the ratio is exact |
+| cell | the median over calibration draws, on held-out data; each draw uses another half of the samples, and rows \
+that read no data need one draw; the best of a column is bold |
+| `latency` | dense latency divided by the new one, on one thread (processor time of a batch of 8, medians of \
+{rounds} runs in turn); it depends on the widths only and is measured once for each set of widths |
+
+The figures show the worst and the best draw as a band. Without rounding, convolutions can be slower than the dense
+ones; `--round-to 8`, the default, prevents this.
 
 {date}, {machine}, ONNX Runtime {onnxruntime}, Python {python}.
 """
 
 HARM = """\
-## Where a repair does harm
+## Where compensation is worse than none
 
-Files whose median is worse than that of the same widths without repair, by more than the spread over draws and by more
-than two held-out images, or half a percent of perplexity.
+Cases in which the median is worse than that of the same widths without compensation, by more than the spread over
+draws and by more than two held-out images, or half a percent of perplexity.
 
-| model | repair | compared | worse | the worst of them |
+| model | compensation | compared | worse | the worst of them |
 | --- | --- | ---: | ---: | --- |
 """
 
 SIM = """\
 onnxsim{version} (`apply_structured_pruning` and `apply_structured_wanda_pruning`, alone and with
-`apply_pruning_finetune`, which refits `MatMul` and `Gemm` alone), asked for the same sparsity.  It takes no choice of
-blocks: this is what it finds, and every cell names its change of parameters.
+`apply_pruning_finetune`, which refits `MatMul` and `Gemm` only) at the same sparsity. It has no choice of blocks,
+so these are the layers that it finds, and every cell shows its change of parameters.
 """
 
 
 FURTHER = """\
-Behind the default repair (`wanda` `best`) with gradients; `wandapp`, which chooses units by them; and `grasp`, which
-replaces layers by pairs of narrow matrices until the share of parameters is gone.  In brackets the change of parameters
-and the seconds of the whole call.
+Methods with gradients on top of the default (`wanda` `best`); `wandapp`, which selects units by gradients; and
+`grasp`, which replaces layers by low-rank pairs until the share of parameters is removed. In brackets: the change
+of parameters and the seconds of the whole call.
 """
 
 
@@ -68,7 +74,7 @@ def page(data: Data) -> str:
     ]
     if data["skipped"]:
         names = ", ".join(f"`{name}`" for name in grouped(data["skipped"]))
-        parts.append(f"Left out, because what was installed does not have them: {names}.\n")
+        parts.append(f"Not measured, because the installed version does not have them: {names}.\n")
     parts.append(HARM + "".join(_harm_rows(data)))
     parts += [_subject(data, name) for name in SUBJECTS if name in data["subjects"]]
     return "\n".join(parts)

@@ -10,16 +10,19 @@ Row = Mapping[str, Any]
 INTRO = """\
 # Performance
 
-`python -m bench.speed` measures and writes this page from `bench/results/speed.json`.
+This page shows how long `onnxgrail compress` takes, how much memory it needs, how fast its results are, and how to
+spend less time. `python -m bench.speed` measures and writes it from `bench/results/speed.json`.
 
-- `forward` is one plain ONNX Runtime pass over the calibration data in the same batches and with the same threads.
-- `ratio` is the whole command, from the interpreter's start to the written file, less one second for that start, in
-  forward passes.  `cpu ratio` is the same in processor seconds, which other work on the machine disturbs less.
-- Memory is the peak of the process, in MB: anonymous (what it asked for) and total (with mapped files).
-- Medians of {rounds} rounds in which everything takes its turn; closed-loop GRAIL, unit ratio 0.3, unless said
-  otherwise.
+| column | meaning |
+| --- | --- |
+| `forward s` | one plain ONNX Runtime pass over the calibration data, with the same batches and threads |
+| `command s` | the whole command, from the start of the interpreter to the written file |
+| `ratio` | `command s`, less one second for the start, divided by `forward s` |
+| `cpu ratio` | the same in processor seconds, which other work on the machine disturbs less |
+| `anonymous MB`, `total MB` | peak memory of the process, without and with mapped files |
 
-{date}, {machine}, {threads} threads.
+Medians of {rounds} rounds, in which all rows take turns. Closed-loop GRAIL, unit ratio 0.3, unless the row says
+otherwise. {date}, {machine}, {threads} threads.
 """
 
 TITLES = {
@@ -31,39 +34,39 @@ TITLES = {
 }
 
 LATENCY = """\
-## Latency of what is written
+## Latency of the result
 
-Ratio 0.5, `--round-to 8`.  `gain` is dense over narrowed milliseconds, `ideal` the same of multiply-accumulates;
-`share` is the part of the ideal gain above 1 that is reached.
+Ratio 0.5, `--round-to 8`. `gain` is the original latency divided by the new one, and `ideal` is the same for
+multiply-accumulates. `share` is the part of the ideal gain above 1 that is reached.
 """
 
 NOTES = """\
 ## Where the time goes, and how to spend less
 
-- Behind a block that was only narrowed, the measured activation is kept and loses its channels in memory, so that a
-  closed loop runs each node once, most of them on the narrowed network.
-- Second moments of a hidden width of four times the model's cost about as much as the forward pass itself: fewer
-  samples (`--samples`) make both cheaper in proportion.  `--compensate best` takes only squares of them, unless the
-  selector reads products (`obs`, `gram`, `slimgpt`).
-- The next session is not opened while the current one runs.  In a closed loop it holds what the current one decides, so
-  only its graph could be made ready, and opening sessions is little: 0.3 of the 10.5 processor seconds that 24 layers
-  of width 256 take (48 sessions).
-- `--compensate best` walks the original and the narrowed network side by side, once, and sums regressors and targets of
-  every layer: on MiniLM that is most of one more pass, and as much again for sums and solves.
-- `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS together; unset, it is the number of physical cores.
-  From two on, parts of the batches are gone through side by side, as many as there are threads and stretches that are
-  summed as one (`docs/distributed.md`), with one thread of BLAS each: several threads of BLAS beside those of ONNX
-  Runtime made the same sums 2.8 times slower.  Where the sums of two parts would take more than a quarter of a GiB
-  besides, there is one part, and the next batch runs while half of the threads take the sums of the one before.
-  Solving is done by half of the threads, or, with two or three, in parts side by side: the threads of OpenBLAS itself
-  go on waiting busily when they are done, and ONNX Runtime has to share the processor with them.
-- Few rows (a quarter of a layer's inputs or less, from 1024 inputs on) are kept as rows, and products and solutions
-  cost in proportion to them: a Llama of 8.6 GB with 256 tokens (`bench/large_model.py`) takes 6.5 minutes with `best`
-  and 4.9 with `grail` (`bench/results/large_model_8g.json`, `large_model_8g_grail.json`).
-- OpenBLAS takes a processor that is newer than itself for an older one: up to 0.3.31 it takes an AMD Zen 5 for a
-  processor without AVX-512.  `python -m threadpoolctl -i numpy` prints the `architecture` whose kernels it uses; where
-  that is older than the processor, name a better one before the command: `OPENBLAS_CORETYPE=SkylakeX onnxgrail ...`.
-  Where OpenBLAS does without AVX-512 all the same, ONNX Runtime makes the sums.  Here it was not set.
+- **Samples.** Second moments of a hidden width of four times the model's width cost about as much as the forward
+  pass. Fewer samples (`--samples`) make both cheaper in proportion. `--compensate best` computes only squares,
+  unless the selector needs products (`obs`, `gram`, `slimgpt`).
+- **`--compensate best`** runs the original and the narrowed network once, in parallel, and sums regressors and
+  targets of every layer. On MiniLM this costs almost one more pass, plus the same again for sums and solves.
+- **Closed loop.** After a block that was only pruned, the measured activation is kept and loses its channels in
+  memory. A closed loop therefore runs each node once, mostly on the narrowed network. The next session is not
+  opened while the current one runs, because it depends on the current decision. Opening sessions costs little: 0.3
+  of the 10.5 processor seconds for 24 layers of width 256 (48 sessions).
+- **Threads.** `OMP_NUM_THREADS` sets the threads of ONNX Runtime and of BLAS; without it, the number of physical
+  cores is used. With two or more threads, parts of the batches run in parallel, at most as many as there are parts
+  that are summed separately ([distributed](distributed.md)), with one BLAS thread each: several BLAS threads next
+  to those of ONNX Runtime made the same sums 2.8 times slower. If the sums of two parts would need more than
+  another quarter of a GiB, there is only one part, and the next batch runs while half of the threads compute the
+  sums of the previous one. Half of the threads solve; with two or three, parts are solved in parallel. The reason
+  is that idle threads of OpenBLAS wait actively and take time from ONNX Runtime.
+- **Few rows.** If there are at most a quarter as many rows as inputs of a layer, from 1024 inputs on, they are kept
+  as rows, and products and solves cost in proportion to them. A Llama of 8.6 GB with 256 tokens
+  (`bench/large_model.py`) takes 6.5 minutes with `best` and 4.9 with `grail` (`bench/results/large_model_8g.json`,
+  `large_model_8g_grail.json`).
+- **New processors.** OpenBLAS treats a processor that it does not know as an older one: up to 0.3.31, an AMD Zen 5
+  as one without AVX-512. `python -m threadpoolctl -i numpy` prints the `architecture` whose kernels it uses. If
+  that is older than your processor, name a better one: `OPENBLAS_CORETYPE=SkylakeX onnxgrail ...`. If OpenBLAS
+  still does not use AVX-512, ONNX Runtime computes the sums. The variable was not set for this page.
 """
 
 
