@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HIDDEN, SCRATCH = ".onnxgrail-", "onnxgrail-"  # prefixes: beside results, and in the folder for temporary files
+FILES = "files"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 RANDOM = "[a-z0-9_]{8}"  # what tempfile puts behind a prefix
 
@@ -35,7 +36,9 @@ def draft(place: Path, prefix: str = HIDDEN) -> Iterator[Path]:
     """
     folder, handle = _made(place, prefix)
     try:
-        yield folder
+        files = folder / FILES  # apart from the lock: whoever moves a model to a folder locks that
+        files.mkdir()
+        yield files
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if handle is not None:

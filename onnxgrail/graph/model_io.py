@@ -219,7 +219,7 @@ def save(
         drafts.clear(path.parent)
         return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}
     except OSError as error:
-        on_the_way = path.parent.name.startswith(drafts.SCRATCH)
+        on_the_way = path.parent.parent.name.startswith(drafts.SCRATCH)
         hint = TEMPORARY if on_the_way else "Choose another output folder"
         raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 

@@ -18,6 +18,7 @@ import onnxgrail
 from onnxgrail.calibration.cache import Cache
 from onnxgrail.cli import main
 from onnxgrail.errors import OutputError
+from onnxgrail.graph.model_io import load, save
 from onnxgrail.temporary import scratch, temporary_folder
 from tests.e2e import nets
 
@@ -65,6 +66,14 @@ def test_the_program_looks(here: Path) -> None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == text(here / "nowhere", "No such file or directory")
+
+
+def test_models_are_moved_to_folders_for_temporary_files(here: Path) -> None:
+    """Which are locked, as is a folder to which a model is moved."""
+    model = load(here / "m.onnx")
+    with scratch() as folder:
+        save(model, folder / "m.onnx")
+        assert (folder / "m.onnx").is_file()
 
 
 def full(*_: Any, **__: Any) -> Any:

@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from onnxgrail import drafts
 with drafts.draft(Path(".")) as folder:
-    print(folder.name, flush=True)
+    print(folder.parent.name, flush=True)
     sys.stdin.read()
 """
 
@@ -65,7 +65,7 @@ def test_drafts_of_living_runs_stay(tmp_path: Path) -> None:
 
 def test_whatever_else_lies_there_stays(tmp_path: Path) -> None:
     with drafts.draft(tmp_path) as folder:
-        ours = folder.name
+        ours = folder.parent.name
     away = tmp_path / "away"
     away.mkdir()
     (away / "file").touch()
@@ -95,7 +95,7 @@ def test_a_draft_that_was_cleared_before_it_was_locked_is_made_again(
     monkeypatch.setattr(drafts, "_locked", late)
     with drafts.draft(tmp_path) as folder:
         assert folder.is_dir()
-        assert folder != calls[0]
+        assert folder.parent != calls[0]
     assert hidden(tmp_path) == []
 
 
