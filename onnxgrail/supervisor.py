@@ -30,6 +30,7 @@ REASONS = {
     },
 }
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+NUDGES, PAUSE = 5, 0.1  # how often a child is woken after a signal, and the seconds before each time
 DIES_WITH_PARENT, PARENTS_DEATH = 1, 2  # PR_SET_PDEATHSIG and PR_GET_PDEATHSIG of <sys/prctl.h>
 
 
@@ -101,6 +102,7 @@ def _tie(parent: int, prctl: Any, *, apart: bool) -> None:
     if apart:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
+    signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes
     prctl(DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)
@@ -110,14 +112,24 @@ def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> int:
     """Pass signals on until the child has ended; return how.
 
     In one group with the child only those are passed on that a process sent: what a terminal sends reaches both.
+    Python runs handlers between two of its instructions. A signal that comes just before a call of the system that
+    blocks is noted, but does not end the call; the next signal does.
     """
+    wanted, nudges = passed_on | {signal.SIGCHLD}, 0
     while True:
-        found = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
+        found = signal.sigtimedwait(wanted, PAUSE) if nudges else signal.sigwaitinfo(wanted)
+        if found is None:
+            nudges -= 1
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGURG)
+            continue
         if found.si_signo == signal.SIGCHLD:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 return status
-        elif every or found.si_code <= 0:
+            continue
+        nudges = NUDGES
+        if every or found.si_code <= 0:
             with contextlib.suppress(OSError):
                 os.kill(child, found.si_signo)
 
