@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -132,14 +133,22 @@ class Report:
         return brief.asked(self.data)
 
     def __repr__(self) -> str:
-        from onnxgrail.page import brief
-
-        return brief.text(self.data, self.headline(), self.speed())
+        try:
+            return self._brief("text")
+        except ModelError as error:
+            return str(error)
 
     def _repr_html_(self) -> str:
+        try:
+            return self._brief("html")
+        except ModelError as error:
+            return html.escape(str(error))
+
+    @whole
+    def _brief(self, form: str) -> str:
         from onnxgrail.page import brief  # slow to import, as above
 
-        return brief.html(self.data, self.headline(), self.speed())
+        return str(getattr(brief, form)(self.data, self.headline(), self.speed()))
 
     @whole
     def output_lines(self) -> tuple[str, ...]:
