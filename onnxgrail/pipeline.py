@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrail import interop, methods, saved, shipping
 from onnxgrail.allocation.statistics import StatsFiles
-from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import Libraries, files_of
 from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.lanes import solving_on
 from onnxgrail.calibration.threads import pinned
@@ -153,7 +153,7 @@ def compress(
         target, save_stats=save_stats, save_recipe=save_recipe, report=report, plots=plots, resume=resume
     )
     if first:
-        used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": custom_ops}
+        used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
         writes.apart(reads({"the input": model}, data, held_out, used))
     kept = nullcontext() if resume is None or not first else closing(Folder(Path(resume)))
     with kept as folder, registered(custom_ops), solving_on(recipe.providers), ExitStack() as stack:

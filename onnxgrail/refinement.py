@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.custom import Libraries
+from onnxgrail.calibration.custom import Libraries, files_of
 from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import signature_of
@@ -103,7 +103,8 @@ def refine_model(
     target = None if dry_run else target_of(model, output, default_name)
     writes = writes_of(target, report=report, resume=resume)
     models = {"the input": model, "the reference": reference}
-    writes.apart(reads(models, data, held_out, {"the tokenizer": recipe.tokenizer, "an operator library": custom_ops}))
+    used = {"the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
+    writes.apart(reads(models, data, held_out, used))
     kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
     with kept as folder, registered(custom_ops), ExitStack() as stack:
         writes.ready(force=force, owned=functools.partial(replaceable, folder))

@@ -13,6 +13,21 @@ from onnxgrail.errors import UsageError
 Libraries = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
+def files_of(libraries: Libraries) -> list[str]:
+    """Return the full paths of libraries.
+
+    Raises:
+        UsageError: one is not a file.
+    """
+    given = [libraries] if isinstance(libraries, str | os.PathLike) else list(libraries)
+    paths = [Path(library).absolute() for library in given]
+    for path in paths:
+        if not path.is_file():
+            why = "it is not a library, but a folder" if path.is_dir() else "there is no such file"
+            raise UsageError(f"--custom-ops {path}: {why}", hint=LIBRARY)
+    return [str(path) for path in paths]
+
+
 @contextmanager
 def custom_ops(libraries: Libraries) -> Iterator[None]:
     """Register libraries of custom operators with every session that is opened inside.
@@ -23,11 +38,7 @@ def custom_ops(libraries: Libraries) -> Iterator[None]:
     Raises:
         UsageError: there is no such file, or ONNX Runtime cannot load it.
     """
-    given = [libraries] if isinstance(libraries, str | os.PathLike) else list(libraries)
-    paths = [str(Path(library).absolute()) for library in given]
-    for path in paths:
-        if not Path(path).is_file():
-            raise UsageError(f"--custom-ops {path}: there is no such file", hint=LIBRARY)
+    paths = files_of(libraries)
     token = LIBRARIES.set(tuple(dict.fromkeys((*LIBRARIES.get(), *paths))))
     try:
         if paths:
