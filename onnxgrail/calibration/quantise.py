@@ -224,6 +224,7 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
     first = target.with_name("prepared.onnx")
     # Normalisations go into convolutions first: what is between them would be rounded twice.
     quant_pre_process(source, first, skip_symbolic_shape=True)
+    _flatten_biases(first)
     ready = load(first.read_bytes())
     loud = _loud(ready, feeds)
     weights = ready.graph.initializers
@@ -246,6 +247,20 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
         extra_options={"ActivationSymmetric": symmetric},
     )
     return loud
+
+
+def _flatten_biases(path: Path) -> None:
+    """Give biases of Gemm one axis: of the two that skl2onnx writes, the tool takes the first for the channels."""
+    proto: onnx.ModelProto = onnx.load(path)
+    nodes = proto.graph.node
+    biases = {node.input[2] for node in nodes if node.op_type == "Gemm" and len(node.input) > 2}
+    biases -= {name for node in nodes for name in (node.input[:2] if node.op_type == "Gemm" else node.input)}
+    rows = [t for t in proto.graph.initializer if t.name in biases and len(t.dims) == 2 and t.dims[0] == 1]
+    if rows:
+        for tensor in rows:
+            del tensor.dims[0]
+        del proto.graph.value_info[:]
+        onnx.save(proto, path)
 
 
 def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def test_inspect_and_other_ways_out(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "2 blocks" in done.output
     assert "options={'zipmap': False}" in done.output
-    for options in ({"quantize": "fp16"}, {"quantize": "int8-dynamic"}):
+    for options in ({"quantize": "fp16"}, {"quantize": "int8-dynamic"}, {"quantize": "int8"}):
         result = onnxgrail.compress(source, output, data=INPUT, unit_ratio=0.5, force=True, **options)
         assert isinstance(run(output)["proba"][0], dict)
         assert list(onnx.load(output).graph.output) == list(onnx.load(source).graph.output)
