@@ -91,8 +91,8 @@ def test_every_part_may_be_missing_or_odd(whole: dict[str, Any]) -> None:
     places, told = list(_places(whole)), 0
     assert len(places) > 200
     assert _ask(json.dumps(whole), slow=True) == 0
-    for place, value in zip(places, itertools.cycle(ODD), strict=False):
-        told += _ask(_changed(whole, place, DROP), slow=True)
+    for number, (place, value) in enumerate(zip(places, itertools.cycle(ODD), strict=False)):
+        told += _ask(_changed(whole, place, DROP), slow=number % 4 == 0)
         told += _ask(_changed(whole, place, value), slow=False)
     assert told > 50
 
