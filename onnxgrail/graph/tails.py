@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.graph.declared import inferred
+from onnxgrail.graph.facts import bodies
 from onnxgrail.graph.opaque import is_tensor
 
 
@@ -29,7 +30,8 @@ class Tail:
 def cut(model: ir.Model) -> tuple[ir.Model, Tail]:
     """Return a model whose outputs are tensors, and what was taken off.
 
-    What the nodes read become outputs.  A node stays that others read, or that has several outputs.
+    What the nodes read become outputs.  A node stays that others read, that has bodies or several outputs, or that
+    reads something else than what nodes make.
     """
     ends = [v for v in model.graph.outputs if not is_tensor(v) and _is_end(v)]
     nodes = tuple(node for v in ends if (node := v.producer()) is not None)
@@ -81,4 +83,6 @@ def joined(core: ir.Model, tail: Tail) -> ir.Model:
 
 def _is_end(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and not value.uses() and len(node.outputs) == 1
+    if node is None or value.uses() or len(node.outputs) > 1 or bodies(node):
+        return False
+    return all(v is None or v.producer() is not None for v in node.inputs)

@@ -149,11 +149,23 @@ def test_an_input_that_is_a_map() -> None:
         load(onnx.parser.parse_model(text))
 
 
-def test_a_tail_that_others_read_stays() -> None:
+def test_tools_are_given_a_model_without_its_tail() -> None:
     model = load(classifier("numbers"))
     core, _ = cut(model)
     assert [v.name for v in core.graph.outputs] == ["label", "probabilities"]
     assert [v.name for v in model.graph.outputs] == ["label", "proba"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["s = SequenceConstruct(x, h)", "s = SequenceConstruct(h)\n  n = SequenceLength(s)"],
+    ids=["reads-an-input", "is-read"],
+)
+def test_a_tail_that_cannot_stand_alone_stays(end: str) -> None:
+    outputs = "seq(float[]) s, int64 n" if "n =" in end else "seq(float[]) s"
+    text = f'<ir_version: 8, opset_import: ["" : 15]>\ng (float[N,4] x) => ({outputs}) {{ h = Relu(x)\n  {end} }}'
+    model = load(onnx.parser.parse_model(text))
+    assert cut(model)[0] is model
 
 
 def test_what_has_no_distance_is_named() -> None:
