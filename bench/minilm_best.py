@@ -24,8 +24,7 @@ GRAIL = {"selector": "wanda", "compensate": "grail", "closed_loop": True}
 BEST: tuple[dict[str, Any], ...] = (
     {"selector": "wanda", "compensate": "best"},
     {"selector": "obs", "compensate": "best"},
-    {"selector": "obs", "compensate": "best", "reducer": "prune-swap"},
-    {"selector": "obs", "compensate": "best", "reducer": "prune-swap", "allocate": "global"},
+    {"selector": "obs", "compensate": "best", "allocate": "global"},
 )
 ROWS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     *(("mlp", ratio, options) for ratio in (0.3, 0.5) for options in (GRAIL, *BEST)),

@@ -28,7 +28,7 @@ from onnxgrail.core import Block, Floats, Probe, Reducer, Slot, Stats, View
 
 KEEP = 0.7
 SELECTED = ("wanda", "flap", "gram", "slimgpt", "obs")
-FOLDED = ("fold", "fold-hartigan", "fold-kmeans", "fold-gram")
+FOLDED = ("fold", "fold-kmeans", "fold-gram")
 
 
 def drawn(width: int, inputs: int, outputs: int) -> View:
@@ -85,7 +85,6 @@ def ways(view: View, kept: int) -> dict[str, Callable[[], Reducer]]:
 
     found = {name: pruned(name) for name in SELECTED} | {name: folded(name) for name in FOLDED}
     found["obs-stopped"] = lambda: Reducer(kept=elimination(view, keep=kept).kept)
-    found["wanda+prune-swap"] = lambda: REDUCERS["prune-swap"](view, kept, SELECTORS["wanda"](view, rng), rng)
     return found
 
 

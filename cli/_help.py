@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     REFINE: ("refine", "ic_rank", "budget_seconds"),
     OUTPUT: (
         *("output", "force", "dry_run", "save_as_external_data", "keep_initializer_inputs", "simplify", "quantize"),
-        *("runtime", "strict", "check", "min_cosine", "max_nmse", "reports", "plots", "latency", "curves"),
+        *("runtime", "strict", "check", "min_cosine", "max_nmse", "reports", "latency", "curves"),
         *("save_recipe", "as_json", "quiet"),
     ),
     MACHINE: (*("device", "providers", "custom_ops", "cache_budget", "resume", "no_progress", "verbose", "help_all"),),

@@ -73,12 +73,6 @@ curves_option = click.option(
     help="Measure the error of every block alone at several widths, for the report; once or twice as long as "
     "calibrating.  [default: where a page of a small model is written]",
 )
-plots_option = click.option(
-    "--plots",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Also draw the report, as PNG and SVG (extra `plots`); brings --latency and --curves.",
-)
 shapes_option = click.option(
     "--input-shapes",
     type=values.shape,

@@ -15,7 +15,7 @@ import click
 EXIT_GATE = 3
 LONGEST = 80  # characters of a value in a message
 SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
-REDUCERS = ("prune", "fold", "prune-swap", "fold-hartigan", "fold-kmeans", "fold-gram", "fold-random")
+REDUCERS = ("prune", "fold", "fold-kmeans", "fold-gram", "fold-random")
 COMPENSATORS = ("grail", "best", "none")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 NORMS = ("none", "repair", "refit", "all")

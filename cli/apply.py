@@ -32,7 +32,6 @@ INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they
 @options.report_option
 @options.latency_option
 @options.curves_option
-@options.plots_option
 @options.external_option("as IN has them")
 @options.resume_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")

@@ -123,7 +123,6 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
 @options.report_option
 @options.latency_option
 @options.curves_option
-@options.plots_option
 @options.external_option("as IN has them")
 @options.resume_option
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
@@ -188,11 +187,8 @@ def finish(result: Any, *, as_json: bool, quiet: bool) -> None:
 
 def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dict[str, bool | None]:
     """What is measured for the report: as asked, else where somebody is to see it; curves for a page where cheap."""
-    page, drawn = any(path.suffix.lower() != ".json" for path in reports), asked["plots"] is not None
-    curves = asked["curves"]
-    if curves is None:
-        curves = drawn or (None if page else False)
-    return {"latency": page or drawn if latency is None else latency, "curves": curves}
+    page, curves = any(path.suffix.lower() != ".json" for path in reports), asked["curves"]
+    return {"latency": page if latency is None else latency, "curves": False if curves is None and not page else curves}
 
 
 def _notes(data: Any) -> list[str]:

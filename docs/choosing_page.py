@@ -34,7 +34,7 @@ Scores = dict[tuple[str, str, float], float]
 
 def page() -> str:
     """The whole page."""
-    parts = {**fidelity(load("fidelity.json")), **swaps(load("minilm_best.json")), **speed(load("speed.json"))}
+    parts = {**fidelity(load("fidelity.json")), **encoder(load("minilm_best.json")), **speed(load("speed.json"))}
     parts |= selection(load("selection_speed.json"))
     parts |= {name: quoted(f"{name}.md") for name in ("refine", "grasp", "ic")}
     template = (DOCS / "templates" / "choosing.md").read_text(encoding="utf-8")
@@ -149,15 +149,15 @@ def nearest(metrics: dict[str, str], scores: Scores) -> tuple[dict[str, int], in
 # --------------------------------------------------------------------------------------------------------- others
 
 
-def swaps(data: Any) -> dict[str, str]:
+def encoder(data: Any) -> dict[str, str]:
     """Methods on a sentence encoder."""
     rows = []
     for row in data["rows"]:
-        options = [f"--{name} {row[name]}" for name in ("selector", "compensate", "reducer", "allocate") if name in row]
+        options = [f"--{name} {row[name]}" for name in ("selector", "compensate", "allocate") if name in row]
         cells = [f"{1000 * row['one_minus_cosine']:.1f}", f"{row['share']:.2f}", f"{row['seconds']:.0f}"]
         rows.append([f"`{' '.join(options)}`", row["blocks"], f"{row['ratio']:g}", *cells])
     heads = ["options", "blocks", "ratio", "1 − cosine in ‰ ↓", "of `grail`", "seconds"]
-    return {"minilm_origin": f"{data['date']}, {data['cpu']}", "swaps": table(heads, rows, left=2)}
+    return {"minilm_origin": f"{data['date']}, {data['cpu']}", "encoder": table(heads, rows, left=2)}
 
 
 def speed(data: Any) -> dict[str, str]:

@@ -90,7 +90,6 @@ class Options(Choices, total=False):
     latency: bool
     curves: bool | None
     report: str | Path | Iterable[str | Path]
-    plots: str | Path | None
     custom_ops: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     group: Any
     progress: Progress

@@ -58,7 +58,6 @@ class Writes:
         output: the model.
         stats, recipe: what `save_stats` and `save_recipe` name.
         reports: files of the report.
-        plots: the folder of its figures.
         resume: the folder of a run that may be killed.
     """
 
@@ -66,19 +65,13 @@ class Writes:
     stats: Path | None = None
     recipe: Path | None = None
     reports: tuple[Path, ...] = ()
-    plots: Path | None = None
     resume: Path | None = None
 
     def files(self) -> list[tuple[str, Path]]:
-        """Return the options with their files; figures are those that there may be."""
+        """Return the options with their files."""
         options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
         found = [(option, path) for option, path in options if path is not None]
-        found += [("--report", path) for path in self.reports]
-        if self.plots is not None:
-            from onnxgrail import plots  # which is slow to import
-
-            found += [("--plots", path) for path in plots.files(self.plots)]
-        return found
+        return [*found, *(("--report", path) for path in self.reports)]
 
     def beside(self) -> list[Path]:
         """Return all files but the model."""
@@ -123,7 +116,6 @@ def writes_of(
     save_stats: Place | None = None,
     save_recipe: Place | None = None,
     report: Place | Iterable[Place] = (),
-    plots: Place | None = None,
     resume: Place | None = None,
 ) -> Writes:
     """Return where a call with these keywords writes.
@@ -140,10 +132,9 @@ def writes_of(
         stats=path_of(save_stats),
         recipe=path_of(save_recipe),
         reports=tuple(reports),
-        plots=path_of(plots),
         resume=path_of(resume),
     )
 
 
-KEYWORDS = ("save_stats", "save_recipe", "report", "plots", "resume")
+KEYWORDS = ("save_stats", "save_recipe", "report", "resume")
 """What `writes_of` takes."""

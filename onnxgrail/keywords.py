@@ -25,6 +25,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Reader = Callable[[Any], Any]
 LIMIT = 2**63  # whole numbers are below it
+GONE = {
+    "plots": "--report page.html shows what the figures showed",
+    "prune-swap": "Use prune, best with --selector obs",
+    "fold-hartigan": "Use fold",
+}
+"""What to use instead of an option or a choice of earlier versions."""
 
 
 class _OddError(Exception):
@@ -157,7 +163,7 @@ READERS |= {
     "grasp_layers": layers,
     "tokenizer": lambda value: str(place(value)),
     **dict.fromkeys(("force", "dry_run", "save_as_external_data", "latency", "curves"), flag),
-    **dict.fromkeys(("output", "stats", "save_stats", "save_recipe", "resume", "plots", "out"), place),
+    **dict.fromkeys(("output", "stats", "save_stats", "save_recipe", "resume", "out"), place),
     **dict.fromkeys(("rounds", "threads", "repeats"), whole),
     **dict.fromkeys(("seconds", "max_nmse"), number),
     "batch_sizes": wholes,
@@ -186,6 +192,16 @@ def read(name: str, value: Any, label: str = "") -> Any:
         return reader(value)
     except _OddError as expected:
         raise odd(name, value, label, str(expected)) from None
+
+
+def check_gone(name: str, message: str) -> None:
+    """Check that an option or a choice is none that earlier versions had.
+
+    Raises:
+        UsageError: it is one; the hint says what to use instead.
+    """
+    if name in GONE:
+        raise UsageError(message, hint=GONE[name])
 
 
 def odd(name: str, value: Any, label: str, expected: str) -> UsageError:

@@ -103,7 +103,6 @@ def compress(
     latency: bool = False,
     curves: bool | None = False,
     report: str | Path | Iterable[str | Path] = (),
-    plots: str | Path | None = None,
     custom_ops: Libraries = (),
     group: Group = SOLO,
     progress: Progress = silent,
@@ -130,7 +129,6 @@ def compress(
         curves: also measure the error of every block alone at several widths, for the report; None: where that takes
             little time.
         report: files for the report: pages where the suffix is .html, JSON where it is .json.
-        plots: folder for figures of the report, as PNG and SVG.
         custom_ops: libraries with operators that ONNX Runtime does not have; the code in them is run.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first one refines, replaces layers, writes and checks.
@@ -145,13 +143,11 @@ def compress(
         LostProcessError: another process of the group failed.
     """
     recipe, clock = recipe_of(choices), Clock(progress)
-    _require(recipe, plots, save_recipe)
+    _require(recipe, save_recipe)
     first = group.rank == 0
     stored = _files(stats, save_stats)
     target = target_of(model, output, default_output) if first and not dry_run else None
-    writes = writes_of(
-        target, save_stats=save_stats, save_recipe=save_recipe, report=report, plots=plots, resume=resume
-    )
+    writes = writes_of(target, save_stats=save_stats, save_recipe=save_recipe, report=report, resume=resume)
     if first:
         used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
         writes.apart(reads({"the input": model}, data, held_out, used))
@@ -212,22 +208,16 @@ def compress(
 
 
 def _hand_over(report: Report, writes: Writes) -> None:
-    """Write the report and its figures."""
+    """Write the report."""
     for path in writes.reports:
         report.save(path, force=True)  # what is there was looked at before the work
-    if writes.plots is not None:
-        report.save_plots(writes.plots, force=True)
 
 
-def _require(recipe: Recipe, plots: str | Path | None, save_recipe: str | Path | None) -> None:
+def _require(recipe: Recipe, save_recipe: str | Path | None) -> None:
     """Whether all that was asked for is installed, and a recipe has a known form, before any work."""
     require_torch(recipe)
     methods.require(recipe)
     shipping.require(recipe)
-    if plots is not None:
-        from onnxgrail import plots as drawing
-
-        drawing.require()
     if save_recipe is not None:
         saved.check_suffix(Path(save_recipe))
 

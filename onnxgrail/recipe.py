@@ -15,6 +15,7 @@ from onnxgrail.budget import METRICS, cache_bytes, target_of
 from onnxgrail.calibration.reading import numbers
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
 from onnxgrail.errors import UsageError
+from onnxgrail.keywords import check_gone
 from onnxgrail.plan import ALLOCATIONS, TARGETS
 from onnxgrail.plugins import look_up
 
@@ -52,6 +53,7 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in choices:
         if name not in known:
+            check_gone(name, f"there is no option {name!r} any more")
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             meant = f"Did you mean {close[0]!r}? " if close else ""
             raise UsageError(f"there is no option {name!r}", hint=f"{meant}Known options: {', '.join(sorted(known))}")
@@ -186,4 +188,5 @@ def _check_methods(recipe: Recipe) -> None:
 
 def _among(option: str, value: str, known: Collection[str]) -> None:
     if value not in known:
+        check_gone(value, f"{option} has no {value!r} any more")
         raise UsageError(f"{option} has no {value!r}", hint=f"Choose from {', '.join(known)}")

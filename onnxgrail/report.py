@@ -104,18 +104,6 @@ class Report:
         return page.report_page(plain(self.data))
 
     @whole
-    def save_plots(self, folder: str | Path, *, force: bool = False) -> list[Path]:
-        """Write figures into a folder, each as PNG and SVG: what is left of the model, errors and curves of its blocks.
-
-        Raises:
-            MissingExtraError: matplotlib is not installed.
-            OutputError: a figure exists and `force` is not given, or the folder cannot be written.
-        """
-        from onnxgrail import plots
-
-        return plots.write(plain(self.data), Path(folder), force=force)
-
-    @whole
     def summary_rows(self) -> tuple[SummaryRow, ...]:
         """The before/after table."""
         return summary_rows(self.data)

@@ -243,6 +243,7 @@ def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
             trust.check_choice(origin, name, value)
             choices[name] = keywords.read(name, value, origin.label)
         else:
+            keywords.check_gone(name, f"{origin.label}: there is no key {str(key)!r} any more")
             raise UsageError(f"{origin.label}: there is no key {str(key)!r}", hint=nearest(name))
     return Saved(origin=origin, choices=choices, named=named)
 

@@ -121,7 +121,6 @@ def test_a_block_that_no_fit_helps_says_so() -> None:
         ({}, True),
         ({"selector": "flap"}, True),
         ({"selector": "obs"}, False),
-        ({"reducer": "prune-swap"}, False),
         ({"reducer": "fold-gram"}, False),
         ({"compensate": "grail"}, False),
     ],

@@ -213,3 +213,35 @@ def test_a_report_does_not_replace_the_recipe(folder: Path) -> None:
     assert done.exit_code == 2
     assert "is the file of --save-recipe" in done.stderr
     assert not twice.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"reducer": "prune-swap"}, "reducer has no 'prune-swap' any more. Use prune, best with --selector obs"),
+        ({"reducer": "fold-hartigan"}, "reducer has no 'fold-hartigan' any more. Use fold"),
+        ({"plots": "figures"}, "there is no key 'plots' any more. --report page.html shows what the figures showed"),
+    ],
+)
+def test_what_earlier_versions_had_is_told_with_what_to_use(content: dict[str, str], told: str, folder: Path) -> None:
+    recipe = folder / "old.yaml"
+    recipe.write_text(yaml.safe_dump(content))
+    done = run("apply", recipe, folder / "m.onnx", "--data", folder / "d.npz")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.rstrip().endswith(told)
+
+
+def test_a_report_of_an_earlier_version_is_told_with_what_to_use(folder: Path) -> None:
+    report = folder / "old.json"
+    done = run("compress", folder / "m.onnx", "--dry-run", "--data", folder / "d.npz", "--report", report, *CHOICES)
+    assert done.exit_code == 0, done.output
+    data = json.loads(report.read_text())
+    data["recipe"]["reducer"] = "fold-hartigan"
+    report.write_text(json.dumps(data))
+    done = run("apply", report, folder / "m.onnx", "--data", folder / "d.npz")
+    assert (done.exit_code, done.stderr) == (2, "Error: reducer has no 'fold-hartigan' any more. Use fold\n")
+
+
+def test_options_of_earlier_versions_are_told_in_python(folder: Path) -> None:
+    with pytest.raises(onnxgrail.errors.UsageError, match="no option 'plots' any more"):
+        onnxgrail.compress(folder / "m.onnx", data=nets.vectors(), plots="figures")  # type: ignore[call-arg]

@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 from onnxgrail.algebra.compensate.grail import Grail
 from onnxgrail.algebra.compensate.plain import Plain
 from onnxgrail.algebra.gram import gram_of, zero_stats
-from onnxgrail.algebra.hartigan import hartigan
 from onnxgrail.algebra.kmeans import kmeans
-from onnxgrail.algebra.partitions import inertia, singletons
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.algebra.solve import ridge_solve
-from onnxgrail.algebra.ward import ward
 from onnxgrail.core import Reducer, View
 from tests.unit.algebra_builders import mlp, probe_of, view_of, weights_of
 
@@ -154,24 +151,6 @@ def test_redundant_units_are_the_first_to_go(seed: int, copies: int, name: str) 
     assert sorted(source[kept].tolist()) == [0, 1, 2, 3, 4]
     error = Grail(alpha=0.0)(view, Reducer(kept=kept)).error.compensated
     assert error == pytest.approx(0.0, abs=1e-12)
-
-
-@QUICK
-@given(seed=SEEDS, n=st.integers(2, 14), distinct=st.integers(1, 14), data=st.data())
-def test_folding_loses_less_than_pruning_to_one_row_less(seed: int, n: int, distinct: int, data: st.DataObject) -> None:
-    rng = np.random.default_rng(seed)
-    rows = (rng.standard_normal((distinct, 3)) * 10.0 ** rng.uniform(-2, 2, (distinct, 1)))[
-        rng.integers(0, distinct, n)
-    ]
-    clusters = data.draw(st.integers(1, n))
-    norms = np.sort(np.square(rows).sum(axis=1))
-    pruned = float(norms[: n - clusters + 1].sum())
-    single, best = singletons(rows, clusters), hartigan(rows, clusters)
-    assert sorted(set(best.tolist())) == list(range(clusters))
-    slack = 1e-12 * float(norms.sum())
-    assert inertia(rows, best) <= inertia(rows, ward(rows, clusters)) + slack
-    assert inertia(rows, best) <= inertia(rows, single) + slack
-    assert inertia(rows, single) <= pruned + slack
 
 
 @QUICK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from onnxgrail.algebra.elimination import Elimination, elimination
 from onnxgrail.algebra.quadratic import quadratics
 from onnxgrail.algebra.selectors import SELECTORS
 from onnxgrail.algebra.selectors.slimgpt import SlimGpt
-from onnxgrail.algebra.swaps import exchanged
-from onnxgrail.core import Floats, Ints, Reducer, View
+from onnxgrail.core import Floats, Reducer, View
 from onnxgrail.errors import DataError
-from tests.unit.algebra_builders import mlp, stats_of, view_of
+from tests.unit.algebra_builders import mlp, view_of
 
 
 @pytest.fixture
@@ -197,47 +195,6 @@ def test_slimgpt_of_heads_is_greedy(rng: np.random.Generator) -> None:
     view = mlp(rng, units=7, members=4, rows=200)
     want = elimination(view, alpha=0.01).order
     assert np.argsort(SELECTORS["slimgpt"](view, rng)).tolist() == want.tolist()
-
-
-@pytest.mark.parametrize("members", [1, 2])
-def test_exchanges_lower_the_loss_to_a_local_optimum(members: int, rng: np.random.Generator) -> None:
-    view = mlp(rng, units=9, members=members, rows=80)
-    for start in (np.array([0, 1, 2, 3]), np.array([5, 6, 7, 8])):
-        before, kept = loss(view, start.tolist()), exchanged(view, start)
-        after = loss(view, kept.tolist())
-        assert len(kept) == 4
-        assert after <= before * (1 + 1e-9)
-        # The unit that would help most does not pay for the one missed least then.
-        tried = {unit: loss(view, [*kept, unit]) for unit in set(range(9)) - set(kept.tolist())}
-        best = min(tried, key=tried.__getitem__)
-        assert min(loss(view, [u for u in [*kept, best] if u != away]) for away in kept) >= after * (1 - 1e-9)
-
-
-def test_exchanges_repair_a_bad_start(rng: np.random.Generator) -> None:
-    view = readers(rng)
-    everything = {c: loss(view, list(c)) for c in combinations(range(9), 4)}
-    found = [exchanged(view, np.array(c)) for c in list(everything)[::9]]
-    losses = [everything[tuple(kept.tolist())] for kept in found]
-    started = [everything[c] for c in list(everything)[::9]]
-    assert all(after <= before * (1 + 1e-9) for after, before in zip(losses, started, strict=True))
-    assert min(losses) == min(everything.values())
-    assert np.median(losses) < np.quantile(list(everything.values()), 0.05)
-
-
-def test_exchanges_stop_when_told(rng: np.random.Generator) -> None:
-    view = mlp(rng, units=12)
-    worst = np.sort(elimination(view).order[:5])
-    steps: list[Ints] = [exchanged(view, worst, most=most) for most in (0, 1, 50)]
-    assert steps[0].tolist() == worst.tolist()
-    assert len(set(steps[1].tolist()) - set(worst.tolist())) == 1
-    assert loss(view, steps[2].tolist()) < loss(view, steps[1].tolist()) < loss(view, steps[0].tolist())
-
-
-def test_exchanges_with_nothing_to_exchange(rng: np.random.Generator) -> None:
-    view = mlp(rng, units=4)
-    assert exchanged(view, np.arange(4)).tolist() == [0, 1, 2, 3]
-    silent = replace(view, stats=(stats_of(np.zeros((3, 4))),))
-    assert exchanged(silent, np.array([1, 3])).tolist() == [1, 3]
 
 
 def scaled(view: View, unit: float) -> Floats:

@@ -10,10 +10,9 @@ import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from onnxgrail.algebra import ward as ward_module
-from onnxgrail.algebra.hartigan import hartigan, improved
 from onnxgrail.algebra.kmeans import kmeans
 from onnxgrail.algebra.narrow import plain_weights
-from onnxgrail.algebra.partitions import by_first_member, inertia, reducer_of, singletons
+from onnxgrail.algebra.partitions import by_first_member, reducer_of
 from onnxgrail.algebra.reducers import REDUCERS, Fold
 from onnxgrail.algebra.reducers.fold_gram import output_distances
 from onnxgrail.algebra.ward import joined, squared_distances, ward
@@ -41,11 +40,6 @@ def spread(rows: Floats, labels: Ints) -> float:
 
 def same(first: Ints, second: Ints) -> bool:
     return bool(np.array_equal(first[:, None] == first, second[:, None] == second))
-
-
-def test_inertia_from_the_definition(rng: np.random.Generator) -> None:
-    rows, labels = rng.standard_normal((12, 3)), np.array([0, 1, 1, 2, 0, 0, 2, 1, 1, 1, 3, 2])
-    assert inertia(rows, labels) == pytest.approx(spread(rows, labels))
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 7, 19, 30])
@@ -88,45 +82,6 @@ def test_distances_from_the_definition(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(squared_distances(rows), want, atol=1e-10)
 
 
-def hartigan_by_loops(rows: Floats, labels: Ints) -> Ints:
-    """Move single rows to where the sum, computed anew for every choice, is smallest."""
-    labels = labels.copy()
-    for _ in range(50):
-        before = labels.copy()
-        for row in range(len(rows)):
-            if (labels == labels[row]).sum() == 1:
-                continue
-            tried = []
-            for label in range(labels.max() + 1):
-                moved = labels.copy()
-                moved[row] = label
-                tried.append(spread(rows, moved))
-            if min(tried) < tried[labels[row]] - 1e-10:
-                labels[row] = int(np.argmin(tried))
-        if np.array_equal(labels, before):
-            break
-    return labels
-
-
-def test_hartigan_is_the_naive_one(rng: np.random.Generator) -> None:
-    rows = rng.standard_normal((20, 3))
-    start = np.arange(20) % 6
-    got = improved(rows @ rows.T, start, 50)
-    assert same(got, hartigan_by_loops(rows, start))
-    assert spread(rows, got) < 0.7 * spread(rows, start)
-
-
-def test_hartigan_gets_past_lloyd(rng: np.random.Generator) -> None:
-    better = 0
-    for _ in range(10):
-        rows = rng.standard_normal((40, 4))
-        start = kmeans(rows, 12)
-        after = inertia(rows, improved(rows @ rows.T, start, 50))
-        assert after <= inertia(rows, start) * (1 + 1e-12)
-        better += after < 0.999 * inertia(rows, start)
-    assert better >= 5
-
-
 def best(rows: Floats, clusters: int) -> float:
     """Least sum over all partitions."""
     labelled = (np.array(labels) for labels in product(range(clusters), repeat=len(rows)))
@@ -145,15 +100,6 @@ def test_theorems_of_folding(kept: int, rng: np.random.Generator) -> None:
             labels[list(stays)] = np.arange(kept)
             assert optimum <= spread(rows, labels) + 1e-12
             assert spread(rows, labels) <= np.square(rows[gone]).sum() + 1e-12
-        assert optimum <= inertia(rows, hartigan(rows, kept + 1)) + 1e-12
-        assert inertia(rows, hartigan(rows, kept + 1)) <= inertia(rows, singletons(rows, kept + 1)) + 1e-12
-
-
-def test_singletons_are_the_largest_rows() -> None:
-    rows = np.array([[1.0], [-9.0], [2.0], [5.0], [0.0]])
-    assert singletons(rows, 3).tolist() == [0, 1, 0, 2, 0]
-    assert singletons(rows, 1).tolist() == [0] * 5
-    assert singletons(rows, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", AVERAGING)
@@ -256,16 +202,6 @@ def test_merging_is_means_before_and_sums_after(rng: np.random.Generator) -> Non
     np.testing.assert_allclose(forward(*(folded[i] for i in range(3))), forward(*equal.weights), atol=1e-12)
 
 
-def test_swapped_pruning_is_no_worse_than_pruning(rng: np.random.Generator) -> None:
-    rows = rng.standard_normal((80, 5))[:, [0, 1, 2, 3, 4, 4, 3]]
-    view = view_of([("consumer", np.ones((7, 1, 2)))], [rows])
-    scores = np.array([1.0, 2, 3, 4, 5, 6, 7])
-    assert REDUCERS["prune"](view, 5, scores, rng).kept.tolist() == [2, 3, 4, 5, 6]
-    swapped = REDUCERS["prune-swap"](view, 5, scores, rng)
-    assert swapped.cluster is None
-    assert sorted({0: 0, 1: 1, 2: 2, 3: 3, 6: 3, 4: 4, 5: 4}[u] for u in swapped.kept.tolist()) == [0, 1, 2, 3, 4]
-
-
 def test_who_reads_scores_and_data() -> None:
-    assert {name for name, r in REDUCERS.items() if r.needs_scores} == {"prune", "prune-swap"}
-    assert {name for name, r in REDUCERS.items() if r.needs_data} == {"prune-swap", "fold-gram"}
+    assert {name for name, r in REDUCERS.items() if r.needs_scores} == {"prune"}
+    assert {name for name, r in REDUCERS.items() if r.needs_data} == {"fold-gram"}

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from onnxgrail.algebra.hartigan import hartigan
 from onnxgrail.algebra.kmeans import kmeans
 from onnxgrail.algebra.reducers.factory import ReducerFactory, folds
 from onnxgrail.algebra.reducers.fold import Fold
 from onnxgrail.algebra.reducers.fold_gram import FoldGram
 from onnxgrail.algebra.reducers.fold_random import FoldRandom
 from onnxgrail.algebra.reducers.prune import Prune
-from onnxgrail.algebra.reducers.prune_swap import PruneSwap
 
 __all__ = ["REDUCERS", "Fold", "Prune", "ReducerFactory", "folds"]
 
 REDUCERS: dict[str, ReducerFactory] = {
     "prune": Prune(),
     "fold": Fold(),
-    "prune-swap": PruneSwap(),
-    "fold-hartigan": Fold(cluster=hartigan),
     "fold-kmeans": Fold(cluster=kmeans),
     "fold-gram": FoldGram(),
     "fold-random": FoldRandom(),

@@ -24,7 +24,7 @@ class Fold:
     are pruned by the norm of their producers instead (see `folds`).
 
     Attributes:
-        cluster: labels (u,) from rows (u, f) and a number of clusters: `ward`, `hartigan` or `kmeans`.
+        cluster: labels (u,) from rows (u, f) and a number of clusters: `ward` or `kmeans`.
         standardise: whether every column of the rows is first brought to mean 0 and deviation 1.
 
     References:
