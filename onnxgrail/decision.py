@@ -15,7 +15,7 @@ from onnxgrail.algebra.compensate import BEST
 from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
 from onnxgrail.allocation.choose import allocate, at_first, simple
-from onnxgrail.allocation.losses import curves
+from onnxgrail.allocation.losses import alone, curves_of, job_of
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, impact_macs, known
 from onnxgrail.calibration.dense import TOGETHER, Dense, size_of
@@ -115,8 +115,8 @@ def decide(
     wanted = _cheap(prepared, blocks) if sensitivity is None else sensitivity
     if wanted and blocks and not allocation.curves and group.rank == 0:
         with clock.stage("curves"):
-            found = curves(prepared, blocks, recipe, narrow=_narrow(recipe), progress=progress)
-            allocation = dataclasses.replace(allocation, curves=found)
+            job = job_of(prepared, blocks, recipe, narrow=_narrow(recipe), progress=progress)
+            allocation = dataclasses.replace(allocation, curves=curves_of(alone(job)))
     with clock.stage("calibrate"):
         run = Run(prepared, recipe, allocation.widths, once, dense)
         clock.seconds["forward"] = settle(run, blocks, progress)
@@ -160,8 +160,8 @@ def _allocated(
     if not given:
         with clock.stage("allocate"):
             trial = functools.partial(_trial, prepared, recipe, blocks)
-            spread = functools.partial(allocate, prepared, blocks, recipe, dense=dense, narrow=_narrow(recipe))
-            made = done or once.make("allocation", lambda: of_allocation(spread(trial=trial, progress=progress)))
+            job = job_of(prepared, blocks, recipe, dense=dense, narrow=_narrow(recipe), trial=trial, progress=progress)
+            made = done or once.make("allocation", lambda: of_allocation(allocate(job)))
             allocation = allocation_of(made)
     return allocation, dense if twice else None
 

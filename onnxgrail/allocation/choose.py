@@ -7,23 +7,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from onnxgrail.algebra.curves import Narrow, fluctuation
+from onnxgrail.algebra.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
 from onnxgrail.allocation.ladders import Ideal, Widths, ladders_of
 from onnxgrail.allocation.lagrange import lagrangian, multiplied, prices
-from onnxgrail.allocation.losses import Alone, Job, Trial, alone, curves_of, evidence, losses_of
+from onnxgrail.allocation.losses import Alone, Job, alone, curves_of, evidence, losses_of
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.timed import Timing, fitted_to_time
 from onnxgrail.budget import Metric, Target, target_of
 from onnxgrail.calibration.blocking import channel_block
-from onnxgrail.calibration.dense import Dense
 from onnxgrail.calibration.session import CPU
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.preparation import Prepared
-from onnxgrail.progress import Progress
 
 CORRECTIONS = 3
 PROVED = 0.5  # share of each block that goes in a proof before widths are known
@@ -59,17 +57,8 @@ def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to
     return balanced(ladders, schedules.uniform(ladders), measure, limit, strict=False).widths
 
 
-def allocate(
-    prepared: Prepared,
-    blocks: Sequence[Block],
-    recipe: Recipe,
-    *,
-    dense: Dense | None,
-    narrow: Narrow,
-    trial: Trial,
-    progress: Progress,
-) -> Allocation:
-    """Widths under a budget.
+def allocate(job: Job) -> Allocation:
+    """Return widths under a budget.
 
     Without a target, it is the share of the parameters in the blocks that `ratio` leaves, or the multiply-accumulates
     of blocks that all lose `unit_ratio` of their units (their parameters, in a model without any).
@@ -77,21 +66,12 @@ def allocate(
     Raises:
         UsageError: a target is out of reach.
     """
-    if not blocks:
-        return _allocation(prepared, blocks, recipe, {}, {})
-    job = Job(
-        prepared=prepared,
-        recipe=recipe,
-        blocks=tuple(blocks),
-        ladders=ladders_of(blocks, recipe.round_to),
-        dense=dense,
-        narrow=narrow,
-        trial=trial,
-        progress=progress,
-    )
+    recipe = job.recipe
+    if not job.blocks:
+        return _allocation(job.prepared, job.blocks, recipe, {}, {})
     target = target_of(recipe)
     if target is not None and target.metric == "latency":
-        return _within_time(job, target, measure_of(prepared, "latency"))
+        return _within_time(job, target, measure_of(job.prepared, "latency"))
     metric, measure, limit = _limit(job, target)
     if recipe.allocate == "global":
         return _validated(job, metric, measure, limit, target)

@@ -48,6 +48,29 @@ class Job:
     progress: Progress
 
 
+def job_of(
+    prepared: Prepared,
+    blocks: Sequence[Block],
+    recipe: Recipe,
+    *,
+    narrow: Narrow,
+    progress: Progress,
+    dense: Dense | None = None,
+    trial: Trial = lambda _: 0.0,
+) -> Job:
+    """Return a job with the ladders of its blocks; see `Job`."""
+    return Job(
+        prepared=prepared,
+        recipe=recipe,
+        blocks=tuple(blocks),
+        ladders=ladders_of(blocks, recipe.round_to),
+        dense=dense,
+        narrow=narrow,
+        trial=trial,
+        progress=progress,
+    )
+
+
 def evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
     """What `read` finds in each block of the original model."""
     prepared = job.prepared
@@ -62,23 +85,6 @@ def evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
         slopes = prepared.gradients.get(block.name)
         found[block.name] = read(View(block=block, weights=arrays, stats=stats, gradient=slopes))
     return found
-
-
-def curves(
-    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, *, narrow: Narrow, progress: Progress
-) -> tuple[Curve, ...]:
-    """What narrowing each block alone does, at several widths and to the outputs: for a report, no width follows."""
-    job = Job(
-        prepared=prepared,
-        recipe=recipe,
-        blocks=tuple(blocks),
-        ladders=ladders_of(blocks, recipe.round_to),
-        dense=None,
-        narrow=narrow,
-        trial=lambda _: 0.0,
-        progress=progress,
-    )
-    return curves_of(alone(job))
 
 
 def alone(job: Job) -> dict[str, Alone]:
@@ -110,7 +116,7 @@ def losses_of(ladders: Sequence[Ladder], found: Mapping[str, Alone]) -> dict[str
 
 
 def curves_of(found: Mapping[str, Alone]) -> tuple[Curve, ...]:
-    """The same for a report, at the widths that were measured."""
+    """Return measurements of `alone` for a report, at the widths that were measured."""
     return tuple(_curve(name, *measurement) for name, measurement in found.items())
 
 

@@ -48,11 +48,7 @@ class Mapped(ir.ExternalTensor):
             os.path.relpath(file.path, ROOT),
             offset,
             tensor.nbytes,
-            tensor.dtype,
-            shape=ir.Shape([int(size) for size in tensor.shape.numpy()]),
-            name=tensor.name or "",
-            doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
+            **fields(tensor),
             base_dir=ROOT,
         )
         self.file, self.stated, self.temporary = file, stated, temporary
@@ -222,14 +218,18 @@ def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """A weight that depends on no file."""
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
-    return ir.Tensor(
-        tensor.numpy().copy(),
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name,
-        doc_string=tensor.doc_string,
-        metadata_props=tensor.metadata_props,
-    )
+    return ir.Tensor(tensor.numpy().copy(), **fields(tensor))
+
+
+def fields(tensor: ir.TensorProtocol) -> dict[str, Any]:
+    """Return what a weight is beside its numbers, as the constructors of tensors take it."""
+    return {
+        "dtype": tensor.dtype,
+        "shape": ir.Shape([int(size) for size in tensor.shape.numpy()]),
+        "name": tensor.name or "",
+        "doc_string": tensor.doc_string,
+        "metadata_props": dict(tensor.metadata_props),
+    }
 
 
 def write(tensor: ir.TensorProtocol, file: Any) -> None:
@@ -289,14 +289,7 @@ def loose(model: ir.Model) -> ir.Model:
 
 
 def _later(tensor: Mapped) -> ir.TensorProtocol:
-    return ir.LazyTensor(
-        lambda: in_memory(tensor),
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name,
-        doc_string=tensor.doc_string,
-        metadata_props=tensor.metadata_props,
-    )
+    return ir.LazyTensor(lambda: in_memory(tensor), **fields(tensor))
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:

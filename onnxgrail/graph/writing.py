@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgrail.checksums import Hashed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import mapped
-from onnxgrail.graph.mapped import Mapped, in_memory
+from onnxgrail.graph.mapped import Mapped, fields, in_memory
 from onnxgrail.graph.serial import beside, to_file
 from onnxgrail.graph.wire import head
 from onnxgrail.placing import Weights
@@ -46,16 +46,7 @@ def unload(model: ir.Model, path: Path, named: Callable[[str], str]) -> Weights 
         return None
     weights = Weights(path=path, name=named(file.digest), sha256=file.digest)
     for value, (start, tensor) in starts.items():
-        value.const_value = ir.ExternalTensor(
-            weights.name,
-            start,
-            tensor.nbytes,
-            tensor.dtype,
-            shape=ir.Shape([int(size) for size in tensor.shape.numpy()]),
-            name=tensor.name or "",
-            doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
-        )
+        value.const_value = ir.ExternalTensor(weights.name, start, tensor.nbytes, **fields(tensor))
     return weights
 
 
