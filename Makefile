@@ -42,7 +42,7 @@ lint: .venv/test.stamp
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-logo
 
-# What scripts write is written anew first; --strict fails on links to nowhere and on pages without a place.
+# Generated pages are written first; --strict fails on broken links and on pages that are missing in the navigation.
 docs: .venv/docs.stamp
 	@for page in api choosing cli ops; do $(BIN)/python docs/$${page}_page.py; done
 	$(BIN)/python docs/before_after.py
