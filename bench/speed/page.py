@@ -65,8 +65,8 @@ NOTES = """\
   `large_model_8g_grail.json`).
 - **New processors.** OpenBLAS treats a processor that it does not know as an older one: up to 0.3.31, an AMD Zen 5
   as one without AVX-512. `python -m threadpoolctl -i numpy` prints the `architecture` whose kernels it uses. If
-  that is older than your processor, name a better one: `OPENBLAS_CORETYPE=SkylakeX onnxgrail ...`. If OpenBLAS
-  still does not use AVX-512, ONNX Runtime computes the sums. The variable was not set for this page.
+  that is older than your processor, name a better one: `OPENBLAS_CORETYPE=SkylakeX onnxgrail ...`. The
+  variable was not set for this page.
 """
 
 

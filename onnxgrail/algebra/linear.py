@@ -13,14 +13,13 @@ from typing import Protocol
 import numpy as np
 from scipy import linalg
 
-from onnxgrail.algebra import blas
-from onnxgrail.algebra.blas import deduct, divide, factorise, substitute
 from onnxgrail.algebra.triangles import mirrored
-from onnxgrail.core import Array, Floats, Ints
+from onnxgrail.core import Floats, Ints
 
 LARGE = 2**16  # numbers of a matrix from which on work with it is split
 PARTS, LEAST = 4, 32  # parts, and rows or columns in one
 WHOLE = 512  # rows of a matrix up to which it is factorised as a whole
+BLOCK = 256  # rows of a triangle that SciPy solves at once: it holds Python's lock meanwhile, products by NumPy do not
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,22 +35,8 @@ class Factor:
     solve: Callable[[Floats], Floats]
 
 
-class Adder(Protocol):
-    """Adds products of rows in place, in float32 or float64; arrays as in `onnxgrail.algebra.blas`, which is one."""
-
-    def syrk(self, a: Array, c: Array, *, transposed: bool) -> None:
-        """C += A Aᵀ, or C += Aᵀ A where `transposed`: the upper triangle; what is below it means nothing."""
-
-    def gemm(self, a: Array, b: Array, c: Array) -> None:
-        """C += Aᵀ B."""
-
-
 class Linear(Protocol):
-    """Something that computes in float64, and knows who adds up rows on the host."""
-
-    @property
-    def adder(self) -> Adder:
-        """Who adds products of rows that lie on the host."""
+    """Something that computes in float64."""
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
@@ -74,11 +59,9 @@ class Host:
 
     Attributes:
         threads: how many.
-        adder: as in `Linear`.
     """
 
     threads: int = 1
-    adder: Adder = blas
 
     def product(self, left: Floats, right: Floats) -> Floats:
         """The product of two matrices."""
@@ -115,8 +98,9 @@ class Host:
             found = np.empty(rhs.shape)
 
             def part(columns: slice) -> None:
-                some = np.array(rhs[:, columns], order="F")
-                substitute(factor, some)
+                some = np.array(rhs[:, columns], order="C")
+                forward(factor, some)
+                backward(factor, some)
                 found[:, columns] = some
 
             self._in_parts(part, rhs.shape[1])
@@ -127,17 +111,17 @@ class Host:
     def _factorise(self, matrix: Floats) -> None:
         """A := L of A = L Lᵀ, in place: one half, then what it leaves of the other; what lies above means nothing."""
         if len(matrix) <= WHOLE:
-            factorise(matrix)
+            matrix[...] = linalg.cholesky(matrix, lower=True, check_finite=False)
             return
         half = len(matrix) // 2
         first, side, rest = matrix[:half, :half], matrix[half:, :half], matrix[half:, half:]
 
         def left(columns: slice) -> None:
             below = slice(columns.start, None)
-            deduct(side[below], side[columns], rest[below, columns])
+            rest[below, columns] -= side[below] @ side[columns].T
 
         self._factorise(first)
-        self._in_parts(lambda rows: divide(side[rows], first), len(side))
+        self._in_parts(lambda rows: forward(first, side[rows].T), len(side))
         self._in_parts(left, len(rest))
         self._factorise(rest)
 
@@ -163,6 +147,24 @@ class Host:
         if not np.isfinite(factor[-1]).all():  # the last row has seen all others; NaN passes through LAPACK unseen
             raise np.linalg.LinAlgError("not finite")
         return mirrored(linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
+
+
+def forward(lower: Floats, rhs: Floats) -> None:
+    """Compute B := L⁻¹ B in place, for L (n, n), of which only the lower triangle is read, and B (n, k)."""
+    for first in range(0, len(lower), BLOCK):
+        rows = slice(first, first + BLOCK)
+        if first:
+            rhs[rows] -= lower[rows, :first] @ rhs[:first]
+        rhs[rows] = linalg.blas.dtrsm(1.0, lower[rows, rows], rhs[rows].T, side=1, lower=1, trans_a=1).T
+
+
+def backward(lower: Floats, rhs: Floats) -> None:
+    """Compute B := L⁻ᵀ B in place; arrays as in `forward`."""
+    for first in reversed(range(0, len(lower), BLOCK)):
+        rows, after = slice(first, first + BLOCK), slice(first + BLOCK, None)
+        if first + BLOCK < len(lower):
+            rhs[rows] -= lower[after, rows].T @ rhs[after]
+        rhs[rows] = linalg.blas.dtrsm(1.0, lower[rows, rows], rhs[rows].T, side=1, lower=1).T
 
 
 @functools.cache

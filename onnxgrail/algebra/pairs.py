@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.algebra.gram import syrk
-from onnxgrail.algebra.linear import linear
 from onnxgrail.algebra.refit import Moments
 from onnxgrail.algebra.triangles import add_lower
 from onnxgrail.core import Array, Floats
@@ -38,7 +37,7 @@ class Pairs:
             self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
         gram, cross = self._single
         self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
-        linear().adder.gemm(z, t if x is None else x, cross)
+        cross += z.T @ (t if x is None else x)
         ones = np.ones(len(z), np.float32)
         for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)

@@ -9,7 +9,6 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxgrail.algebra.triangles import panels
 from onnxgrail.calibration.session import Session, open_session
 
 OPSET, IR = 13, 8
@@ -42,17 +41,15 @@ class Rows:
 class Kernels:
     """Sessions of such graphs, each opened when it is first wanted."""
 
-    def __init__(self, providers: Sequence[str], threads: int | None = None) -> None:
-        self._providers, self._threads = tuple(providers), threads
+    def __init__(self, providers: Sequence[str]) -> None:
+        self._providers = tuple(providers)
         self._sessions: dict[tuple[Any, ...], Session] = {}
 
     def session(self, make: Callable[..., bytes], *choices: Any) -> Session:
         """The session of the graph that `make` builds of these choices."""
         key = (make, *choices)
         if key not in self._sessions:
-            self._sessions[key] = open_session(
-                make(*choices), providers=self._providers, optimise=False, threads=self._threads
-            )
+            self._sessions[key] = open_session(make(*choices), providers=self._providers, optimise=False)
         return self._sessions[key]
 
 
@@ -87,25 +84,6 @@ def moments(rows: Rows) -> bytes:
     ]
     outputs = dict.fromkeys(("gram", "total", "squares"), SINGLE)
     return _graph(nodes, {**inputs, "flat": COUNTS, "ones": SINGLE, "before": SINGLE}, outputs)
-
-
-def triangle(width: int, rows: int) -> bytes:
-    """The `panels` of XᵀX, so many rows each, for rows `x` (n, width)."""
-    nodes, outputs = [], {}
-    for number, place in enumerate(panels(width, rows)):
-        for side, some in zip("ab", place, strict=True):
-            bounds = {f"{side}{number}.{word}": value for word, value in (("from", some.start), ("to", some.stop))}
-            nodes += [helper.make_node("Constant", [], [name], value_ints=[v]) for name, v in bounds.items()]
-            nodes.append(helper.make_node("Slice", ["x", *bounds, "axis"], [f"{side}{number}"]))
-        nodes.append(helper.make_node("Gemm", [f"a{number}", f"b{number}"], [f"y{number}"], transA=1))
-        outputs[f"y{number}"] = SINGLE
-    axis = helper.make_node("Constant", [], ["axis"], value_ints=[1])
-    return _graph([axis, *nodes], {"x": SINGLE}, outputs)
-
-
-def product() -> bytes:
-    """AᵀB for rows `a` (n, m) and `b` (n, k)."""
-    return _graph([helper.make_node("Gemm", ["a", "b"], ["y"], transA=1)], {"a": SINGLE, "b": SINGLE}, {"y": SINGLE})
 
 
 def widening() -> bytes:

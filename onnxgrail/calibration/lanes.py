@@ -10,7 +10,6 @@ import numpy as np
 
 from onnxgrail.algebra.gram import Squares, Sums
 from onnxgrail.algebra.linear import Host, using
-from onnxgrail.calibration.adder import fastest
 from onnxgrail.calibration.session import Session, runtime
 from onnxgrail.calibration.threads import of_solving
 from onnxgrail.core import Array, Bools, Feed, Probe
@@ -122,10 +121,10 @@ def _missing(device: Device) -> str:
 
 @contextmanager
 def solving_on(providers: Sequence[str]) -> Iterator[None]:
-    """Have large matrices multiplied and solved where models run, or else by who is fastest on the host."""
+    """Have large matrices multiplied and solved where models run, or else on the host."""
     device = device_of(providers)
     if device.kind == "cpu" or why_host(providers):
-        with using(Host(of_solving(), fastest())):
+        with using(Host(of_solving())):
             yield
         return
     from onnxgrail.calibration.solver import TensorLinear

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from onnxgrail.algebra import blas
-from onnxgrail.algebra.linear import HOST, Adder, Factor
+from onnxgrail.algebra.linear import HOST, Factor
 from onnxgrail.core import Floats, Ints
 from onnxgrail.device import Device
 
@@ -20,8 +19,6 @@ T = TypeVar("T")
 
 class TensorLinear:
     """As `algebra.linear.Host`; small matrices, and those that a full device has no room for, stay on the host."""
-
-    adder: Adder = blas
 
     def __init__(self, device: Device, side: int = SIDE) -> None:
         self._device, self._side = device, side

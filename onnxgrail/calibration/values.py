@@ -181,7 +181,7 @@ class ValueSums:
         part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew.
+        """Return what was taken, on the host, and begin again: (h, h) whose lower triangle counts, sums (h,), number.
 
         The triangle is a diagonal (h,) where channels stand alone.
         """
@@ -190,9 +190,6 @@ class ValueSums:
             gram = self._lane.host(self._double)
             if self._probe.alone:
                 gram = gram.diagonal()
-            else:
-                for row in range(1, len(gram)):
-                    gram[row - 1, row:] = 0.0
             half = gram if not count else gram + half
         found = half, self._total + total, self._count + count
         self._double, self._total, self._count = None, np.zeros(self._probe.width), 0
