@@ -23,7 +23,8 @@ import onnx
 import onnxgrail
 from onnxgrail.core import Recipe
 from onnxgrail.graph import cost
-from onnxgrail.preparation import Clock, prepare
+from onnxgrail.job import Job
+from onnxgrail.preparation import prepare
 
 
 def models(folder: Path, only: str, scratch: Path) -> Iterator[tuple[str, Path, Any]]:
@@ -64,7 +65,7 @@ def verdict(path: Path, data: Any, output: Path, options: dict[str, Any]) -> tup
 
 def _removed(path: Path, data: Any, report: dict[str, Any]) -> int:
     """Parameters that the cost model says are gone."""
-    prepared = prepare(path, data, Recipe(samples=2, batch_size=2), Clock())
+    prepared = prepare(path, data, Job(recipe=Recipe(samples=2, batch_size=2)))
     dead = np.zeros(prepared.survey.ids, dtype=bool)
     kept = {block["name"]: block["kept_units"] for block in report["blocks"]}
     for block in prepared.survey.blocks:

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     )
     from onnxgrail.exporting.call import export
     from onnxgrail.inspection import inspect
-    from onnxgrail.pipeline import Result, compress
+    from onnxgrail.pipeline import compress
     from onnxgrail.processes import join
     from onnxgrail.refinement import refine_model
     from onnxgrail.repetition import apply
     from onnxgrail.report import Inspection, Report
+    from onnxgrail.result import Result
 
 __version__ = "0.1.0"
 
@@ -77,7 +78,7 @@ _WHERE = {
     "Inspection": "report",
     "Recipe": "core",
     "Report": "report",
-    "Result": "pipeline",
+    "Result": "result",
     "apply": "repetition",
     "bench": "benchmark",
     "compare": "comparison",

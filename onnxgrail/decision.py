@@ -15,26 +15,25 @@ from onnxgrail.algebra.compensate import BEST
 from onnxgrail.algebra.curves import Narrow
 from onnxgrail.algebra.selectors import GRADIENTS, SELECTORS
 from onnxgrail.allocation.choose import allocate, at_first, simple
-from onnxgrail.allocation.losses import alone, curves_of, job_of
+from onnxgrail.allocation.losses import alone, curves_of, search_of
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, impact_macs, known
 from onnxgrail.calibration.dense import TOGETHER, Dense, size_of
-from onnxgrail.core import Block, Change, Recipe, Refusal, View
+from onnxgrail.core import Block, Change, Floats, Recipe, Refusal, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.mapped import in_files
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.journal import NO_JOURNAL, Journal
+from onnxgrail.job import Job
 from onnxgrail.layers import Refit
 from onnxgrail.memory import give_back
 from onnxgrail.norms import Norm
-from onnxgrail.once import Once
-from onnxgrail.parallel import SOLO, Group
-from onnxgrail.preparation import Clock, Prepared, proved, rounds
-from onnxgrail.progress import Progress, silent
+from onnxgrail.once import Codec
+from onnxgrail.preparation import Prepared, proved, rounds
 from onnxgrail.record import Record
 from onnxgrail.run import Run, decided, key, needs_data
 from onnxgrail.settling import bring_back, settle
 
+ARRAYS: Codec[Mapping[str, Floats]] = Codec(lambda arrays: Record(arrays=arrays), lambda record: record.arrays)
 CHEAP = 64, 5e12  # blocks and multiply-accumulates up to which curves that nobody asked for are measured
 
 
@@ -61,17 +60,7 @@ class Decision:
     norms: tuple[Norm, ...] = ()
 
 
-def decide(
-    prepared: Prepared,
-    recipe: Recipe,
-    clock: Clock,
-    progress: Progress,
-    files: StatsFiles = NO_FILES,
-    *,
-    journal: Journal = NO_JOURNAL,
-    group: Group = SOLO,
-    sensitivity: bool | None = False,
-) -> Decision:
+def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensitivity: bool | None = False) -> Decision:
     """Choose widths, prove that they narrow exactly, then calibrate and compensate.
 
     Where a budget or the statistics decide, the proof comes first, at half width: blocks that fail it take no part.
@@ -79,12 +68,8 @@ def decide(
 
     Args:
         prepared: the model and its data.
-        recipe: the user's choices.
-        clock: seconds per stage are added to it.
-        progress: told as work goes on.
+        job: choices, clock, and what earlier runs have decided.
         files: statistics to read or to write.
-        journal: what an earlier, killed run has decided is taken from here; what this one decides is kept here.
-        group: the processes that share the work.
         sensitivity: also measure error curves of all blocks where no width needs them; the first process does.  None:
             where that is cheap.
 
@@ -93,6 +78,7 @@ def decide(
         UsageError: a name pattern is not a regular expression, or a budget is out of reach.
         DataError, ModelError: activations or weights hold NaN or infinity, or statistics belong to something else.
     """
+    recipe, clock = job.recipe, job.clock
     chosen = plan.selected(prepared.survey.blocks, recipe)
     allocation = at_first(prepared, chosen, recipe)
     kept = allocation.widths
@@ -102,30 +88,29 @@ def decide(
     with clock.stage("prove"):
         if blocks:
             failed = {b.name for b in blocks}
-            blocks, refusals = proved(prepared, recipe, blocks, kept, group=group)
+            blocks, refusals = proved(prepared, recipe, blocks, kept, group=job.group)
             failed -= {b.name for b in blocks}
     if in_files(prepared.model):
         give_back()
-    once = Once(journal=journal, group=group)
     if recipe.selector in GRADIENTS and blocks:
         with clock.stage("gradients"):
-            prepared = _with_gradients(prepared, blocks, recipe, once, progress)
-    allocation, dense = _allocated(prepared, recipe, blocks, allocation, once, clock, progress, files=files)
+            prepared = _with_gradients(prepared, blocks, job)
+    allocation, dense = _allocated(prepared, job, blocks, allocation, files)
     blocks = tuple(b for b in blocks if allocation.narrows(b))
     wanted = _cheap(prepared, blocks) if sensitivity is None else sensitivity
-    if wanted and blocks and not allocation.curves and group.rank == 0:
+    if wanted and blocks and not allocation.curves and job.first:
         with clock.stage("curves"):
-            job = job_of(prepared, blocks, recipe, narrow=_narrow(recipe), progress=progress)
-            allocation = dataclasses.replace(allocation, curves=curves_of(alone(job)))
+            search = search_of(prepared, blocks, recipe, narrow=_narrow(recipe), progress=job.progress)
+            allocation = dataclasses.replace(allocation, curves=curves_of(alone(search)))
     with clock.stage("calibrate"):
-        run = Run(prepared, recipe, allocation.widths, once, dense)
-        clock.seconds["forward"] = settle(run, blocks, progress)
+        run = Run(prepared, job, allocation.widths, dense)
+        clock.seconds["forward"] = settle(run, blocks)
     if recipe.compensate == "none" and recipe.reducer == "prune" and rounds(prepared):
         with clock.stage("prove"):
-            refusals += _confirmed(run, group)
+            refusals += _confirmed(run)
     if recipe.norms != "none":
         with clock.stage("norms"):
-            clock.seconds["forward"] += bring_back(run, progress)
+            clock.seconds["forward"] += bring_back(run)
     return Decision(
         chosen=chosen,
         narrowable=tuple(b for b in chosen if b.units > 1 and b.name not in failed),
@@ -139,29 +124,22 @@ def decide(
 
 
 def _allocated(
-    prepared: Prepared,
-    recipe: Recipe,
-    blocks: Sequence[Block],
-    allocation: Allocation,
-    once: Once,
-    clock: Clock,
-    progress: Progress,
-    *,
-    files: StatsFiles,
+    prepared: Prepared, job: Job, blocks: Sequence[Block], allocation: Allocation, files: StatsFiles
 ) -> tuple[Allocation, Dense | None]:
     """Widths under a budget, or the given ones where a ratio says all; and statistics that also decide the blocks."""
+    recipe, steps, clock = job.recipe, job.steps, job.clock
     given = simple(recipe)
-    done = None if given else once.known("allocation")
+    done = None if given else steps.known("allocation")
     with clock.stage("measure"):
         widths = allocation if done is None else allocation_of(done)
-        over = (given or done is not None) and once.finished(key(b) for b in blocks if widths.narrows(b))
+        over = (given or done is not None) and steps.finished(key(b) for b in blocks if widths.narrows(b))
         twice = _serves_twice(recipe, files, blocks)
-        dense = None if over and files.write is None else _dense(prepared, recipe, blocks, files, twice, once, progress)
+        dense = None if over and files.write is None else _dense(prepared, job, blocks, files, twice)
     if not given:
         with clock.stage("allocate"):
-            trial = functools.partial(_trial, prepared, recipe, blocks)
-            job = job_of(prepared, blocks, recipe, dense=dense, narrow=_narrow(recipe), trial=trial, progress=progress)
-            made = done or once.make("allocation", lambda: of_allocation(allocate(job)))
+            trial, narrow = functools.partial(_trial, prepared, job, blocks), _narrow(recipe)
+            search = search_of(prepared, blocks, recipe, dense=dense, narrow=narrow, trial=trial, progress=job.progress)
+            made = done or steps.make("allocation", lambda: of_allocation(allocate(search)))
             allocation = allocation_of(made)
     return allocation, dense if twice else None
 
@@ -172,17 +150,14 @@ def _cheap(prepared: Prepared, blocks: Sequence[Block]) -> bool:
     return len(blocks) <= most and len(blocks) * impact_macs(prepared) <= macs
 
 
-def _with_gradients(
-    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, once: Once, progress: Progress
-) -> Prepared:
+def _with_gradients(prepared: Prepared, blocks: Sequence[Block], job: Job) -> Prepared:
     """With the gradients that the selector reads, taken by the first process."""
     from onnxgrail.refine.gradients import regional_gradients  # slow to import
 
-    known = once.known("gradients")
-    made = known or once.make(
-        "gradients", lambda: Record(arrays=regional_gradients(prepared, blocks, recipe, progress))
+    gradients = job.steps.once(
+        "gradients", lambda: regional_gradients(prepared, blocks, job.recipe, job.progress), ARRAYS
     )
-    return dataclasses.replace(prepared, gradients=made.arrays)
+    return dataclasses.replace(prepared, gradients=gradients)
 
 
 def _reads_original(recipe: Recipe) -> bool:
@@ -197,27 +172,19 @@ def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) ->
     return (_reads_original(recipe) and original and small and needs_data(recipe)) or files != NO_FILES
 
 
-def _dense(
-    prepared: Prepared,
-    recipe: Recipe,
-    blocks: Sequence[Block],
-    files: StatsFiles,
-    twice: bool,
-    once: Once,
-    progress: Progress,
-) -> Dense | None:
+def _dense(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, twice: bool) -> Dense | None:
     """Statistics of the original model, where they are kept, serve twice, or have to be measured by all processes."""
-    shared = twice or (_reads_original(recipe) and once.group.size > 1)
+    shared = twice or (_reads_original(job.recipe) and job.group.size > 1)
     together = sys.maxsize if twice else TOGETHER
-    return known(prepared, blocks, recipe, files, shared=shared, together=together, progress=progress, group=once.group)
+    return known(prepared, blocks, job, files, shared=shared, together=together)
 
 
-def _confirmed(run: Run, group: Group) -> tuple[Refusal, ...]:
+def _confirmed(run: Run) -> tuple[Refusal, ...]:
     """Prove once more, with the units that really go, and take back what does not hold."""
     prepared, blocks = run.prepared, [c.block for c in run.changes]
     if not blocks:
         return ()
-    good, refusals = proved(prepared, run.recipe, blocks, run.kept, run.ledger.dead, group=group)
+    good, refusals = proved(prepared, run.recipe, blocks, run.kept, run.ledger.dead, group=run.job.group)
     if refusals:
         names = {b.name for b in good}
         changes, run.changes, run.ledger = run.changes, [], weights.empty(prepared.survey)
@@ -239,13 +206,13 @@ def _narrow(recipe: Recipe) -> Narrow:
     return narrow
 
 
-def _trial(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> float:
+def _trial(prepared: Prepared, job: Job, blocks: Sequence[Block], widths: Mapping[str, int]) -> float:
     """End-to-end error of the model at these widths, decided with this very recipe."""
 
     def ledger(part: Prepared) -> Ledger:
-        run = Run(part, recipe, widths, Once())
-        settle(run, [b for b in blocks if widths[b.name] < b.units], silent)
-        bring_back(run, silent)
+        run = Run(part, Job(recipe=job.recipe), widths)
+        settle(run, [b for b in blocks if widths[b.name] < b.units])
+        bring_back(run)
         return run.ledger
 
-    return harm(prepared, recipe, ledger)
+    return harm(prepared, job.recipe, ledger)

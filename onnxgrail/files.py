@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
 
 from onnxgrail import journal
 from onnxgrail.calibration import kinds
 from onnxgrail.errors import UsageError
 from onnxgrail.graph import model_io
+from onnxgrail.graph.mapped import check_unchanged
+from onnxgrail.job import Job
 from onnxgrail.paths import Read, check_input, check_output, check_targets, path_of
 
 Owned = Callable[[Path], bool]
@@ -138,3 +142,35 @@ def writes_of(
 
 KEYWORDS = ("save_stats", "save_recipe", "report", "resume")
 """What `writes_of` takes."""
+
+
+def write(
+    slim: ir.Model, target: Path | None, *, apart: bool, job: Job, sources: Sequence[ir.Model]
+) -> dict[Path, str]:
+    """Write the model, whole or not at all; a run that may be killed keeps its draft in its folder.
+
+    Args:
+        slim: the model.
+        target: file to write, None for none.
+        apart: weights go into a file beside it.
+        job: the run.
+        sources: models that were read, whose files must still be as they were.
+
+    Returns:
+        Checksums of the written files by path, the model first.
+
+    Raises:
+        ModelError: a file of the sources has changed.
+        OutputError: the model cannot be written.
+    """
+    folder = job.folder
+    if target is None:
+        for source in sources:
+            check_unchanged(source)
+        return {}
+    if folder is None:
+        return model_io.save(slim, target, apart=apart, sources=sources)
+    folder.about_to_write(target)
+    written = model_io.save(slim, target, apart=apart, scratch=folder.scratch(target), sources=sources)
+    folder.finish()
+    return written

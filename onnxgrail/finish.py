@@ -19,14 +19,12 @@ from onnxgrail.graph.interface import between
 from onnxgrail.graph.mapped import in_files, weight_files
 from onnxgrail.graph.serial import pack, skeleton
 from onnxgrail.graph.widen import has_bfloat16
+from onnxgrail.job import Job
 from onnxgrail.preparation import Prepared, held_out_entry, judged_by
-from onnxgrail.progress import Progress
 from onnxgrail.report import Verification
 
 
-def verify(
-    prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
-) -> tuple[Verification, tuple[Fidelity, ...]]:
+def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, tuple[Fidelity, ...]]:
     """Run the ONNX checker and compare original and result, before anything is written.
 
     They are compared on the samples that were held back from every fit; where there are none, on a few that the fits
@@ -40,7 +38,7 @@ def verify(
     inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
     apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
-    common: dict[str, Any] = {"providers": recipe.providers, "once": held, "texts": True, "progress": progress}
+    common: dict[str, Any] = {"providers": job.recipe.providers, "once": held, "texts": True, "progress": job.progress}
     run = functools.partial(run_both, before, pack(slim), batches, ports=ports, **common)
     deep = len(prepared.model.graph) >= DEEP and not ports
     sizes = free_sizes(signature_of(prepared.model), batches) if deep else {}

@@ -19,9 +19,10 @@ from onnxgrail.graph.meter import dead_of
 from onnxgrail.graph.model_io import bytes_on_disk
 from onnxgrail.graph.opaque import maps_text
 from onnxgrail.graph.places import located
+from onnxgrail.job import Job
 from onnxgrail.keywords import checked
 from onnxgrail.paths import path_of
-from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.preparation import Prepared, prepare
 from onnxgrail.report import Inspection
 
 RATIOS = (0.25, 0.5)
@@ -67,7 +68,7 @@ def inspect(
         kv_io=kv_io,
     )
     with registered(custom_ops):
-        prepared = prepare(model, data, recipe, Clock())
+        prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
     found = _inspected(prepared, path_of(model) or Path("model"), recipe)
     for path in writes.reports:

@@ -33,9 +33,8 @@ from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Recipe
 from onnxgrail.graph import weights
 from onnxgrail.graph.norms import Part, Place, places
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.once import Once
+from onnxgrail.job import Job
 from onnxgrail.preparation import Prepared, stream_of
-from onnxgrail.progress import Progress
 from onnxgrail.record import Record
 
 FOLDS = 4  # every fourth sample is held out
@@ -61,7 +60,7 @@ class Norm:
 
 
 def bring_back(
-    prepared: Prepared, recipe: Recipe, ledger: Ledger, changes: Sequence[Change], once: Once, progress: Progress
+    prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change]
 ) -> tuple[Ledger, tuple[Norm, ...], float]:
     """Set scales and biases anew, place by place; of several processes the first one measures and sets them all.
 
@@ -70,17 +69,17 @@ def bring_back(
     """
     first = min(c.block.span[0] for c in changes)
     model, survey = prepared.model, prepared.survey
-    todo = [p for p in places(model, survey) if p.position >= first and recipe.norms in (p.kind, "all")]
+    todo = [p for p in places(model, survey) if p.position >= first and job.recipe.norms in (p.kind, "all")]
     report: list[Norm] = []
     with ExitStack() as stack:
-        walk = _Walk(prepared, recipe, twins(survey.ids, changes), stack)
+        walk = _Walk(prepared, job.recipe, twins(survey.ids, changes), stack)
         for number, place in enumerate(todo):
             walk.ledgers.append((ledger, place.position))
             key = f"norm {place.position} {place.node}"
-            found = once.known(key) or once.make(key, functools.partial(_recorded, walk, place, ledger))
+            found = job.steps.known(key) or job.steps.make(key, functools.partial(_recorded, walk, place, ledger))
             ledger = with_addition(ledger, found, model)
             report += [Norm(**{**row, "outcome": Outcome(**row["outcome"])}) for row in found.notes["norms"]]
-            progress("norms", number + 1, len(todo))
+            job.progress("norms", number + 1, len(todo))
         return ledger, tuple(report), walk.forward
 
 

@@ -19,7 +19,7 @@ from onnxgrail.calibration.totals import packed, whole
 from onnxgrail.core import Array, Bools, Floats, Ints
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.layers import Stage
-from onnxgrail.once import Once
+from onnxgrail.once import Steps
 from onnxgrail.parallel import Shard, Tally
 from onnxgrail.progress import Tick
 from onnxgrail.record import Record
@@ -171,7 +171,7 @@ def _travelling(group: Pairs) -> tuple[Floats, ...]:
     return packed(gram), *others
 
 
-def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, once: Once) -> Ints:
+def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: Steps) -> Ints:
     """The number of the first sample of every batch, known to all processes; the stream has not moved yet."""
     tally = Tally(stream.shard)
     for number, feed in zip(stream.shard.numbers, stream.record(list(inputs), untouched), strict=True):
@@ -180,7 +180,7 @@ def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, once: On
         row[number] = sizes.pop() if len(sizes) == 1 else 1
         tally.add(number, [row])
     found = tally.total()
-    sizes_of_all = once.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
+    sizes_of_all = steps.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
     return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)
 
 

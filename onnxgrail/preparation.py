@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +35,10 @@ from onnxgrail.graph.rewrite import apply
 from onnxgrail.graph.survey import Ledger, Survey
 from onnxgrail.graph.trace import trace
 from onnxgrail.interop import from_any
-from onnxgrail.once import Once
+from onnxgrail.job import Job
+from onnxgrail.once import Steps
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.paths import path_of
-from onnxgrail.progress import Progress, silent
 from onnxgrail.record import Record
 
 
@@ -103,40 +101,26 @@ def samples_of(feed: Mapping[str, Array]) -> int:
     return sizes.pop() if len(sizes) == 1 else 1
 
 
-@dataclass(slots=True)
-class Clock:
-    """Seconds per stage; `progress` is told when a stage begins and when it is done, as one step."""
-
-    progress: Progress = silent
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time of a with-block towards a stage."""
-        started = time.perf_counter()
-        self.progress(name, 0, 1)
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-        self.progress(name, 1, 1)
-
-
-def prepare(
-    source: Any, data: Any, recipe: Recipe, clock: Clock, group: Group = SOLO, held_out: Source | int | None = None
-) -> Prepared:
+def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = None) -> Prepared:
     """Load a model, find its calibration data, run it once and trace it.
+
+    Args:
+        source: the model, as a path or an object.
+        data: calibration data of any kind; None for random inputs.
+        job: choices, clock and processes.
+        held_out: data that judge the result, or how many samples of `data` do.
 
     Raises:
         ModelError: the model cannot be read or run.
         DataError: the data do not fit it.
         UsageError: samples are to be held out of data that nobody gave.
     """
+    recipe, clock = job.recipe, job.clock
     with clock.stage("load"):
         model = load(from_any(source))
         unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
     with clock.stage("data"):
-        batches, held = _batches(model, data, recipe, group, held_out)
+        batches, held = _batches(model, data, recipe, job.group, held_out)
     with clock.stage("observe"), unchanged(model):  # the model is run: its own price, not the tracer's
         batches, seen = _running(model, batches, recipe)
     with clock.stage("trace"), unchanged(model):
@@ -250,7 +234,7 @@ def proved(
         good, refusals = prove(model, survey, blocks, widths, prepared.feed, providers=recipe.providers, dead=dead)
         return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
 
-    found = Once(group=group).shared(proof).notes
+    found = Steps(group=group).shared(proof).notes
     return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -37,3 +40,22 @@ def ticking(progress: Progress, stage: str, total: int) -> Tick:
             progress(stage, done, total)
 
     return tick
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds per stage; `progress` is told when a stage begins and when it is done, as one step."""
+
+    progress: Progress = silent
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of a with-block towards a stage."""
+        started = time.perf_counter()
+        self.progress(name, 0, 1)
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.progress(name, 1, 1)

@@ -6,17 +6,15 @@ The function is not called `refine`: importing the room of that name would hide 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.custom import Libraries, files_of
-from onnxgrail.calibration.custom import custom_ops as registered
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.signature import signature_of
 from onnxgrail.calibration.threads import pinned
@@ -25,7 +23,7 @@ from onnxgrail.choices import RefineChoices
 from onnxgrail.comparison import counted_macs, same_inputs
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, UsageError
-from onnxgrail.files import reads, target_of, writes_of
+from onnxgrail.files import reads, target_of, write, writes_of
 from onnxgrail.finish import passes, verify
 from onnxgrail.graph import cost
 from onnxgrail.graph.facts import Facts
@@ -34,21 +32,22 @@ from onnxgrail.graph.mapped import unchanged, weight_files
 from onnxgrail.graph.model_io import bytes_on_disk, external, load
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.interop import from_any
-from onnxgrail.journal import NO_JOURNAL, Folder
+from onnxgrail.job import Job
 from onnxgrail.keywords import checked
+from onnxgrail.opening import opened
 from onnxgrail.paths import path_of
-from onnxgrail.pipeline import Result, write
 from onnxgrail.plain import plain
-from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.preparation import Prepared, prepare
 from onnxgrail.progress import Progress, silent
 from onnxgrail.recipe import recipe_of
-from onnxgrail.refine.job import Refined
 from onnxgrail.refine.needed import require_torch
+from onnxgrail.refine.refinement import Refined
 from onnxgrail.refine.steps import refine_other
 from onnxgrail.report import ModelChange, Report, Verification
 from onnxgrail.report_build import make_report
 from onnxgrail.report_environment import calibration_entry, environment
-from onnxgrail.resume import begin, replaceable
+from onnxgrail.result import Result
+from onnxgrail.resume import bind
 from onnxgrail.saved import mark
 
 USED = frozenset(RefineChoices.__annotations__)
@@ -98,37 +97,35 @@ def refine_model(
         DataError, OutputError: the data do not fit, or the output cannot be written.
         MissingExtraError: torch is not installed.
     """
-    recipe, clock = _recipe(choices), Clock(progress)
+    recipe = _recipe(choices)
     require_torch(recipe)
     target = None if dry_run else target_of(model, output, default_name)
     writes = writes_of(target, report=report, resume=resume)
     models = {"the input": model, "the reference": reference}
     used = {"the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
-    writes.apart(reads(models, data, held_out, used))
-    kept = nullcontext() if resume is None else closing(Folder(Path(resume)))
-    with kept as folder, registered(custom_ops), ExitStack() as stack:
-        writes.ready(force=force, owned=functools.partial(replaceable, folder))
-        prepared = prepare(reference, data, recipe, clock, held_out=held_out)
-        with clock.stage("load"):
+    read = reads(models, data, held_out, used)
+    with (
+        opened(recipe, writes, read, force=force, custom_ops=custom_ops, progress=progress) as job,
+        ExitStack() as stack,
+    ):
+        prepared = prepare(reference, data, job, held_out)
+        with job.clock.stage("load"):
             small = load(from_any(model))
             for source in (prepared.model, small):
                 stack.enter_context(unchanged(source))
             facts = _facts(prepared, small, recipe)
-        if folder is not None:
-            begin(folder, prepared, recipe, small=small, writes=writes.beside())
+        bind(job, prepared, small=small, writes=writes.beside())
         apart = external(small, save_as_external_data)
         first = {"params": cost.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
-        sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, recipe, clock, progress)]
-        with clock.stage("refine"):
-            refined = refine_other(prepared.as_written(), recipe, small, facts, progress, folder or NO_JOURNAL)
-        sides.append(_checked(prepared, small, recipe, clock, progress))
+        sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, job)]
+        with job.clock.stage("refine"):
+            refined = refine_other(prepared.as_written(), job, small, facts)
+        sides.append(_checked(prepared, small, job))
         mark(small, recipe, command="refine")
-        written: dict[Path, str] = {}
-        with clock.stage("write"):
-            if target is not None:
-                written = write(small, target, apart=apart, folder=folder, sources=[prepared.model, small])
+        with job.clock.stage("write"):
+            written = write(small, target, apart=apart, job=job, sources=[prepared.model, small])
     change = _change(model, small, first, refined, written)
-    told = _report(prepared, recipe, change, refined, [side[0] for side in sides], clock)
+    told = _report(prepared, recipe, change, refined, [side[0] for side in sides], job)
     for path in writes.reports:
         told.save(path, force=True)
     return Result(report=told, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
@@ -192,13 +189,11 @@ def _file(model: Any, small: ir.Model) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "data": {}}
 
 
-def _checked(
-    prepared: Prepared, small: ir.Model, recipe: Recipe, clock: Clock, progress: Progress
-) -> tuple[Verification | None, tuple[Any, ...]]:
-    if not recipe.check:
+def _checked(prepared: Prepared, small: ir.Model, job: Job) -> tuple[Verification | None, tuple[Any, ...]]:
+    if not job.recipe.check:
         return None, ()
-    with clock.stage("verify"):
-        return verify(prepared, small, recipe, progress)
+    with job.clock.stage("verify"):
+        return verify(prepared, small, job)
 
 
 def _change(
@@ -239,7 +234,7 @@ def _report(
     change: ModelChange,
     refined: Sequence[Refined],
     sides: Sequence[Verification | None],
-    clock: Clock,
+    job: Job,
 ) -> Report:
     """Schema 1 without blocks, and what the reference is and how far from it the small model was."""
     before, after = sides
@@ -252,7 +247,7 @@ def _report(
         refusals=[],
         verification=after,
         calibration=calibration_entry(prepared.batches),
-        timing=clock.seconds,
+        timing=job.clock.seconds,
         refines=[dataclasses.asdict(entry) for entry in refined],
         notes=[note for note in said if note],
     )

@@ -13,9 +13,10 @@ from onnxgrail.core import Recipe
 from onnxgrail.files import KEYWORDS, target_of, writes_of
 from onnxgrail.keywords import checked
 from onnxgrail.paths import Read, default_output
-from onnxgrail.pipeline import Result, compress
+from onnxgrail.pipeline import compress
 from onnxgrail.recipe import merged
 from onnxgrail.report import Report
+from onnxgrail.result import Result
 
 
 @checked

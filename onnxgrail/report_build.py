@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,7 +16,9 @@ from onnxgrail.decision import Decision
 from onnxgrail.entries import block_entry
 from onnxgrail.graph.interface import Port, changed
 from onnxgrail.graph.places import located
+from onnxgrail.job import Job
 from onnxgrail.memory import peak_rss_bytes
+from onnxgrail.methods import Worked
 from onnxgrail.plain import SCHEMA, plain
 from onnxgrail.preparation import Prepared, judged_by
 from onnxgrail.report import ModelChange, Report, Verification
@@ -24,32 +26,33 @@ from onnxgrail.report_environment import calibration_entry, environment, version
 from onnxgrail.report_notes import notes_of
 from onnxgrail.report_sizes import grown, share_of, sizes_of
 
-if TYPE_CHECKING:
-    from onnxgrail.refine.job import Refined
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Made:
+    """What became of the model.
 
-def report_of(
-    prepared: Prepared,
-    recipe: Recipe,
-    decision: Decision,
-    *,
-    slim: ir.Model | None,
-    written: Mapping[Path, str],
-    verification: Verification | None,
-    timing: Mapping[str, float],
-    refines: Sequence[Refined] = (),
-    applied: Mapping[str, Applied] | None = None,
-    final: ir.Model | None = None,
-) -> Report:
-    """Everything that was done and left alone, as schema 1.
-
-    `final` is what was written, where that is not `slim`, and `written` has the checksums of its files.
+    Attributes:
+        slim: the narrowed graph; None where nothing was narrowed.
+        final: the graph as it is written, where that is another one.
+        written: checksums of the written files, the model first.
+        verification: what was checked.
+        worked: what refinements and further methods did.
     """
+
+    slim: ir.Model | None = None
+    final: ir.Model | None = None
+    written: Mapping[Path, str] = field(default_factory=dict)
+    verification: Verification | None = None
+    worked: Worked = field(default_factory=Worked)
+
+
+def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> Report:
+    """Report everything that was done and left alone, as schema 1."""
+    recipe, slim, refines, applied = job.recipe, made.slim, made.worked.refined, made.worked.applied
     decided = {c.block.name: c for c in decision.changes}
-    applied = applied or {}
     added = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in grown(refines))
     share = share_of(prepared, recipe, decision, applied)
-    sizes = sizes_of(prepared, share, decision, slim, written, (*applied.values(), *added), final or slim)
+    sizes = sizes_of(prepared, share, decision, slim, made.written, (*applied.values(), *added), made.final or slim)
     survey = prepared.survey
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = changed(prepared.model, survey, decision.ledger.dead)
@@ -62,9 +65,9 @@ def report_of(
         refusals=located(
             prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
         ),
-        verification=_told(prepared, verification, fitted=calibration is not None),
+        verification=_told(prepared, made.verification, fitted=calibration is not None),
         calibration=calibration,
-        timing=timing,
+        timing=job.clock.seconds,
         interface=ports,
         notes=[
             prepared.scarce() if calibration else "",

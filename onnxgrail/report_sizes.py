@@ -22,7 +22,7 @@ from onnxgrail.preparation import Prepared
 from onnxgrail.report import ModelChange
 
 if TYPE_CHECKING:
-    from onnxgrail.refine.job import Refined
+    from onnxgrail.refine.refinement import Refined
 
 
 def grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:

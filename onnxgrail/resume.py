@@ -14,10 +14,11 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.dense import data_key, model_key
 from onnxgrail.calibration.threads import count
 from onnxgrail.checksums import sha256
-from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
+from onnxgrail.job import Job
 from onnxgrail.journal import Folder
 from onnxgrail.parallel import Group
+from onnxgrail.paths import path_of
 from onnxgrail.preparation import Prepared
 from onnxgrail.record import Record
 
@@ -25,27 +26,40 @@ from onnxgrail.record import Record
 PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
-def begin(
-    folder: Folder,
+def stats_files(read: str | Path | None, write: str | Path | None) -> StatsFiles:
+    """Return where statistics come from and go to.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if read is not None and write is not None:
+        raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
+    return StatsFiles(read=path_of(read), write=path_of(write))
+
+
+def bind(
+    job: Job,
     prepared: Prepared,
-    recipe: Recipe,
     files: StatsFiles = NO_FILES,
+    *,
     small: ir.Model | None = None,
     writes: Iterable[Path] = (),
 ) -> None:
-    """Bind the folder to this run, or make sure that it is bound to the same one.
+    """Bind the folder of a job to this run, or check that it is bound to the same one.
 
     Args:
-        folder: that keeps what is finished.
+        job: its folder keeps what is finished; nothing is done for a job without one.
         prepared: the model and its data.
-        recipe: all choices.
         files: of statistics.
         small: the model that is fitted to the other one, where both are given.
         writes: files beside the model that the run is going to write, and may replace when it goes on.
 
     Raises:
-        UsageError: it belongs to another run.
+        UsageError: the folder belongs to another run.
     """
+    folder, recipe = job.folder, job.recipe
+    if folder is None:
+        return
     folder.begin(
         {
             "model": model_key(prepared.model),

@@ -24,9 +24,9 @@ from onnxgrail.calibration.stream import Stream
 from onnxgrail.core import Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import weights
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.job import Job
 from onnxgrail.layers import Refit
 from onnxgrail.norms import Norm
-from onnxgrail.once import Once
 from onnxgrail.preparation import Prepared
 from onnxgrail.progress import Tick
 from onnxgrail.record import Record, change_of, of_change
@@ -66,10 +66,9 @@ class Run:
         fitted: names of blocks whose consumers are all fitted later on, and that are only narrowed until then.
     """
 
-    def __init__(
-        self, prepared: Prepared, recipe: Recipe, kept: Mapping[str, int], once: Once, dense: Dense | None = None
-    ) -> None:
-        self.prepared, self.recipe, self.kept, self.once, self.dense = prepared, recipe, kept, once, dense
+    def __init__(self, prepared: Prepared, job: Job, kept: Mapping[str, int], dense: Dense | None = None) -> None:
+        self.prepared, self.job, self.kept, self.dense = prepared, job, kept, dense
+        self.recipe = job.recipe
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
         self.fitted: frozenset[str] = frozenset()
@@ -89,12 +88,12 @@ class Run:
 
     def known(self, block: Block) -> Change | None:
         """What a run that went before decided about a block."""
-        found = self.once.known(key(block))
+        found = self.job.steps.known(key(block))
         return None if found is None else change_of(found, block)
 
     def choose(self, block: Block, stats: tuple[Stats, ...], fold: Fold | None = None) -> Change:
         """Decide one block; with `fold`, an average over clusters is judged on the activations it really gives."""
-        once, scores = self.once, SELECTORS[self.recipe.selector]
+        steps, scores = self.job.steps, SELECTORS[self.recipe.selector]
         slopes = self.prepared.gradients.get(block.name)
         view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
 
@@ -107,12 +106,12 @@ class Run:
             judged = fold is not None and change.reducer.cluster is not None
             return of_change(change if judged else self.fitting(view(), change))
 
-        found = once.shared(first)
+        found = steps.shared(first)
         change = change_of(found, block)
         if fold is not None and change.reducer.cluster is not None:  # averaged statistics promise too much
             joint = fold(change)
-            found = once.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
-        once.keep(key(block), found)
+            found = steps.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
+        steps.keep(key(block), found)
         return change_of(found, block)
 
     def fitting(self, view: View, change: Change) -> Change:

@@ -16,25 +16,25 @@ from onnxgrail.memory import Pile
 from onnxgrail.order import Step, closed_steps, open_steps
 from onnxgrail.parallel import shard_of
 from onnxgrail.preparation import stream_of
-from onnxgrail.progress import Progress, Tick, ticking
+from onnxgrail.progress import Tick, ticking
 from onnxgrail.run import Backlog, Run, needs_data, room
 from onnxgrail.sweep import sweep
 
 TOGETHER = 2**27  # bytes of second moments that one step of an open loop measures
 
 
-def settle(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
+def settle(run: Run, blocks: Sequence[Block]) -> float:
     """Settle every block, on statistics where some method needs them; returns seconds inside ONNX Runtime."""
     if run.recipe.compensate == BEST:
-        return sweep(run, blocks, progress)
+        return sweep(run, blocks)
     if needs_data(run.recipe):
-        return _measured(run, blocks, progress)
+        return _measured(run, blocks)
     for block in blocks:
         run.settle(run.known(block) or run.choose(block, ()))
     return 0.0
 
 
-def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
+def _measured(run: Run, blocks: Sequence[Block]) -> float:
     """Settle every block on statistics of the dense network, or in closed loop of the network as decided so far.
 
     Where decisions are known already, nothing is measured, and the stream follows when it is needed again.
@@ -42,13 +42,13 @@ def _measured(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
     Returns:
         Seconds spent inside ONNX Runtime.
     """
-    prepared, recipe, once = run.prepared, run.recipe, run.once
+    prepared, recipe, job = run.prepared, run.recipe, run.job
     todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, TOGETHER)
-    feeds = len(shard_of(once.group, len(prepared.batches)).numbers)
-    tick = ticking(progress, "calibrating", feeds * len(todo))
+    feeds = len(shard_of(job.group, len(prepared.batches)).numbers)
+    tick = ticking(job.progress, "calibrating", feeds * len(todo))
     untouched = weights.empty(prepared.survey)
     pile = Pile(heavy=bool(in_files(prepared.model)))
-    with stream_of(prepared, recipe, once.group) as stream:
+    with stream_of(prepared, recipe, job.group) as stream:
         walk = _Walk(stream, feeds, tick, moving=len(todo) > 1)
         for step in todo:
             _step(run, walk, step, run.ledger if recipe.closed_loop else untouched)
@@ -91,11 +91,9 @@ def _step(run: Run, walk: _Walk, step: Step, before: Ledger) -> None:
     run.take(step.blocks, known, measured, walk.stream, before)
 
 
-def bring_back(run: Run, progress: Progress) -> float:
+def bring_back(run: Run) -> float:
     """Bring activations back to the dense network's, as the recipe says; returns seconds inside ONNX Runtime."""
     if run.recipe.norms == "none" or not run.changes:
         return 0.0
-    run.ledger, run.norms, seconds = norms.bring_back(
-        run.prepared, run.recipe, run.ledger, run.changes, run.once, progress
-    )
+    run.ledger, run.norms, seconds = norms.bring_back(run.prepared, run.job, run.ledger, run.changes)
     return seconds

@@ -24,9 +24,9 @@ from onnxgrail.graph.interface import between, fit
 from onnxgrail.graph.model_io import HEAVY, bytes_on_disk, weight_bytes
 from onnxgrail.graph.serial import pack
 from onnxgrail.graph.writing import written_bytes
+from onnxgrail.job import Job
 from onnxgrail.plain import plain
-from onnxgrail.preparation import Clock, Prepared
-from onnxgrail.progress import Progress
+from onnxgrail.preparation import Prepared
 from onnxgrail.report import Report, Verification
 
 LARGEST_GRAPH = 2**24  # bytes that names, nodes and notes of a model can take
@@ -91,9 +91,7 @@ def check(model: ir.Model, recipe: Recipe) -> None:
         quantise.refuse(model, recipe.quantize)
 
 
-def ship(
-    prepared: Prepared, slim: ir.Model, recipe: Recipe, clock: Clock, progress: Progress, *, latency: bool = False
-) -> Shipped:
+def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
     """Make the narrowed model what is written; with `latency` it is timed beside the original.
 
     Simplifying comes behind the narrowing, since names of nodes and weights in options and report are those of the
@@ -103,7 +101,7 @@ def ship(
     Raises:
         ModelError: a tool fails, or ONNX Runtime does not run the result.
     """
-    simplified = None
+    recipe, clock, simplified = job.recipe, job.clock, None
     if recipe.simplify:
         with clock.stage("simplify"):
             slim, simplified = simplification.simplify(slim)
@@ -112,11 +110,11 @@ def ship(
     results: tuple[Fidelity, ...] = ()
     if recipe.check:
         with clock.stage("verify"):
-            verification, results = verify(prepared, slim, recipe, progress)
+            verification, results = verify(prepared, slim, job)
     final, quantization = slim, None
     if recipe.quantize != "none":
         with clock.stage("quantize"):
-            final, quantization, last = _quantised(prepared, slim, recipe, progress)
+            final, quantization, last = _quantised(prepared, slim, job)
             results = last if recipe.check else results
     times: tuple[Times, ...] | None = None
     if latency or (quantization is not None and recipe.check):
@@ -159,11 +157,9 @@ def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, 
     return text, "Remove more, or choose other blocks; --compensate none writes no new weights"
 
 
-def _quantised(
-    prepared: Prepared, slim: ir.Model, recipe: Recipe, progress: Progress
-) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
+def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
     """The quantised model, its entry in the report, and how close it is to the original."""
-    ports = between(prepared.model, slim)
+    recipe, ports = job.recipe, between(prepared.model, slim)
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
     probe = fit(prepared.feed, ports)
@@ -189,7 +185,7 @@ def _quantised(
         ],
     }
     if recipe.check:
-        verification, results = verify(prepared, made.model, recipe, progress)
+        verification, results = verify(prepared, made.model, job)
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         entry |= {"judged": verification.judged, "headline": verification.headline}
         batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))

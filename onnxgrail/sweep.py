@@ -38,7 +38,7 @@ from onnxgrail.memory import Pile
 from onnxgrail.order import Turn, turns
 from onnxgrail.pair import FOLDS, Pair, moments, starts_of
 from onnxgrail.preparation import stream_of
-from onnxgrail.progress import Progress, ticking
+from onnxgrail.progress import ticking
 from onnxgrail.record import Record
 from onnxgrail.run import Backlog, Run, needs_gram, room
 
@@ -64,7 +64,7 @@ class _Guard:
 EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
 
 
-def sweep(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
+def sweep(run: Run, blocks: Sequence[Block]) -> float:
     """Settle every block on the dense network, and fit every matrix and convolution that reads what has changed.
 
     All processes add up rows, the first one decides.  What is known already is not measured, and both streams follow
@@ -79,11 +79,11 @@ def sweep(run: Run, blocks: Sequence[Block], progress: Progress) -> float:
     stages = stages_of(tasks_of(prepared, recipe, _planned(run, blocks)))
     pile = Pile(heavy=bool(in_files(prepared.model)))
     with ExitStack() as stack:
-        opened = (stream_of(prepared, recipe, run.once.group, share=2) for _ in range(2))
+        opened = (stream_of(prepared, recipe, run.job.group, share=2) for _ in range(2))
         dense, narrow = (stack.enter_context(stream) for stream in opened)
         untouched = weights.empty(prepared.survey)
-        starts = starts_of(dense, prepared.feed, untouched, run.once)
-        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed), turns(blocks, stages), progress)
+        starts = starts_of(dense, prepared.feed, untouched, run.job.steps)
+        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed), turns(blocks, stages))
         for turn in walk.turns:
             walk.take(turn)
             pile.add(sum(room(block, prepared) for block in turn.blocks))
@@ -102,7 +102,7 @@ def _planned(run: Run, blocks: Sequence[Block]) -> Ledger:
 class _Walk:
     """Takes turn after turn; both streams follow when something has to be measured."""
 
-    def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]], progress: Progress) -> None:
+    def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]]) -> None:
         self.turns = todo
         self._run, self._pair = run, pair
         self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
@@ -112,7 +112,7 @@ class _Walk:
             run.fitted = frozenset(b.name for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params)
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
-        self._tick = ticking(progress, "calibrating", feeds * walks)
+        self._tick = ticking(run.job.progress, "calibrating", feeds * walks)
         self._backlog = Backlog(feeds, self._tick)
 
     def take(self, turn: Turn[Stage]) -> None:
@@ -154,13 +154,13 @@ class _Walk:
         """Fit layers behind what is decided and fitted already."""
         run, ledger = self._run, self._run.ledger
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
-        found = run.once.known(stage.key)
+        found = run.job.steps.known(stage.key)
         if found is not None:
             self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end, self._guard.parts))
         else:
             self._backlog.catch_up()
             sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held
-            found = run.once.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
+            found = run.job.steps.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
 

@@ -20,7 +20,7 @@ PRINTING = {"click", "rich"}
 HEAVY = {"onnx_ir", "onnxruntime", "torch", "transformers"}
 HELP_LIMIT = 1.5  # seconds; what matters is HEAVY, this only catches a start that became slow by other means
 
-UNASKED = {"grasp.method", "page", "refine.gradients", "refine.job", "refine.steps", "torchgraph"}
+UNASKED = {"grasp.method", "page", "refine.gradients", "refine.refinement", "refine.steps", "torchgraph"}
 EXTRAS = {"PIL", "matplotlib", "onnx_graphsurgeon", "onnxslim", "pyarrow", "rich", "tokenizers", "torch", "yaml"}
 
 HELP = """

@@ -12,7 +12,7 @@ from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
 from onnxgrail.allocation.ladders import Ideal, Widths, ladders_of
 from onnxgrail.allocation.lagrange import lagrangian, multiplied, prices
-from onnxgrail.allocation.losses import Alone, Job, alone, curves_of, evidence, losses_of
+from onnxgrail.allocation.losses import Alone, Search, alone, curves_of, evidence, losses_of
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.timed import Timing, fitted_to_time
@@ -57,7 +57,7 @@ def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to
     return balanced(ladders, schedules.uniform(ladders), measure, limit, strict=False).widths
 
 
-def allocate(job: Job) -> Allocation:
+def allocate(search: Search) -> Allocation:
     """Return widths under a budget.
 
     Without a target, it is the share of the parameters in the blocks that `ratio` leaves, or the multiply-accumulates
@@ -66,48 +66,50 @@ def allocate(job: Job) -> Allocation:
     Raises:
         UsageError: a target is out of reach.
     """
-    recipe = job.recipe
-    if not job.blocks:
-        return _allocation(job.prepared, job.blocks, recipe, {}, {})
+    recipe = search.recipe
+    if not search.blocks:
+        return _allocation(search.prepared, search.blocks, recipe, {}, {})
     target = target_of(recipe)
     if target is not None and target.metric == "latency":
-        return _within_time(job, target, measure_of(job.prepared, "latency"))
-    metric, measure, limit = _limit(job, target)
+        return _within_time(search, target, measure_of(search.prepared, "latency"))
+    metric, measure, limit = _limit(search, target)
     if recipe.allocate == "global":
-        return _validated(job, metric, measure, limit, target)
-    find = functools.partial(balanced, job.ladders, _schedule(job, recipe.allocate), measure, strict=target is not None)
-    best = _corrected(job, metric, measure, limit, find)
-    return _result(job, _counted(target, measure, limit, best), best)
+        return _validated(search, metric, measure, limit, target)
+    find = functools.partial(
+        balanced, search.ladders, _schedule(search, recipe.allocate), measure, strict=target is not None
+    )
+    best = _corrected(search, metric, measure, limit, find)
+    return _result(search, _counted(target, measure, limit, best), best)
 
 
-def _limit(job: Job, target: Target | None) -> tuple[Metric, Measure, float]:
+def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, float]:
     """What is counted, and how much of it may stay."""
-    prepared, recipe = job.prepared, job.recipe
+    prepared, recipe = search.prepared, search.recipe
     if target is not None:
         measure = measure_of(prepared, target.metric)
         return target.metric, measure, target.limit(measure.before)
     if recipe.unit_ratio is None:
         measure = measure_of(prepared, "params")
-        return "params", measure, measure.share(job.blocks, recipe.ratio or 0.0)
+        return "params", measure, measure.share(search.blocks, recipe.ratio or 0.0)
     measure = measure_of(prepared, "macs")
     metric: Metric = "macs"
     if not measure.before:
         metric, measure = "params", measure_of(prepared, "params")
-    return metric, measure, measure(by_units(job.blocks, recipe.unit_ratio, recipe.round_to))
+    return metric, measure, measure(by_units(search.blocks, recipe.unit_ratio, recipe.round_to))
 
 
-def _schedule(job: Job, name: str) -> Ideal:
+def _schedule(search: Search, name: str) -> Ideal:
     if name == "flap":
-        return schedules.flap(job.ladders, evidence(job, fluctuation))
-    return schedules.depth(job.ladders) if name == "depth" else schedules.uniform(job.ladders)
+        return schedules.flap(search.ladders, evidence(search, fluctuation))
+    return schedules.depth(search.ladders) if name == "depth" else schedules.uniform(search.ladders)
 
 
-def _corrected(job: Job, metric: Metric, measure: Measure, limit: float, find: Callable[[float], Fit]) -> Fit:
+def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, find: Callable[[float], Fit]) -> Fit:
     """A fit that also holds for the model as it is built, where that weighs a little more than was counted."""
     most = limit
     best = find(most)
-    for _ in range(CORRECTIONS if target_of(job.recipe) is not None else 0):
-        real = built(job.prepared, job.recipe, metric, best.widths) if best.reached else None
+    for _ in range(CORRECTIONS if target_of(search.recipe) is not None else 0):
+        real = built(search.prepared, search.recipe, metric, best.widths) if best.reached else None
         if real is None or real <= limit:
             break
         most = limit - max(real - measure(best.widths), 1.0)
@@ -115,23 +117,23 @@ def _corrected(job: Job, metric: Metric, measure: Measure, limit: float, find: C
     return best
 
 
-def _validated(job: Job, metric: Metric, measure: Measure, limit: float, target: Target | None) -> Allocation:
+def _validated(search: Search, metric: Metric, measure: Measure, limit: float, target: Target | None) -> Allocation:
     """Lagrangian widths, unless uniform ones within the same budget do less harm to the outputs."""
-    plain = schedules.uniform(job.ladders)
-    find = functools.partial(balanced, job.ladders, plain, measure, strict=target is not None)
-    fits = {"uniform": _corrected(job, metric, measure, limit, find)}
+    plain = schedules.uniform(search.ladders)
+    find = functools.partial(balanced, search.ladders, plain, measure, strict=target is not None)
+    fits = {"uniform": _corrected(search, metric, measure, limit, find)}
     measured: Mapping[str, Alone] = {}
     if fits["uniform"].reached:
-        measured = alone(job)
-        for name, losses in losses_of(job.ladders, measured).items():
-            chosen = functools.partial(lagrangian, job.ladders, losses, measure)
-            fits[name] = _corrected(job, metric, measure, limit, chosen)
-    winner, harm = _least_harm(job, fits)
+        measured = alone(search)
+        for name, losses in losses_of(search.ladders, measured).items():
+            chosen = functools.partial(lagrangian, search.ladders, losses, measure)
+            fits[name] = _corrected(search, metric, measure, limit, chosen)
+    winner, harm = _least_harm(search, fits)
     budget = _counted(target, measure, limit, fits[winner])
-    return replace(_result(job, budget, fits[winner], used=winner, errors=harm), curves=curves_of(measured))
+    return replace(_result(search, budget, fits[winner], used=winner, errors=harm), curves=curves_of(measured))
 
 
-def _least_harm(job: Job, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float]]:
+def _least_harm(search: Search, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float]]:
     """The widths whose outputs are nearest to the original's, uniform ones where it makes no difference."""
     usable = {name: fit for name, fit in fits.items() if fit.reached}
     if all(fit.widths == fits["uniform"].widths for fit in usable.values()):  # also where nothing is within reach
@@ -139,21 +141,21 @@ def _least_harm(job: Job, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float
     harm: dict[str, float] = {}
     for name, fit in usable.items():
         twin = next((n for n in harm if usable[n].widths == fit.widths), None)
-        harm[name] = job.trial(fit.widths) if twin is None else harm[twin]
+        harm[name] = search.trial(fit.widths) if twin is None else harm[twin]
     return min(harm, key=lambda name: (harm[name], name != "uniform")), harm
 
 
 # ------------------------------------------------------------------------------------------------------ latency
 
 
-def _within_time(job: Job, target: Target, macs: Measure) -> Allocation:
+def _within_time(search: Search, target: Target, macs: Measure) -> Allocation:
     """The widths of which most is left within the time, in multiples of `round_to` or of what kernels like better."""
-    watch, asked = stopwatch(job.prepared, job.recipe), job.recipe.allocate
-    measured = alone(job) if asked == "global" else {}
+    watch, asked = stopwatch(search.prepared, search.recipe), search.recipe.allocate
+    measured = alone(search) if asked == "global" else {}
     found: dict[tuple[str, int], Timing] = {}
-    for multiple in _multiples(job):
-        ladders = ladders_of(job.blocks, multiple)
-        ideals = {"uniform": schedules.uniform(ladders)} if asked == "global" else {asked: _schedule(job, asked)}
+    for multiple in _multiples(search):
+        ladders = ladders_of(search.blocks, multiple)
+        ideals = {"uniform": schedules.uniform(ladders)} if asked == "global" else {asked: _schedule(search, asked)}
         full: Widths = {one.name: one.units for one in ladders}
         if measured:
             costs = {one.name: prices(one, macs, full) for one in ladders}
@@ -161,18 +163,22 @@ def _within_time(job: Job, target: Target, macs: Measure) -> Allocation:
         found |= {(name, multiple): fitted_to_time(ladders, i, watch, target) for name, i in ideals.items()}
     widest = {name: _widest(found, name, macs) for name, _ in found}
     fits = {name: found[name, multiple].fit for name, multiple in widest.items()}
-    used, harm = _least_harm(job, fits) if asked == "global" else (asked, {})
+    used, harm = _least_harm(search, fits) if asked == "global" else (asked, {})
     best = found[used, widest[used]]
     budget = Budget(target=target, before=best.before, limit=best.limit, found=best.found)
-    done = replace(_result(job, budget, best.fit, used=used, errors=harm), curves=curves_of(measured))
+    done = replace(_result(search, budget, best.fit, used=used, errors=harm), curves=curves_of(measured))
     tried = {multiple: macs(timing.fit.widths) for (name, multiple), timing in found.items() if name == used}
     return replace(done, note="; ".join(filter(None, [done.note, _preferred(widest[used], tried)])))
 
 
-def _multiples(job: Job) -> list[int]:
+def _multiples(search: Search) -> list[int]:
     """Multiples to try: that of the recipe, and the one that fills the blocks of convolutions on this machine."""
-    asked = job.recipe.round_to
-    if asked == 1 or job.recipe.providers[0] not in CPU or not any(map(job.prepared.survey.convolved, job.blocks)):
+    asked = search.recipe.round_to
+    if (
+        asked == 1
+        or search.recipe.providers[0] not in CPU
+        or not any(map(search.prepared.survey.convolved, search.blocks))
+    ):
         return [asked]
     return sorted({asked, math.lcm(asked, channel_block())})
 
@@ -201,18 +207,23 @@ def _counted(target: Target | None, measure: Measure, limit: float, fit: Fit) ->
 
 
 def _result(
-    job: Job, budget: Budget | None, fit: Fit, *, used: str | None = None, errors: Mapping[str, float] | None = None
+    search: Search,
+    budget: Budget | None,
+    fit: Fit,
+    *,
+    used: str | None = None,
+    errors: Mapping[str, float] | None = None,
 ) -> Allocation:
     if budget is not None:
-        _reachable(job, budget, fit)
-    used = (used or job.recipe.allocate).removesuffix("-sqrt")
+        _reachable(search, budget, fit)
+    used = (used or search.recipe.allocate).removesuffix("-sqrt")
     ideal = fit.widths if used == "global" else fit.ideal  # global chooses among widths that fit: it rounds nothing
-    done = _allocation(job.prepared, job.blocks, job.recipe, fit.widths, ideal)
+    done = _allocation(search.prepared, search.blocks, search.recipe, fit.widths, ideal)
     note = "" if used == done.asked else f"allocation {done.asked} was no better than {used}, which is used"
     return replace(done, budget=budget, used=used, errors=errors, note=note)
 
 
-def _reachable(job: Job, budget: Budget, fit: Fit) -> None:
+def _reachable(search: Search, budget: Budget, fit: Fit) -> None:
     if fit.reached:
         return
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
@@ -221,8 +232,8 @@ def _reachable(job: Job, budget: Budget, fit: Fit) -> None:
     hint = "Allow more, or choose more --blocks"
     hint += "; what else runs on this machine disturbs the measurement" if unit else ""
     raise UsageError(
-        f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(job.blocks)} blocks as narrow "
-        f"as possible {least} stay",
+        f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(search.blocks)} blocks as "
+        f"narrow as possible {least} stay",
         hint=hint,
     )
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Job:
+class Search:
     """What all steps of an allocation need.
 
     Attributes:
@@ -48,7 +48,7 @@ class Job:
     progress: Progress
 
 
-def job_of(
+def search_of(
     prepared: Prepared,
     blocks: Sequence[Block],
     recipe: Recipe,
@@ -57,9 +57,9 @@ def job_of(
     progress: Progress,
     dense: Dense | None = None,
     trial: Trial = lambda _: 0.0,
-) -> Job:
-    """Return a job with the ladders of its blocks; see `Job`."""
-    return Job(
+) -> Search:
+    """Return a search with the ladders of its blocks; see `Search`."""
+    return Search(
         prepared=prepared,
         recipe=recipe,
         blocks=tuple(blocks),
@@ -71,14 +71,14 @@ def job_of(
     )
 
 
-def evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
+def evidence(search: Search, read: Callable[[View], T]) -> dict[str, T]:
     """What `read` finds in each block of the original model."""
-    prepared = job.prepared
+    prepared = search.prepared
     nothing = weights.empty(prepared.survey)
-    if job.dense is not None:
-        pairs = iter([(b, job.dense[b.name]) for b in job.blocks])
+    if search.dense is not None:
+        pairs = iter([(b, search.dense[b.name]) for b in search.blocks])
     else:
-        pairs = measured(prepared, job.blocks, job.recipe, progress=job.progress)
+        pairs = measured(prepared, search.blocks, search.recipe, progress=search.progress)
     found = {}
     for block, stats in pairs:
         arrays = weights.read(block, prepared.model, prepared.survey, nothing)
@@ -87,15 +87,15 @@ def evidence(job: Job, read: Callable[[View], T]) -> dict[str, T]:
     return found
 
 
-def alone(job: Job) -> dict[str, Alone]:
+def alone(search: Search) -> dict[str, Alone]:
     """Measure each block alone: its error at every width, and what halving it does to the outputs."""
 
     def read(view: View) -> Alone:
         half = max(1, view.block.units // 2)
-        return error_curve(view, job.narrow), impact(job.prepared, job.recipe, job.narrow(view, half))
+        return error_curve(view, search.narrow), impact(search.prepared, search.recipe, search.narrow(view, half))
 
-    found = evidence(job, read)
-    return {one.name: found[one.name] for one in job.ladders}
+    found = evidence(search, read)
+    return {one.name: found[one.name] for one in search.ladders}
 
 
 def losses_of(ladders: Sequence[Ladder], found: Mapping[str, Alone]) -> dict[str, dict[str, Floats]]:

@@ -19,6 +19,7 @@ from onnxgrail.graph import cost, weights
 from onnxgrail.graph.interface import between
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.graph.survey import Ledger
+from onnxgrail.job import Job
 from onnxgrail.parallel import SOLO, Group
 from onnxgrail.preparation import Prepared, narrowed, stream_of
 from onnxgrail.progress import Progress
@@ -41,25 +42,21 @@ NO_FILES = StatsFiles()
 def known(
     prepared: Prepared,
     blocks: Sequence[Block],
-    recipe: Recipe,
+    job: Job,
     files: StatsFiles,
     *,
     shared: bool,
     together: int = sys.maxsize,
-    progress: Progress,
-    group: Group = SOLO,
 ) -> Dense | None:
-    """Statistics of all blocks in the original model.
+    """Return the statistics of all blocks in the original model; empty tuples in all processes but the first.
 
     Args:
         prepared: the model.
         blocks: what may be narrowed.
-        recipe: the user's choices.
+        job: choices and processes.
         files: to read them from, or to write them to.
-        shared: whether they will be needed more than once in this run.
+        shared: True if they will be needed more than once in this run.
         together: bytes of second moments to collect in one pass.
-        progress: told of every feed.
-        group: processes that share the work; all but the first get empty tuples.
 
     Returns:
         None where neither files nor sharing asks for them.
@@ -68,15 +65,15 @@ def known(
         DataError: the file belongs to another model or other data.
         OutputError: the file cannot be written.
     """
-    if files.read is not None and group.rank != 0:
+    if files.read is not None and not job.first:
         return {block.name: () for block in blocks}
     if files.read is not None:
         return dense.load(files.read, blocks, prepared.model, prepared.batches)
     if files.write is None and not shared:
         return None
-    pairs = measured(prepared, blocks, recipe, together=together, progress=progress, group=group)
+    pairs = measured(prepared, blocks, job.recipe, together=together, progress=job.progress, group=job.group)
     found = {block.name: stats for block, stats in pairs}
-    if files.write is not None and group.rank == 0:
+    if files.write is not None and job.first:
         dense.save(files.write, found, blocks, prepared.model, prepared.batches)
     return found
 

@@ -16,9 +16,9 @@ from onnxgrail.graph.assign import assign
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.facts import key
 from onnxgrail.graph.lowrank import Factored, Matrix
-from onnxgrail.grasp import kept
+from onnxgrail.grasp.codecs import FIT, fit_key
 from onnxgrail.grasp.measure import Cursor, masks_of, rows_of, unpadded, walk_of
-from onnxgrail.journal import Journal
+from onnxgrail.once import Steps
 from onnxgrail.preparation import Prepared
 from onnxgrail.progress import Tick
 
@@ -40,7 +40,7 @@ def refitted(
     recipe: Recipe,
     models: tuple[ir.Model, ir.Model],
     tasks: Sequence[Task],
-    journal: Journal,
+    steps: Steps,
     tick: Tick,
 ) -> dict[str, Fitted]:
     """Fit `up` of every pair to the outputs that the matrix had, behind the pairs that are fitted already.
@@ -54,14 +54,15 @@ def refitted(
         recipe: seed and providers.
         models: before anything was replaced, and with all pairs in place; their second weights get new numbers.
         tasks: pairs in the order of the network.
-        journal: fits of a killed run are taken from here; activations are brought forward to the first that is missing.
+        steps: fits of a killed run are taken from here; activations are brought forward to the first that is missing.
         tick: called once per pair.
 
     Returns:
         Per weight, errors as shares of the outputs' energy, without and with the fit.
     """
     dense, narrow = (Cursor(walk_of(prepared, model, recipe), model) for model in models)
-    known = {task.matrix.weight: kept.fit(journal, task.matrix.weight) for task in tasks}
+    stored = {task.matrix.weight: steps.known(fit_key(task.matrix.weight)) for task in tasks}
+    known = {weight: None if record is None else FIT.decode(record) for weight, record in stored.items()}
     missing = sum(one is None for one in known.values())
     found: dict[str, Fitted] = {}
     for task in tasks:
@@ -72,7 +73,7 @@ def refitted(
         one = known[weight]
         if one is None:
             one = _fitted(prepared, recipe, models[1], task, (dense.walk, narrow.walk))
-            kept.keep_fit(journal, weight, *one)
+            steps.keep(fit_key(weight), FIT.encode(one))
             missing -= 1
         found[weight], up = one
         assign(models[1].graph.initializers[task.now.up], up)

@@ -23,16 +23,16 @@ from onnxgrail.graph.model_io import copy
 from onnxgrail.graph.names import names_kept
 from onnxgrail.graph.residual import Layer, layers
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.grasp import kept, rows
+from onnxgrail.grasp import codecs, rows
 from onnxgrail.grasp.choice import Candidates, Chosen, candidates, choose, sharing
 from onnxgrail.grasp.errors import Apart, apart
 from onnxgrail.grasp.fitting import Task, refitted, ups
 from onnxgrail.grasp.measure import Cursor, masks_of, outputs_of, redundancies, walk_of
 from onnxgrail.grasp.pairs import RANKS, Slope, pairs_of, rank, slope_of
 from onnxgrail.grasp.rows import Errors
-from onnxgrail.journal import NO_JOURNAL, Journal
+from onnxgrail.job import Job
 from onnxgrail.preparation import Prepared
-from onnxgrail.progress import Progress, ticking
+from onnxgrail.progress import ticking
 
 Groups = list[tuple[ir.Node | None, list[Matrix]]]
 """Matrices by layer, with its first node."""
@@ -43,23 +43,15 @@ def needs_torch(recipe: Recipe) -> bool:
     return recipe.grasp_rank in RANKS
 
 
-def replace_layers(
-    prepared: Prepared,
-    recipe: Recipe,
-    ledger: Ledger,
-    slim: ir.Model,
-    progress: Progress,
-    journal: Journal = NO_JOURNAL,
-) -> Applied:
+def replace_layers(prepared: Prepared, job: Job, ledger: Ledger, slim: ir.Model) -> Applied:
     """Replace the matrices of redundant layers, or of those that are named, by pairs of narrow ones.
 
     Args:
         prepared: the model as it was, and its data.
-        recipe: the fields that begin with `grasp`, `ratio`, `blocks`, `include` and `exclude`.
+        job: its recipe has the fields that begin with `grasp`, `ratio`, `blocks`, `include` and `exclude`; its steps
+            what a killed run has measured, decomposed and fitted.
         ledger: not needed; the graph says what narrowing left.
         slim: changed in place.
-        progress: called as work goes on.
-        journal: what a killed run has measured, decomposed and fitted is taken from here.
 
     Raises:
         UsageError: names or numbers of layers that there are not.
@@ -70,7 +62,7 @@ def replace_layers(
         Liu et al. 2024, GRASP, arXiv:2501.00339.
     """
     del ledger
-    run = _Run(prepared, recipe, progress, journal)
+    recipe, run = job.recipe, _Run(prepared, job)
     facts, fixed = prepared.survey.facts, constants(slim)
     every = layers(slim, facts.shapes, fixed)
     found = candidates(slim, every, prepared.survey.blocks, fixed, recipe)
@@ -114,38 +106,40 @@ class _Run:
     """What every step needs, and the steps of which a killed run may have finished some."""
 
     prepared: Prepared
-    recipe: Recipe
-    progress: Progress
-    journal: Journal
+    job: Job
 
     def redundancies(self, walk: Walk, every: Sequence[Layer]) -> dict[str, float]:
         """How alike every layer's input and output are."""
         masks = masks_of(self.prepared)
-        tick = ticking(self.progress, "redundancy", len(masks))
-        return kept.redundancies(self.journal, lambda: redundancies(walk, every, masks, tick))
+        tick = ticking(self.job.progress, "redundancy", len(masks))
+        return self.job.steps.once(
+            "grasp redundancy", lambda: redundancies(walk, every, masks, tick), codecs.REDUNDANCIES
+        )
 
     def pairs(self, slim: ir.Model, walk: Walk, groups: Groups) -> tuple[dict[str, Pair], Slope | None]:
         """What every matrix becomes, and the gradients that told, where they did."""
         weights = [m.weight for _, some in groups for m in some]
-        found = {w: pair for w in weights if (pair := kept.pair(self.journal, w)) is not None}
+        steps = self.job.steps
+        known = {w: steps.known(codecs.pair_key(w)) for w in weights}
+        found = {w: codecs.PAIR.decode(record) for w, record in known.items() if record is not None}
         missing = [w for w in weights if w not in found]
         slope = None
-        if needs_torch(self.recipe):
-            slope = kept.slope(self.journal, missing, lambda: self._slope(slim, walk, weights))
-        tick = ticking(self.progress, "pairs", len(weights))
+        if needs_torch(self.job.recipe):
+            slope = codecs.slope(steps, missing, lambda: self._slope(slim, walk, weights))
+        tick = ticking(self.job.progress, "pairs", len(weights))
         for _ in found:
             tick()
-        known = dict(found)
-        for weight, pair in pairs_of(self.prepared, self.recipe, slim, groups, slope, Cursor(walk, slim), known):
-            kept.keep_pair(self.journal, weight, pair)
+        done = dict(found)
+        for weight, pair in pairs_of(self.prepared, self.job.recipe, slim, groups, slope, Cursor(walk, slim), done):
+            steps.keep(codecs.pair_key(weight), codecs.PAIR.encode(pair))
             found[weight] = pair
             tick()
         return found, slope
 
     def _slope(self, slim: ir.Model, walk: Walk, weights: Sequence[str]) -> Slope:
         outputs = walk.source(outputs_of(slim))(0)
-        tick = ticking(self.progress, "gradients", len(self.prepared.batches))
-        return slope_of(self.prepared, self.recipe, slim, weights, outputs, tick)
+        tick = ticking(self.job.progress, "gradients", len(self.prepared.batches))
+        return slope_of(self.prepared, self.job.recipe, slim, weights, outputs, tick)
 
     def settled(
         self, reference: ir.Model, slim: ir.Model, tasks: Sequence[Task], every: Sequence[Layer]
@@ -157,10 +151,10 @@ class _Run:
         """
         old = ups(slim, tasks)
         before = self._apart("before", reference, slim, every)
-        if not self.recipe.grasp_refit:
+        if not self.job.recipe.grasp_refit:
             return {}, Errors(before)
-        tick = ticking(self.progress, "refit", len(tasks))
-        fits = refitted(self.prepared, self.recipe, (reference, slim), tasks, self.journal, tick)
+        tick = ticking(self.job.progress, "refit", len(tasks))
+        fits = refitted(self.prepared, self.job.recipe, (reference, slim), tasks, self.job.steps, tick)
         after = self._apart("after", reference, slim, every)
         taken = after.model < before.model
         if not taken:
@@ -169,7 +163,11 @@ class _Run:
         return fits, Errors(before, after, taken)
 
     def _apart(self, when: str, reference: ir.Model, slim: ir.Model, every: Sequence[Layer]) -> Apart:
-        return kept.apart(self.journal, when, lambda: apart(self.prepared, self.recipe, reference, slim, every))
+        return self.job.steps.once(
+            f"grasp apart {when}",
+            lambda: apart(self.prepared, self.job.recipe, reference, slim, every),
+            codecs.APART,
+        )
 
 
 def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[str, Matrix], list[Refusal]]:

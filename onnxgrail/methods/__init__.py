@@ -4,24 +4,29 @@ narrowing leaves, one entry each in `METHODS`, in the order of that table.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnxgrail.core import Applied, Recipe
+from onnxgrail.decision import Decision
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.journal import NO_JOURNAL, Journal
+from onnxgrail.job import Job
 from onnxgrail.preparation import Prepared
-from onnxgrail.progress import Progress
+
+if TYPE_CHECKING:
+    from onnxgrail.refine.refinement import Refined
 
 NARROWING = "grail"
 
-Run = Callable[[Prepared, Recipe, Ledger, ir.Model, Progress, Journal], Applied]
-"""Changes the graph that narrowing left, in place; the prepared model and the ledger say what it was.  The journal has
-what a killed run has finished.
+Run = Callable[[Prepared, Job, Ledger, ir.Model], Applied]
+"""Changes the graph that narrowing left, in place; the prepared model and the ledger say what it was.  The steps of the
+job hold what a killed run has finished.
 """
 
 
@@ -73,19 +78,42 @@ def require(recipe: Recipe) -> None:
             )
 
 
-def further(
-    prepared: Prepared,
-    recipe: Recipe,
-    ledger: Ledger,
-    slim: ir.Model,
-    progress: Progress,
-    journal: Journal = NO_JOURNAL,
-    *,
-    last: bool,
-) -> dict[str, Applied]:
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What refinements and methods beside narrowing did.
+
+    Attributes:
+        refined: one entry per fit.
+        applied: by method.
+    """
+
+    refined: tuple[Refined, ...] = ()
+    applied: Mapping[str, Applied] = field(default_factory=dict)
+
+
+def apply(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> Worked:
+    """Work on the narrowed graph, in place: methods beside narrowing, and refinements between them.
+
+    Only the first process does; the others have nothing to do meanwhile.
+    """
+    prepared, job = prepared.as_written(), dataclasses.replace(job, steps=job.steps.alone())
+    refined: tuple[Refined, ...] = ()
+    with job.clock.stage("methods"):
+        applied = _further(prepared, job, decision.ledger, slim, last=False)
+    if job.recipe.refine:
+        from onnxgrail.refine.steps import refine  # slow to import
+
+        with job.clock.stage("refine"):
+            refined = refine(prepared, job, decision.ledger, decision.changes, slim)
+    with job.clock.stage("methods"):
+        applied |= _further(prepared, job, decision.ledger, slim, last=True)
+    return Worked(refined, applied)
+
+
+def _further(prepared: Prepared, job: Job, ledger: Ledger, slim: ir.Model, *, last: bool) -> dict[str, Applied]:
     """Run the methods that come in front of `--refine`, or those that come behind it, by name."""
-    chosen = {n: m for n, m in _chosen(recipe).items() if m.last == last}
-    return {n: m.run(prepared, recipe, ledger, slim, progress, journal) for n, m in chosen.items()}
+    chosen = {n: m for n, m in _chosen(job.recipe).items() if m.last == last}
+    return {n: m.run(prepared, job, ledger, slim) for n, m in chosen.items()}
 
 
 def _chosen(recipe: Recipe) -> dict[str, Method]:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxgrail.core import Array, Feed
-from onnxgrail.refine.job import Job
 from onnxgrail.refine.mixed import widened
+from onnxgrail.refine.refinement import Refinement
 
 RANK = 4  # sample, channel, height, width, in whatever order
 
 
-def blended(job: Job, times: int) -> Job:
+def blended(job: Refinement, times: int) -> Refinement:
     """The same with so many batches of blends behind every one that is learnt from; none where inputs are no images."""
     name = image(job.prepared.batches.first())
     return job if name is None else widened(job, times, functools.partial(faded, name), 2)

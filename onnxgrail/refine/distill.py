@@ -6,8 +6,8 @@ from onnxgrail.graph import cost
 from onnxgrail.graph.trainable import trainable
 from onnxgrail.progress import Progress
 from onnxgrail.refine.blended import blended
-from onnxgrail.refine.job import Job, Refined
 from onnxgrail.refine.mixed import mixed
+from onnxgrail.refine.refinement import Refined, Refinement
 from onnxgrail.refine.whole import whole
 
 KIND = "distill"
@@ -18,7 +18,7 @@ LATE = 0.8  # of such a descent is passed before weights are chosen
 WORK = 10**12  # multiply-accumulates that the original network may take for those, one batch a step
 
 
-def distill(job: Job, progress: Progress) -> tuple[Refined, ...]:
+def distill(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     """Hundreds or thousands of steps on squared error, and on the divergence of rows where an output holds logits."""
     names = sorted(trainable(job.slim).readers)
     long = _long(job)
@@ -37,7 +37,7 @@ def distill(job: Job, progress: Progress) -> tuple[Refined, ...]:
     return (entry,)
 
 
-def _long(job: Job) -> int:
+def _long(job: Refinement) -> int:
     """More steps, as long as they are cheap; by the size of the model and not by the clock, so that a run repeats."""
     prepared = job.prepared
     sample = cost.macs(prepared.model, prepared.survey) / prepared.samples
@@ -45,7 +45,7 @@ def _long(job: Job) -> int:
     return min(max(STEPS, int(WORK / batch)), MORE * STEPS)
 
 
-def _times(job: Job, steps: int) -> int:
+def _times(job: Refinement, steps: int) -> int:
     """So many made batches for every given one that each is seen once, as far as there is room."""
     given = sum(array.nbytes for array in job.prepared.batches.first().values()) * job.given
     return min(steps // max(len(job.learnt), 1) - 1, ROOM // max(given, 1))

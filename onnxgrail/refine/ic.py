@@ -17,7 +17,7 @@ from onnxgrail.graph.model_io import copy
 from onnxgrail.graph.pool import Entry, Plan, border_of, entry_of, insert, plan_of, strips
 from onnxgrail.progress import Progress
 from onnxgrail.refine import whole as fits
-from onnxgrail.refine.job import Job, Refined
+from onnxgrail.refine.refinement import Refined, Refinement
 from onnxgrail.refine.whole import whole
 
 KIND = "ic"
@@ -26,7 +26,7 @@ RANK = 32  # at most, if nobody asks: the paper finds 16 to 32 enough
 SHARE = 0.03  # of the narrowed model's parameters, at most
 
 
-def ic(job: Job, progress: Progress) -> tuple[Refined, ...]:
+def ic(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     """Put a pool of keys and values in front of the narrowed model, or behind its embedding, and fit it alone.
 
     Values begin at zero, so that the fit begins at the model as it is; where held-out batches come no closer to the
@@ -56,7 +56,7 @@ def ic(job: Job, progress: Progress) -> tuple[Refined, ...]:
     return (dataclasses.replace(found, seconds=spent, added=_added(entry, plan, facts)),)
 
 
-def _plan(job: Job, entry: Entry) -> Plan:
+def _plan(job: Refinement, entry: Entry) -> Plan:
     """A pool of the rank that was asked for, whatever it costs, or the largest within the usual share."""
     opset = job.slim.graph.opset_imports.get("", 13)
     asked = job.recipe.ic_rank
@@ -72,7 +72,7 @@ def _begin(entry: Entry, plan: Plan, size: float, rng: np.random.Generator) -> t
     return keys, [np.zeros((plan.rank, width)) for width in sides]
 
 
-def _size(job: Job, entry: Entry) -> float:
+def _size(job: Refinement, entry: Entry) -> float:
     """Root mean square of what is compensated, in the first batch."""
     walk = job.walk(job.slim)
     known = walk.cache[0].get(entry.value)

@@ -21,9 +21,9 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.naming import common_scope
 from onnxgrail.graph.trainable import Trainable, trainable
 from onnxgrail.progress import Progress
-from onnxgrail.refine.job import Job, Refined
-from onnxgrail.refine.kept import kept
+from onnxgrail.refine.codec import FIT
 from onnxgrail.refine.mixed import mixed
+from onnxgrail.refine.refinement import Refined, Refinement
 from onnxgrail.refine.whole import entry_of
 
 KIND = "laco"
@@ -78,7 +78,7 @@ class _Task:
     seconds: float | None
 
 
-def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
+def laco(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     """Fit every block of the narrowed model in order, each behind the ones already fitted.
 
     Returns:
@@ -92,7 +92,7 @@ def laco(job: Job, progress: Progress) -> tuple[Refined, ...]:
     return _by_block(mixed(job, _times(job, blocks)), blocks, preset, progress)
 
 
-def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
+def regional(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     """The same with few samples and small steps, to what the original block makes of the same input.
 
     References:
@@ -102,7 +102,7 @@ def regional(job: Job, progress: Progress) -> tuple[Refined, ...]:
     return _by_block(job, _blocks(job), preset, progress)
 
 
-def _by_block(job: Job, todo: Sequence[_Block], preset: Preset, progress: Progress) -> tuple[Refined, ...]:
+def _by_block(job: Refinement, todo: Sequence[_Block], preset: Preset, progress: Progress) -> tuple[Refined, ...]:
     """Fit every block in order; what brings the model's outputs no closer as a whole is taken back."""
     found = trainable(job.slim)
     report: list[Refined] = []
@@ -121,7 +121,9 @@ def _by_block(job: Job, todo: Sequence[_Block], preset: Preset, progress: Progre
         targets = dense.advance(block.chunk.end, task.block.goals)
         tick = _ticks(progress, preset, number, total)
         key = f"{preset.kind} {number} {block.name}"
-        entry, arrays = kept(job.journal, key, functools.partial(_fitted, job, task, found, slim, targets, tick))
+        entry, arrays = job.steps.once(
+            f"refine {key}", functools.partial(_fitted, job, task, found, slim, targets, tick), FIT
+        )
         old |= job.write(arrays)
         report.append(entry)
         progress(preset.kind, (number + 1) * preset.epochs, total)
@@ -136,7 +138,7 @@ def _by_block(job: Job, todo: Sequence[_Block], preset: Preset, progress: Progre
     return (*report, whole)
 
 
-def _times(job: Job, blocks: Sequence[_Block]) -> int:
+def _times(job: Refinement, blocks: Sequence[_Block]) -> int:
     """How many mixed batches there may be for every given one."""
     facts = job.prepared.survey.facts
     sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in blocks for n in block.goals]
@@ -152,7 +154,7 @@ def _ticks(progress: Progress, preset: Preset, number: int, total: int) -> Calla
     return tick
 
 
-def _drawn(job: Job, preset: Preset) -> tuple[int, ...] | None:
+def _drawn(job: Refinement, preset: Preset) -> tuple[int, ...] | None:
     """Numbers of the batches to learn from, where not all of them are."""
     if preset.samples is None:
         return None
@@ -161,7 +163,7 @@ def _drawn(job: Job, preset: Preset) -> tuple[int, ...] | None:
     return tuple(sorted(np.random.default_rng(job.recipe.seed).permutation(job.learnt)[:count].tolist()))
 
 
-def _meet(job: Job, dense: Walk, slim: Walk) -> bool:
+def _meet(job: Refinement, dense: Walk, slim: Walk) -> bool:
     """Put the narrowed stream in the place of the dense one, if it is as wide."""
     shapes = {n: a.shape for n, a in dense.cache[0].items()}
     if any(job.here(n) not in slim.cache[0] or slim.cache[0][job.here(n)].shape != s for n, s in shapes.items()):
@@ -170,7 +172,7 @@ def _meet(job: Job, dense: Walk, slim: Walk) -> bool:
     return True
 
 
-def _blocks(job: Job) -> list[_Block]:
+def _blocks(job: Refinement) -> list[_Block]:
     """Chunks of the dense model that the narrowed one has, too."""
     model, facts = job.prepared.model, job.prepared.survey.facts
     nodes = list(model.graph)
@@ -203,7 +205,7 @@ def _name(nodes: Sequence[ir.Node], found: Trainable) -> str:
 
 
 def _fitted(
-    job: Job,
+    job: Refinement,
     task: _Task,
     found: Trainable,
     slim: Walk,
@@ -264,7 +266,7 @@ def _fitted(
 
 
 def _first(
-    job: Job, block: _Block, slim: Walk, targets: Sequence[Mapping[str, Array]]
+    job: Refinement, block: _Block, slim: Walk, targets: Sequence[Mapping[str, Array]]
 ) -> dict[str, tuple[Array, Array]]:
     """Goals in the first batch, as they are and as they shall be, where these agree in shape."""
     if not block.goals:

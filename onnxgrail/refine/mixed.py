@@ -16,7 +16,7 @@ import numpy as np
 from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.signature import padding_mask
 from onnxgrail.core import Array, Feed
-from onnxgrail.refine.job import Job
+from onnxgrail.refine.refinement import Refinement
 
 PIECES = (4, 8, 16)  # of a mixed sequence
 FEEDS = 4  # that they are taken from
@@ -25,12 +25,12 @@ Join = Callable[[Sequence[Feed], np.random.Generator], Feed]
 """From feeds, the first of which gives all that cannot be joined, to one."""
 
 
-def mixed(job: Job, times: int) -> Job:
+def mixed(job: Refinement, times: int) -> Refinement:
     """The same with so many mixed batches behind every one that is learnt from; none where samples cannot be joined."""
     return widened(job, times, joined, FEEDS) if _tokens(job.prepared.batches.first()) else job
 
 
-def widened(job: Job, times: int, join: Join, count: int) -> Job:
+def widened(job: Refinement, times: int, join: Join, count: int) -> Refinement:
     """The same with so many batches behind every one that is learnt from, each made of that and others, `count` in all.
 
     Held-out batches stay what they are, and no part of them gets into another.

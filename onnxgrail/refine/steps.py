@@ -14,18 +14,18 @@ from onnxgrail.algebra.compensate import BEST
 from onnxgrail.core import Change, Outcome, Recipe
 from onnxgrail.graph.facts import Facts
 from onnxgrail.graph.survey import Ledger
-from onnxgrail.journal import NO_JOURNAL, Journal
+from onnxgrail.job import Job
 from onnxgrail.preparation import Prepared
 from onnxgrail.progress import Progress
 from onnxgrail.refine.distill import distill
 from onnxgrail.refine.ic import ic
-from onnxgrail.refine.job import Job, Refined, masks_of
 from onnxgrail.refine.laco import laco, regional
 from onnxgrail.refine.match import aliases
 from onnxgrail.refine.needed import require_torch
+from onnxgrail.refine.refinement import Refined, Refinement, masks_of
 from onnxgrail.refine.tuned_norms import norms
 
-KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {
+KINDS: dict[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = {
     "laco": laco,
     "distill": distill,
     "regional": regional,
@@ -35,75 +35,61 @@ KINDS: dict[str, Callable[[Job, Progress], tuple[Refined, ...]]] = {
 
 
 def refine(
-    prepared: Prepared,
-    recipe: Recipe,
-    ledger: Ledger,
-    changes: Sequence[Change],
-    slim: ir.Model,
-    progress: Progress,
-    journal: Journal = NO_JOURNAL,
+    prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change], slim: ir.Model
 ) -> tuple[Refined, ...]:
     """Fit the weights of the narrowed model to the dense one's; they are written where they are.
 
     Args:
         prepared: the dense model with its data.
-        recipe: which refinements, in this order, and the seconds they share.
+        job: which refinements, in this order, and the seconds they share; fits of a killed run.
         ledger: what was decided about the dense model.
         changes: the same, block by block.
         slim: the narrowed model, whose initializers get new numbers.
-        progress: called as work goes on.
-        journal: blocks and models that a killed run has fitted are taken from here.
 
     Raises:
         MissingExtraError: torch is not installed.
     """
-    job = Job(
+    recipe = job.recipe
+    refinement = Refinement(
         prepared=prepared,
         recipe=recipe,
         slim=slim,
         ledger=ledger,
-        journal=journal,
+        steps=job.steps,
         # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
         stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
         deadline=_deadline(recipe),
         masks=masks_of(prepared),
     )
-    return _all(job, progress)
+    return _all(refinement, job.progress)
 
 
-def refine_other(
-    prepared: Prepared,
-    recipe: Recipe,
-    small: ir.Model,
-    facts: Facts,
-    progress: Progress,
-    journal: Journal = NO_JOURNAL,
-) -> tuple[Refined, ...]:
-    """The same for a model that was narrowed elsewhere; `facts` are its own.
+def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) -> tuple[Refined, ...]:
+    """Fit the weights of a model that was narrowed elsewhere; `facts` are its own.
 
     Raises:
         MissingExtraError: torch is not installed.
     """
-    job = Job(
+    refinement = Refinement(
         prepared=prepared,
-        recipe=recipe,
+        recipe=job.recipe,
         slim=small,
-        journal=journal,
+        steps=job.steps,
         ledger=Ledger(dead=np.zeros(prepared.survey.ids, dtype=bool), arrays={}),
         stand=np.arange(prepared.survey.ids),
-        deadline=_deadline(recipe),
+        deadline=_deadline(job.recipe),
         masks=masks_of(prepared),
         facts=facts,
         alias=aliases(prepared.model, prepared.survey.facts, small, facts),
     )
-    return _all(job, progress)
+    return _all(refinement, job.progress)
 
 
 def _deadline(recipe: Recipe) -> float | None:
     return None if recipe.budget_seconds is None else time.perf_counter() + recipe.budget_seconds
 
 
-def _all(job: Job, progress: Progress) -> tuple[Refined, ...]:
+def _all(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     require_torch(job.recipe)
     if not job.held:
         why = Outcome(status="skipped", reason="one batch of data leaves none to judge by: give more, or --batch-size")
@@ -117,7 +103,7 @@ def _all(job: Job, progress: Progress) -> tuple[Refined, ...]:
     return tuple(entries)
 
 
-def _share(job: Job, kinds: int) -> Job:
+def _share(job: Refinement, kinds: int) -> Refinement:
     """A job that may take an equal share of the time that is left; what it does not need is for those behind it."""
     left = job.left()
     return job if left is None else dataclasses.replace(job, deadline=time.perf_counter() + left / kinds)

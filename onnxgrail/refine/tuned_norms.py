@@ -10,7 +10,7 @@ from onnxgrail.graph.facts import key
 from onnxgrail.graph.norms import places
 from onnxgrail.graph.survey import Survey
 from onnxgrail.progress import Progress
-from onnxgrail.refine.job import Job, Refined
+from onnxgrail.refine.refinement import Refined, Refinement
 from onnxgrail.refine.whole import entry_of, whole
 
 KIND = "norms"
@@ -18,7 +18,7 @@ RATE, STEPS = 1e-2, 600
 NONE = "no normalisation has a scale or bias of its own"
 
 
-def norms(job: Job, progress: Progress) -> tuple[Refined, ...]:
+def norms(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     """A few hundred steps on the few weights that every channel passes through.
 
     References:
@@ -33,7 +33,7 @@ def norms(job: Job, progress: Progress) -> tuple[Refined, ...]:
     return (dataclasses.replace(entry, seconds=time.perf_counter() - started),)
 
 
-def _weights(job: Job) -> list[str]:
+def _weights(job: Refinement) -> list[str]:
     """Initializers that are the scale or bias of one normalisation; those in front of convolutions are none."""
     survey = Survey(blocks=(), refusals=(), facts=job.own(), marks={}, operands={}, ids=1)
     convolutions = {key(node) for node in job.slim.graph if node.op_type == "Conv"}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from onnxgrail.core import Array, Outcome
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.progress import Progress, ticking
-from onnxgrail.refine.job import Job, Refined, logits
-from onnxgrail.refine.kept import kept
+from onnxgrail.refine.codec import FIT
+from onnxgrail.refine.refinement import Refined, Refinement, logits
 
 KEPT = 1 << 30  # bytes of dense outputs that are kept; beyond that they are computed again
 Found = Mapping[str, Array]
@@ -37,7 +37,7 @@ def entry_of(
 
 
 def whole(
-    job: Job,
+    job: Refinement,
     kind: str,
     names: Sequence[str],
     progress: Progress,
@@ -64,12 +64,11 @@ def whole(
     Returns:
         The entry, and new numbers for the weights where they are better on held-out batches.
     """
-    return kept(
-        job.journal, kind, lambda: _whole(job, kind, names, progress, _Way(rate, steps, sizes or {}, near, late))
-    )
+    way = _Way(rate, steps, sizes or {}, near, late)
+    return job.steps.once(f"refine {kind}", lambda: _whole(job, kind, names, progress, way), FIT)
 
 
-def _whole(job: Job, kind: str, names: Sequence[str], progress: Progress, way: _Way) -> tuple[Refined, Found]:
+def _whole(job: Refinement, kind: str, names: Sequence[str], progress: Progress, way: _Way) -> tuple[Refined, Found]:
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
     started = time.perf_counter()

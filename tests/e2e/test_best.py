@@ -14,8 +14,8 @@ from onnxgrail import layers, models, sweep
 from onnxgrail.calibration import stream
 from onnxgrail.core import FITS
 from onnxgrail.decision import Decision, decide
-from onnxgrail.preparation import Clock, prepare
-from onnxgrail.progress import silent
+from onnxgrail.job import Job
+from onnxgrail.preparation import prepare
 from onnxgrail.recipe import recipe_of
 from tests.oracle import run
 from tests.tiny import cnn, feed, mlp, tiny
@@ -47,7 +47,7 @@ def made() -> tuple[dict[str, Any], Any, Decision]:
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)) + 1.0  # so that a bias pays
     choices = {"compensate": "best", "unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS}
     recipe = recipe_of(choices)
-    return weights, x, decide(prepare(model, {"x": x}, recipe, Clock(), held_out=0), recipe, Clock(), silent)
+    return weights, x, decide(prepare(model, {"x": x}, Job(recipe=recipe), held_out=0), Job(recipe=recipe))
 
 
 def fitted(z: Any, target: Any, start: Any, alpha: float, *, affine: bool) -> tuple[Any, Any]:

@@ -14,7 +14,8 @@ import onnxgrail
 from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.steps import compared
-from onnxgrail.preparation import Clock, prepare
+from onnxgrail.job import Job
+from onnxgrail.preparation import prepare
 from tests.contract.test_branches import own_weights
 from tests.tiny import tiny
 
@@ -100,7 +101,7 @@ def test_each_branch_is_repaired_on_its_own_samples(model: ir.Model, choices: di
 
 
 def test_the_proof_compares_nothing_of_a_branch_without_samples(model: ir.Model) -> None:
-    prepared = prepare(model, feeds([1] * 4), Recipe(), Clock())
+    prepared = prepare(model, feeds([1] * 4), Job(recipe=Recipe()))
     assert compared(prepared.model, (), prepared.survey.facts) == ("y",)
 
 

@@ -59,7 +59,7 @@ def before(function: Callable[..., Any], change: Callable[[], None]) -> Callable
 STAGES = [
     (pipeline, "decide"),
     (pipeline, "narrowed"),
-    (pipeline, "save"),
+    (model_io, "save"),
     (model_io, "write_inline"),
     (model_io, "check_unchanged"),
 ]

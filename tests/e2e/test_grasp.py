@@ -34,7 +34,7 @@ def data(rows: int = 96, seed: int = 1) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).normal(size=(rows, 5)).astype(np.float32)}
 
 
-def grasped(model: Any, given: Any = None, **choices: Any) -> onnxgrail.pipeline.Result:
+def grasped(model: Any, given: Any = None, **choices: Any) -> onnxgrail.result.Result:
     common: dict[str, Any] = {"method": "grasp", "grasp_rank": "magnitude", "check": False, "held_out": 0}
     source = ir.to_proto(model) if isinstance(model, ir.Model) else model
     return onnxgrail.compress(source, data=data() if given is None else given, **{**common, **choices})

@@ -17,7 +17,8 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.cli import main
 from onnxgrail.core import Array, Recipe
 from onnxgrail.graph.trace import trace
-from onnxgrail.preparation import Clock, prepare
+from onnxgrail.job import Job
+from onnxgrail.preparation import prepare
 from tests.tiny import batch_norm, feed, ints, tiny
 
 QUICK: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "compensate": "none", "samples": 4}
@@ -118,7 +119,7 @@ def test_inspect_says_so(tmp_path: Path) -> None:
 def test_speed_is_compared_with_the_model_as_it_was_given() -> None:
     for ir_version in (3, 4):
         model = net(ir_version)
-        prepared = prepare(model, None, Recipe(samples=2, batch_size=2), Clock())
+        prepared = prepare(model, None, Job(recipe=Recipe(samples=2, batch_size=2)))
         assert [v.name for v in prepared.model.graph.inputs] == ["x"]
         assert {v.name for v in prepared.given.graph.inputs} == {v.name for v in model.graph.input}
         assert prepared.given.ir_version == ir_version

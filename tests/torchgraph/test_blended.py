@@ -16,7 +16,7 @@ from onnxgrail.calibration.session import open_session
 from onnxgrail.graph.serial import to_bytes
 from onnxgrail.refine import distill
 from onnxgrail.refine.blended import blended, faded, image
-from onnxgrail.refine.job import Job
+from onnxgrail.refine.refinement import Refinement
 from tests.tiny import tiny
 
 BATCH, SIDE = 4, 6
@@ -38,13 +38,13 @@ def network() -> ir.Model:
     return tiny(f"float[N,1,{SIDE},{SIDE}] x => float[N,4,{SIDE},{SIDE}] y", text, weights)
 
 
-def refined(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> tuple[Job, Job, int]:
+def refined(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> tuple[Refinement, Refinement, int]:
     """The job before and after blends were made, and how many steps the fit was told to take."""
-    seen: list[Job] = []
+    seen: list[Refinement] = []
     steps: list[int] = []
     whole = distill.whole
 
-    def spy(job: Job, times: int) -> Job:
+    def spy(job: Refinement, times: int) -> Refinement:
         seen.extend([job, blended(job, times)])
         return seen[-1]
 

@@ -61,7 +61,7 @@ def decoder(rng: np.random.Generator) -> ir.Model:
     return tiny("int64[N,S] ids => float[] y", text, weights)
 
 
-def narrow(model: ir.Model, data: Any, **choices: Any) -> onnxgrail.pipeline.Result:
+def narrow(model: ir.Model, data: Any, **choices: Any) -> onnxgrail.result.Result:
     common: dict[str, Any] = {
         "unit_ratio": 0.5,
         "round_to": 1,

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail.refine import distill, laco
-from onnxgrail.refine.job import Job
 from onnxgrail.refine.mixed import PIECES, joined, mixed
+from onnxgrail.refine.refinement import Refinement
 from onnxgrail.torchgraph import fit as fitting
 from tests.tiny import tiny
 from tests.torchgraph.test_refine import run_fit
@@ -37,11 +37,13 @@ def encoder() -> ir.Model:
     return tiny("int64[N,6] ids => float[N,6,8] y", text, weights)
 
 
-def refined(monkeypatch: pytest.MonkeyPatch, kind: str, given: dict[str, Any]) -> tuple[Job, Job, list[dict[str, Any]]]:
+def refined(
+    monkeypatch: pytest.MonkeyPatch, kind: str, given: dict[str, Any]
+) -> tuple[Refinement, Refinement, list[dict[str, Any]]]:
     """The job before and after more samples were made, and the report's rows."""
-    seen: list[Job] = []
+    seen: list[Refinement] = []
 
-    def spy(job: Job, times: int) -> Job:
+    def spy(job: Refinement, times: int) -> Refinement:
         seen.extend([job, mixed(job, times)])
         return seen[-1]
 

@@ -69,7 +69,7 @@ def error(dense: ir.Model, small: ir.Model) -> float:
     return float(np.square(got - wanted).sum() / np.square(wanted).sum())
 
 
-def fitted(dense: ir.Model, small: ir.Model, **choices: Any) -> onnxgrail.pipeline.Result:
+def fitted(dense: ir.Model, small: ir.Model, **choices: Any) -> onnxgrail.result.Result:
     given = {"reference": ir.to_proto(dense), "data": data(), "check": False, **choices}
     return onnxgrail.refine_model(ir.to_proto(small), **given)
 

@@ -42,7 +42,7 @@ def data(rows: int = 96, width: int = 5, seed: int = 1) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)}
 
 
-def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.pipeline.Result:
+def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.result.Result:
     """Half of every MLP gone, and refined."""
     common: dict[str, Any] = {
         "unit_ratio": 0.5,
@@ -118,7 +118,7 @@ def test_what_does_not_help_is_taken_back(refine: str, monkeypatch: pytest.Monke
 
 def test_blocks_that_come_closer_are_taken_back_where_the_model_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([1.0, 2.0])
-    monkeypatch.setattr("onnxgrail.refine.job.Job.apart", lambda *_: next(errors))
+    monkeypatch.setattr("onnxgrail.refine.refinement.Refinement.apart", lambda *_: next(errors))
     model = mlp(2, 16)
     plain, found = refined(model), refined(model, "laco")
     *_, whole = found.report.data["refines"]

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 import onnxgrail
 from onnxgrail.core import Recipe
 from onnxgrail.errors import MissingExtraError, UnsupportedOpError
-from onnxgrail.preparation import Clock, Prepared, prepare
+from onnxgrail.job import Job
+from onnxgrail.preparation import Prepared, prepare
 from onnxgrail.refine import gradients, laco
 from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.ops import OPS
@@ -30,7 +31,7 @@ def data(rows: int = 96, seed: int = 1) -> dict[str, Any]:
 
 
 def prepared(model: ir.Model, **choices: Any) -> Prepared:
-    return prepare(ir.to_proto(model), data(), Recipe(**choices), Clock())
+    return prepare(ir.to_proto(model), data(), Job(recipe=Recipe(**choices)))
 
 
 def test_gradients_of_a_norm_have_a_closed_form() -> None:

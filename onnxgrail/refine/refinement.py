@@ -24,8 +24,8 @@ from onnxgrail.graph.live import lives
 from onnxgrail.graph.mapped import weight_files
 from onnxgrail.graph.survey import Ledger
 from onnxgrail.graph.trainable import trainable
-from onnxgrail.journal import NO_JOURNAL, Journal
 from onnxgrail.memory import give_back
+from onnxgrail.once import Steps
 from onnxgrail.preparation import Prepared
 
 EVERY = 5  # batches: the last of so many is held out
@@ -55,7 +55,7 @@ class Refined:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Job:
+class Refinement:
     """The dense model as prepared and the narrowed one, whose initializers are written to.
 
     Attributes:
@@ -65,7 +65,7 @@ class Job:
         facts: of the narrowed model, where it was not made from the dense one here.
         alias: names that tensors of the dense model have in such a narrowed one.
         few: numbers of the batches to learn from, where not all but the held-out ones are.
-        journal: what a killed run has fitted is taken from here; what this one fits is kept here.
+        steps: fits of a killed run, and of this one.
         real: how many of the batches are the user's, where more were made of them; those come first.
     """
 
@@ -79,7 +79,7 @@ class Job:
     facts: Facts | None = None
     alias: Mapping[str, str] = field(default_factory=dict)
     few: tuple[int, ...] | None = None
-    journal: Journal = field(default=NO_JOURNAL)
+    steps: Steps = field(default_factory=Steps)
     real: int | None = None
 
     def walk(self, model: ir.Model, numbers: Sequence[int] | None = None) -> Walk:
