@@ -49,6 +49,7 @@ def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> 
         "round_to": 1,
         "blocks": ("mlp",),
         "check": False,
+        "held_out": 0,
         "compensate": "grail",
     }
     return onnxgrail.compress(
