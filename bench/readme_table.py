@@ -1,9 +1,9 @@
-"""Put the result of the demo into the README, so that no number there is typed by hand.
+"""Write the result of the demo into the README.
 
     onnxgrail demo --json > bench/results/demo.json
     python bench/readme_table.py
 
-Rewrites what stands between the two table markers; a test checks that the README holds exactly that.
+Replaces the text between the two table markers; a test checks that the README contains exactly this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def table(data: Mapping[str, Any]) -> str:
-    """One line per ratio and compensation, the models side by side, and a line on how it was measured."""
+    """Return one line per ratio and compensation, the models side by side, and how they were measured."""
     models = {name: rows_of(data, name) for name in sorted({row["model"] for row in data["rows"]}, reverse=True)}
     heads, rules = ["ratio", "compensate"], ["---", "---"]
     for name, rows in models.items():
@@ -41,12 +41,12 @@ def table(data: Mapping[str, Any]) -> str:
 
 
 def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
-    """The rows of one model, the dense one first."""
+    """Return the rows of one model, the dense one first."""
     return sorted((row for row in data["rows"] if row["model"] == name), key=lambda row: row["ratio"])
 
 
 def cells(row: Row, dense: Row) -> list[str]:
-    """Metric, parameters and latency of one row, with the 95 % intervals that the run has kept."""
+    """Format metric, parameters and latency of one row, with the 95 % intervals that the run has stored."""
     score = f"{row['score']:.2%}".replace("%", " %") if row["metric"] == "accuracy" else f"{row['score']:.2f}"
     if row.get("score_interval"):
         shown = "{:.1%}" if row["metric"] == "accuracy" else "{:.2f}"
@@ -59,7 +59,7 @@ def cells(row: Row, dense: Row) -> list[str]:
 
 
 def speed(row: Row, dense: Row) -> str:
-    """How many times as fast as the dense model, as far as noise lets anybody tell."""
+    """Format the speed relative to the dense model, or say that noise hides the difference."""
     ratio, interval = f"{dense['latency_ms'] / row['latency_ms']:.2f}×", row.get("speedup_interval")
     if not interval:
         return ratio
@@ -68,7 +68,7 @@ def speed(row: Row, dense: Row) -> str:
 
 
 def how(data: Mapping[str, Any]) -> str:
-    """When, where and how it was measured."""
+    """Return when, where and how it was measured."""
     versions = data["environment"]
     threads = f"{data['threads']} thread{'s' if data['threads'] > 1 else ''}"
     kept = all(row.get("score_interval") for row in data["rows"])
@@ -81,7 +81,7 @@ def how(data: Mapping[str, Any]) -> str:
 
 
 def filled(readme: str, data: Mapping[str, Any]) -> str:
-    """The README with the table of `data` between its markers."""
+    """Return the README with the table of `data` between its markers."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + table(data) + END + after

@@ -1,4 +1,4 @@
-"""Accuracy, size and latency of each step to a deployed file: dense, narrowed, and narrowed then quantised.
+"""Accuracy, size and latency of each step to a deployed file: dense, narrowed, and narrowed then quantized.
 
 Run `python -m bench.shipping`; it prints JSON, and the table of docs/deploy.md with `--markdown`.
 """
@@ -23,13 +23,13 @@ BATCH, ROUNDS = 8, 200
 
 
 def accuracy(embedded: models.Embedded, path: Path) -> float:
-    """On held-out data."""
+    """Return the accuracy on held-out data."""
     with open_session(path) as session:
         return float(models.score(embedded, lambda feed: list(session.run(feed).values())))
 
 
 def rows(name: str, folder: Path) -> list[dict[str, Any]]:
-    """One model at every step."""
+    """Measure one model at every step."""
     embedded = models.load(name)
     files = {"dense": Path(embedded.model)}
     for kind in STEPS[1:]:
@@ -57,7 +57,7 @@ def rows(name: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def markdown(found: list[dict[str, Any]]) -> str:
-    """The table of the page."""
+    """Return the table of the page."""
     lines = ["| model | step | accuracy | size | median | ratio |", "|---|---|---:|---:|---:|---:|"]
     for row in found:
         step = {"dense": "dense", "none": "narrowed, unit ratio 0.3"}.get(row["step"], f"and `{row['step']}`")

@@ -1,4 +1,4 @@
-"""Which torchvision models are narrowed: every classification, segmentation and detection-backbone model, full size.
+"""Measure which torchvision models can be narrowed: classification, segmentation and detection backbones, full size.
 
     pip install 'onnxgrail[cpu]' torch onnxscript && pip install --no-deps torchvision
     python bench/torchvision_coverage.py --out bench/results/torchvision_coverage.json [--only resnet] [--ratio 0.3]
@@ -27,7 +27,7 @@ LIMIT = 1800  # seconds per model
 
 
 def names() -> list[str]:
-    """All models of the bench: `name`, `segmentation.name`, `backbone.name`."""
+    """Return all models of the bench: `name`, `segmentation.name`, `backbone.name`."""
     import torchvision.models as tv
 
     found = tv.list_models(module=tv)
@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 
 def declare() -> None:
-    """Operators of a torchvision built for another torch: export needs their names, nothing runs them."""
+    """Declare operators of a torchvision built for another torch: export needs their names, nothing runs them."""
     import torch
 
     library = torch.library.Library("torchvision", "DEF")
@@ -46,7 +46,7 @@ def declare() -> None:
 
 
 def build(name: str) -> tuple[Any, int]:
-    """A model in evaluation mode with random weights, and the side of its input image."""
+    """Return a model in evaluation mode with random weights, and the side of its input image."""
     import torch
     import torchvision.models as tv
 
@@ -66,7 +66,7 @@ def build(name: str) -> tuple[Any, int]:
 
 
 def _side(name: str) -> int:
-    """The smallest image a model was made for, as its weights' transforms say."""
+    """Return the image size of a model, from the transforms of its weights."""
     import torchvision.models as tv
 
     crops = [w.transforms.keywords.get("crop_size", 224) for w in tv.get_model_weights(name)]
@@ -96,7 +96,7 @@ def row(name: str, ratio: float) -> dict[str, Any]:
 
 
 def narrowed(path: Path, ratio: float) -> dict[str, Any]:
-    """Compress one exported file; what went, what stayed and how long each stage took."""
+    """Compress one exported file; return what was removed, what was left alone and the time of each stage."""
     import onnxgrail
 
     started = time.perf_counter()
@@ -131,7 +131,7 @@ def _work(name: str, ratio: float, queue: Any) -> None:
 
 
 def alone(name: str, ratio: float) -> dict[str, Any]:
-    """One row, made in a process of its own."""
+    """Compute one row in a separate process."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     worker = context.Process(target=_work, args=(name, ratio, queue))
@@ -149,7 +149,7 @@ def alone(name: str, ratio: float) -> dict[str, Any]:
 
 
 def page(data: dict[str, Any]) -> str:
-    """The rows as a Markdown page."""
+    """Return the rows as a Markdown page."""
     tally = ", ".join(f"{n} {v}" for v, n in Counter(r["verdict"] for r in data["rows"]).most_common())
     lines = [
         "# torchvision",

@@ -1,10 +1,10 @@
-"""Write docs/coverage.md: a zoo of exported graphs, each narrowed and held against the mask oracle.
+"""Write docs/coverage.md: a zoo of exported graphs, each narrowed and compared with the mask oracle.
 
     python bench/zoo_coverage.py ZOO [--ratio 0.5] [--out docs/coverage.md]
 
 ZOO is a folder of graph skeletons with a manifest, `skeleton.py` to unpack them and `conformance.py` with the oracle:
 the narrowed model must equal the original in which the dropped positions of every consumer are zero.  Shares count
-float parameters only, so quantised graphs, whose weights are integers, show little.
+float parameters only, so quantized graphs, whose weights are integers, show little.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import onnx
 
 SECONDS = 60
-QUANTISED = re.compile(r"quantised")
+QUANTIZED = re.compile(r"quanti[sz]ed")
 
 
 class Row(NamedTuple):
-    """One graph: what made it, what kind of net it is, and how it went."""
+    """One graph: its exporter, its kind of network, and the result."""
 
     name: str
     family: str
@@ -41,8 +41,8 @@ class Row(NamedTuple):
 
 
 def kind_of(model: onnx.ModelProto, exporter: str) -> str:
-    """Convolutional net, transformer, or what else it is, by where its weights are and what it computes."""
-    if QUANTISED.search(exporter):
+    """Return the kind of network, by the place of its weights and by its ops."""
+    if QUANTIZED.search(exporter):
         return "quantized"
     sizes = {t.name: len(t.raw_data) or 1 for t in model.graph.initializer}
     ops = Counter(node.op_type for node in model.graph.node)
@@ -54,7 +54,7 @@ def kind_of(model: onnx.ModelProto, exporter: str) -> str:
 
 
 def unlisted(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model without weights among its inputs, as `compress` writes it: the oracle compares lists of inputs."""
+    """Remove weights from the inputs of a model, as `compress` does: the oracle compares lists of inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     if len(inputs) < len(model.graph.input):
@@ -91,7 +91,7 @@ def rows_of(zoo: Path, ratio: float) -> list[Row]:
 
 
 def page(rows: Sequence[Row], ratio: float) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     versions = ", ".join(f"{p} {metadata.version(p)}" for p in ("onnxgrail", "onnxruntime"))
     tally = Counter(r.verdict for r in rows)
     head = f"""\

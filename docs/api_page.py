@@ -32,7 +32,7 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def page() -> str:
-    """The examples, then functions, classes, and errors."""
+    """Return the page: examples, then functions, classes and errors."""
     names = [name for name in onnxgrail.__all__ if not name.startswith("_")]
     order = {name: place for place, name in enumerate(FIRST)}
     errors = [name for name in names if name.endswith("Error")]
@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def definition(name: str) -> Definition:
-    """The source of a public name, parsed: defaults stay as they are written."""
+    """Return the syntax tree of a public name; it keeps defaults as they are written."""
     thing = getattr(onnxgrail, name)
     found = [node for node in parsed(thing.__module__).body if isinstance(node, Definition) and node.name == name]
     return found[0]
@@ -51,7 +51,7 @@ def definition(name: str) -> Definition:
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """A module's syntax tree."""
+    """Return the syntax tree of a module."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
@@ -59,7 +59,7 @@ def parsed(module: str) -> ast.Module:
 
 
 def section(name: str) -> str:
-    """One function or class."""
+    """Return the section of one function or class."""
     node = definition(name)
     if isinstance(node, ast.FunctionDef):
         return f"## {name}\n\n{fenced(signature(node))}\n{described(node)}"
@@ -71,12 +71,12 @@ def section(name: str) -> str:
 
 
 def fenced(code: str) -> str:
-    """Code, named as what it is: a signature and no example."""
+    """Return code as a block that is marked as a signature, so that no test runs it."""
     return f"<!-- not run: a signature -->\n```python\n{code}\n```\n"
 
 
 def signature(node: ast.FunctionDef) -> str:
-    """`name(...)` with one parameter per line."""
+    """Return `name(...)` with one parameter per line."""
     spec = node.args
     plain = [*spec.posonlyargs, *spec.args]
     missing: list[ast.expr | None] = [None] * (len(plain) - len(spec.defaults))
@@ -93,13 +93,13 @@ def signature(node: ast.FunctionDef) -> str:
 
 
 def shown(argument: ast.arg, default: ast.expr | None) -> str:
-    """One parameter as it is written."""
+    """Return one parameter as it is written."""
     kind = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
     return argument.arg + kind + (f" = {ast.unparse(default)}" if default is not None else "")
 
 
 def called(method: ast.FunctionDef) -> str:
-    """How a method is called, or a property read."""
+    """Return the call of a method, or the name of a property."""
     if any(ast.unparse(decorator) == "property" for decorator in method.decorator_list):
         return method.name
     names = [argument.arg for argument in method.args.args if argument.arg != "self"]
@@ -107,12 +107,12 @@ def called(method: ast.FunctionDef) -> str:
 
 
 def summary(node: Definition) -> str:
-    """The first paragraph of a docstring on one line."""
+    """Return the first paragraph of a docstring on one line."""
     return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
 
 
 def described(node: Definition) -> str:
-    """A docstring as Markdown: paragraphs, and lists for its sections."""
+    """Return a docstring as Markdown: paragraphs, and lists for its sections."""
     text = ast.get_docstring(node) or ""
     parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
     lines = [parts[0].strip() + "\n"]
@@ -123,14 +123,14 @@ def described(node: Definition) -> str:
 
 
 def entries_of(body: str) -> Iterator[tuple[str, str]]:
-    """Names and what is said of them."""
+    """Yield the names of a section with their descriptions."""
     for entry in re.split(r"\n(?=\S)", inspect.cleandoc("\n" + body)):
         name, _, words = " ".join(entry.split()).partition(": ")
         yield name.replace("**", ""), words
 
 
 def fields(node: ast.ClassDef) -> str:
-    """A dataclass as a table: fields, types and defaults as they are written."""
+    """Return a dataclass as a table of fields, types and defaults as they are written."""
     rows = [
         f"| `{ast.unparse(part.target)}` | `{kind_of(part)}` | {default_of(part)} |\n"
         for part in node.body
@@ -140,12 +140,12 @@ def fields(node: ast.ClassDef) -> str:
 
 
 def kind_of(part: ast.AnnAssign) -> str:
-    """The type of a field; a bar would end the cell of a table."""
+    """Return the type of a field without bars, which would end the table cell."""
     return ast.unparse(part.annotation).replace(" | ", " or ")
 
 
 def default_of(part: ast.AnnAssign) -> str:
-    """The default of a field; names of constants are resolved."""
+    """Return the default of a field, with names of constants resolved."""
     if part.value is None:
         return ""
     if isinstance(part.value, ast.Name):
@@ -155,7 +155,7 @@ def default_of(part: ast.AnnAssign) -> str:
 
 
 def error(name: str) -> str:
-    """One line of the list of errors."""
+    """Return one line of the list of errors."""
     node = definition(name)
     assert isinstance(node, ast.ClassDef)
     bases = ", ".join(f"`{ast.unparse(base)}`" for base in node.bases)

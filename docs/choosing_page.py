@@ -33,7 +33,7 @@ Scores = dict[tuple[str, str, float], float]
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = {**fidelity(load("fidelity.json")), **encoder(load("minilm_best.json")), **speed(load("speed.json"))}
     parts |= selection(load("selection_speed.json"))
     parts |= {name: quoted(f"{name}.md") for name in ("refine", "grasp", "ic")}
@@ -42,18 +42,18 @@ def page() -> str:
 
 
 def load(name: str) -> Any:
-    """One file of results."""
+    """Read one file of results."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """A Markdown table; columns after the first `left` are numbers."""
+    """Return a Markdown table; columns after the first `left` are numbers."""
     rules = ["---"] * left + ["---:"] * (len(heads) - left)
     return "".join(f"| {' | '.join(row)} |\n" for row in [heads, rules, *rows])
 
 
 def origin(environment: Any) -> str:
-    """Date and machine."""
+    """Return date and machine of a measurement."""
     return f"{environment['date']}, {environment['machine']}"
 
 
@@ -61,7 +61,7 @@ def origin(environment: Any) -> str:
 
 
 def fidelity(data: Any) -> dict[str, str]:
-    """Methods on the embedded models."""
+    """Return the parts about methods on the embedded models."""
     scores = scores_of(data)
     metrics = {subject: data["subjects"][subject]["metric"] for subject in SUBJECTS}
     near, lines = nearest(metrics, scores)
@@ -80,7 +80,7 @@ def fidelity(data: Any) -> dict[str, str]:
 
 
 def scores_of(data: Any) -> Scores:
-    """The median over calibration draws, by subject, method and ratio."""
+    """Return the median over calibration draws, by subject, method and ratio."""
     draws: dict[tuple[str, str, float], list[float]] = {}
     for cell in data["cells"]:
         if cell["subject"] in SUBJECTS:
@@ -89,19 +89,19 @@ def scores_of(data: Any) -> Scores:
 
 
 def ratios_of(scores: Scores) -> list[float]:
-    """All ratios, ascending."""
+    """Return all ratios, ascending."""
     return sorted({ratio for _, _, ratio in scores})
 
 
 def shown(value: float | None, metric: str) -> str:
-    """A score as the page prints it."""
+    """Format a score."""
     if value is None:
         return ""
     return f"{100 * value:.1f}" if metric == "accuracy" else f"{value:.2f}"
 
 
 def by_method(metrics: dict[str, str], scores: Scores, methods: dict[str, str], ratios: Sequence[float]) -> str:
-    """One line per subject and ratio, the best of a line bold."""
+    """Return a table with one line per subject and ratio; the best value of a line is bold."""
     lines = []
     for subject, metric in metrics.items():
         better, arrow = (max, "↑") if metric == "accuracy" else (min, "↓")
@@ -114,7 +114,7 @@ def by_method(metrics: dict[str, str], scores: Scores, methods: dict[str, str], 
 
 
 def compared(metrics: dict[str, str], scores: Scores, pairs: Iterable[tuple[str, str]]) -> tuple[int, int, int]:
-    """How often the first method of a pair is closer than the second, as close, and further away."""
+    """Count how often the first method of a pair is closer than the second, as close, and further away."""
     counts = [0, 0, 0]
     for one, two in pairs:
         for subject, metric in metrics.items():
@@ -127,13 +127,13 @@ def compared(metrics: dict[str, str], scores: Scores, pairs: Iterable[tuple[str,
 
 
 def said(names: tuple[str, str], counts: tuple[int, int, int]) -> str:
-    """One line of a list."""
+    """Return one line of a list."""
     closer, same, further = counts
     return f"- `{names[0]}` against `{names[1]}`: closer {closer} times, the same {same}, further away {further}.\n"
 
 
 def nearest(metrics: dict[str, str], scores: Scores) -> tuple[dict[str, int], int]:
-    """How often each choice of units is the closest with `best`, or nearly, and of how many times."""
+    """Count how often each selector is the closest with `best`, or nearly; return it with the number of cases."""
     near, lines = dict.fromkeys(CHOICES, 0), 0
     for subject, metric in metrics.items():
         for ratio in ratios_of(scores):
@@ -150,7 +150,7 @@ def nearest(metrics: dict[str, str], scores: Scores) -> tuple[dict[str, int], in
 
 
 def encoder(data: Any) -> dict[str, str]:
-    """Methods on a sentence encoder."""
+    """Return the parts about methods on a sentence encoder."""
     rows = []
     for row in data["rows"]:
         options = [f"--{name} {row[name]}" for name in ("selector", "compensate", "allocate") if name in row]
@@ -161,7 +161,7 @@ def encoder(data: Any) -> dict[str, str]:
 
 
 def speed(data: Any) -> dict[str, str]:
-    """What compression takes, and what it gives."""
+    """Return the parts about the cost of compression and the speed of its results."""
     costs = [
         [name.removesuffix(", best"), "`best`" if name.endswith(", best") else "`grail`", *cells]
         for name in COSTS
@@ -182,7 +182,7 @@ def speed(data: Any) -> dict[str, str]:
 
 
 def selection(data: Any) -> dict[str, str]:
-    """What deciding takes."""
+    """Return the parts about the cost of selection."""
     rows = [
         [str(row["width"]), f"`{row['way']}`", f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}"]
         for row in data["rows"]

@@ -22,14 +22,14 @@ DEFAULT = re.compile(r"\s*\[default: ([^\]]*)\]")
 
 
 def page() -> str:
-    """The whole page: one section per command, in the order in which they were added."""
+    """Return the whole page: one section per command, in the order in which they were added."""
     about, _, codes = " ".join(str(main.help).split()).partition(CODES)
     head = f"{HEAD}\n`onnxgrail`: {about.strip()}\n\nExit codes: {codes.strip()}\n"
     return head + "".join(section(name, command) for name, command in main.commands.items() if not command.hidden)
 
 
 def section(name: str, command: click.Command) -> str:
-    """Usage, purpose and options of one command."""
+    """Return usage, purpose and options of one command."""
     context = click.Context(command, info_name=f"onnxgrail {name}", terminal_width=110)
     usage = " ".join(command.collect_usage_pieces(context))
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", str(command.help).strip())]
@@ -43,7 +43,7 @@ def section(name: str, command: click.Command) -> str:
 
 
 def line(parameter: click.Parameter) -> str:
-    """One row of the table; nothing for arguments, which stand in the usage, and for hidden options."""
+    """Return one row of the table, or an empty string for arguments and hidden options."""
     if not isinstance(parameter, click.Option) or parameter.hidden:
         return ""
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
@@ -54,7 +54,7 @@ def line(parameter: click.Parameter) -> str:
 
 
 def value(parameter: click.Option) -> str:
-    """What follows the name."""
+    """Return the value that follows the name of an option."""
     if parameter.is_flag:
         return ""
     if isinstance(parameter.type, click.Choice):
@@ -63,7 +63,7 @@ def value(parameter: click.Option) -> str:
 
 
 def default(parameter: click.Option, said: re.Match[str] | None) -> str:
-    """What holds without the option, where that says anything."""
+    """Return the default of an option, or an empty string if it says nothing."""
     if said is not None:
         return escaped(said[1])
     if not parameter.show_default:
@@ -75,7 +75,7 @@ def default(parameter: click.Option, said: re.Match[str] | None) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown leaves as it is; options become code."""
+    """Escape text for Markdown, and format options as code."""
     text = text.replace("|", " or ").replace("<", "&lt;").replace("*", "\\*")
     return re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", text)
 

@@ -21,7 +21,7 @@ tested against the original with channels set to zero (`tests/contract/`). The p
 
 
 def page() -> str:
-    """The whole page; ops of one family that share a rule stand on one line."""
+    """Return the whole page; ops of one family that share a rule are on one line."""
     rows = sorted(table(), key=lambda row: (row.domain, row.passing, row.since, row.rewritten, row.op))
     lines = []
     for (domain, passing, since, rewritten), members in groupby(rows, key=lambda r: r.family):

@@ -1,4 +1,4 @@
-"""Hooks of `mkdocs.yml`: files beside `docs/` become pages of the site, and links between them follow."""
+"""Hooks of `mkdocs.yml`: files next to `docs/` become pages of the site, and links are adapted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINK = re.compile(r"\[([^\]\n]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that stand outside of `docs/`."""
+    """Add the pages that are outside of `docs/`."""
     from mkdocs.structure.files import File
 
     for source, page in PAGES.items():
@@ -28,15 +28,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links from `docs/` to files beside it."""
+    """Adapt links from `docs/` to files next to it."""
     generated = page.file.src_uri in PAGES.values()
     return markdown if generated else relinked(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))
 
 
 def relinked(text: str, folder: str) -> str:
-    """Markdown of a page in `folder` of the repository, its links as seen from the top of the site.
+    """Return the Markdown of a page in `folder` of the repository, with links relative to the root of the site.
 
-    Of a link to a file that the site does not have, the words stay.
+    A link to a file that is not part of the site is replaced by its text.
     """
 
     def link(found: re.Match[str]) -> str:

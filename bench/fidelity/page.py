@@ -1,4 +1,4 @@
-"""`docs/fidelity.md`: the tables, the figures and how they were measured, all from the JSON."""
+"""Write `docs/fidelity.md` from the JSON: tables, figures and how they were measured."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ of parameters and the seconds of the whole call.
 
 
 def page(data: Data) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
         INTRO.format(
             rounds=data["settings"]["rounds"],
@@ -81,7 +81,7 @@ def page(data: Data) -> str:
 
 
 def grouped(names: Sequence[str]) -> list[str]:
-    """Methods by name, but one word for a base or a repair that is missing altogether."""
+    """Return methods by name, with one word for a selector or a compensation that is missing completely."""
     rest = set(names)
     words = []
     for base in dict.fromkeys(method.base for method in every()):
@@ -128,7 +128,7 @@ def _subject(data: Data, name: str) -> str:
 
 
 def _further(points: Mapping[str, summary.Series], about: Data) -> str:
-    """Slow methods, with what they cost, beside the repair that they start from."""
+    """Return the table of slow methods with their cost, next to the compensation that they start from."""
     slow = [m.name for m in further() if m.name in points]
     if not slow:
         return ""
@@ -148,7 +148,7 @@ def _priced(point: summary.Point | None, about: Data) -> str:
 
 
 def draws(data: Data, subject: str) -> str:
-    """How many draws the cells that read data have."""
+    """Return the number of draws of the cells that read data, in words."""
     counts = Counter(
         (cell["method"], cell["ratio"])
         for cell in data["cells"]
@@ -161,7 +161,7 @@ def draws(data: Data, subject: str) -> str:
 def _sizes(
     data: Data, name: str, points: Mapping[str, summary.Series], own: Sequence[str], ratios: Sequence[float]
 ) -> list[list[str]]:
-    """Parameters, work and time by ratio; a range where methods differ."""
+    """Return parameters, MACs and latency by ratio, as a range if methods differ."""
     about = data["subjects"][name]
     rows: dict[str, list[str]] = {"parameters": [], "MACs": [], "latency": []}
     for ratio in ratios:
@@ -196,7 +196,7 @@ def _scores(
 
 
 def _onnxsim(data: Data, name: str, points: Mapping[str, summary.Series], ratios: Sequence[float]) -> str:
-    """What onnxsim makes of the same model, where it was installed."""
+    """Return the table of onnxsim on the same model, if it was installed."""
     about, faults = data["subjects"][name], summary.faults(data, name)
     lines = []
     for method in (f"{base}/{repair}" for base in SIM_BASES for repair in SIM_REPAIRS):
@@ -223,7 +223,7 @@ def _pruned(point: summary.Point | None, about: Data) -> str:
 
 
 def score(value: float | None, about: Data) -> str:
-    """A metric as the tables print it."""
+    """Format a metric."""
     if value is None or not math.isfinite(value):
         return "∞"
     if about["metric"] == "accuracy":
@@ -238,7 +238,7 @@ def _change(after: int, before: int) -> str:
 
 
 def _range(texts: Iterable[str]) -> str:
-    """One text, or the first and the last of several."""
+    """Return one text, or the first and the last of several."""
     different = list(dict.fromkeys(texts))
     return " … ".join(dict.fromkeys((different[0], different[-1]))) if different else ""
 

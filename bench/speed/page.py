@@ -1,4 +1,4 @@
-"""`docs/performance.md`: tables from the JSON, no number typed by hand."""
+"""Write `docs/performance.md` from the JSON."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NOTES = """\
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     about = {"rounds": "?", "date": "?", "machine": "?", "threads": "?", **data["environment"]}
     rows: list[Row] = list(data["rows"].values())
     parts = [INTRO.format(**about)]

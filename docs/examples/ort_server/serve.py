@@ -1,4 +1,4 @@
-"""The smallest server there is for an ONNX file: arrays in, arrays out, as .npz over HTTP.
+"""Serve an ONNX file over HTTP: arrays in, arrays out, as .npz.
 
     python serve.py model.onnx --port 8000
     curl --data-binary @inputs.npz http://localhost:8000/ > outputs.npz
@@ -19,12 +19,12 @@ LIMIT = 64 * 2**20  # bytes of a request
 
 
 def handler_for(session: onnxruntime.InferenceSession) -> type[BaseHTTPRequestHandler]:
-    """What answers requests with one model."""
+    """Return a request handler for one model."""
     names = [output.name for output in session.get_outputs()]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Whether the server is there, and what it wants."""
+            """Answer with the inputs of the model."""
             ports = "\n".join(f"{port.name} {port.type} {port.shape}" for port in session.get_inputs())
             self.answer(200, f"{ports}\n".encode())
 
@@ -46,7 +46,7 @@ def handler_for(session: onnxruntime.InferenceSession) -> type[BaseHTTPRequestHa
             self.answer(200, body.getvalue())
 
         def answer(self, status: int, body: bytes) -> None:
-            """Send a whole answer."""
+            """Send a complete response."""
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
