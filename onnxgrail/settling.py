@@ -43,7 +43,8 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
         Seconds spent inside ONNX Runtime.
     """
     prepared, recipe, job = run.prepared, run.recipe, run.job
-    todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, TOGETHER)
+    together = 0 if in_files(prepared.model) else TOGETHER  # a step also holds the weights that it runs
+    todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, together)
     feeds = len(shard_of(job.group, len(prepared.batches)).numbers)
     tick = ticking(job.progress, "calibrating", feeds * len(todo))
     untouched = weights.empty(prepared.survey)
