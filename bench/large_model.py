@@ -25,8 +25,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnxgrail.budget import cache_bytes
 from onnxgrail.core import Recipe
+from onnxgrail.machine.amounts import cache_bytes
 
 TYPES = {
     "fp16": (TensorProto.FLOAT16, np.dtype(np.float16)),
@@ -62,9 +62,9 @@ else:
 LOAD = """
 import json, sys
 import numpy as np
-from onnxgrail.calibration.session import open_session
-from onnxgrail.graph.model_io import load
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.graph.io.model_file import load
+from onnxgrail.graph.io.serial import to_bytes
 path, ids, dtype = sys.argv[1:]
 model = to_bytes(load(path)) if dtype == "bf16" else path  # there are no kernels for bfloat16
 with open_session(model, optimise=False, once=True) as session:

@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--distill-steps", type=int, help="not the usual number")
     args = parser.parse_args()
     if args.distill_steps is not None:
-        from onnxgrail.refine import distill
+        from onnxgrail.methods.refine import distill
 
         distill.STEPS = args.distill_steps
     work = args.work.expanduser()

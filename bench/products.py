@@ -32,8 +32,8 @@ from onnx import TensorProto, helper
 from scipy.linalg import blas
 from threadpoolctl import threadpool_info
 
-from onnxgrail.algebra.triangles import add_squares
-from onnxgrail.demonstration import machine
+from onnxgrail.algebra.moments.triangles import add_squares
+from onnxgrail.commands.demo import machine
 
 SHAPES = ((2048, 768), (16384, 384), (4096, 3072), (512, 64))  # rows, features
 COLUMNS = 256  # of Y

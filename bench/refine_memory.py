@@ -26,7 +26,7 @@ import onnx
 
 from bench import large_model
 from bench.large_model import Graph, Weights, watched
-from onnxgrail.demonstration import machine
+from onnxgrail.commands.demo import machine
 
 DEPTHS = (12, 24)
 WIDTH, HIDDEN, HEADS, WORDS, TOKENS, SAMPLES = 512, 1536, 8, 2000, 32, 40
@@ -35,7 +35,7 @@ RUN = """
 import json, sys, time
 import numpy as np
 import onnxgrail
-from onnxgrail.refine import laco
+from onnxgrail.methods.refine import laco
 laco.EPOCHS, laco.STEPS = 2, 1
 path, feed, refine = json.loads(sys.argv[1])
 started = time.perf_counter()

@@ -20,10 +20,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from onnxgrail.algebra.compensate.grail import Grail
-from onnxgrail.algebra.elimination import elimination
+from onnxgrail.algebra.fit.compensate.grail import Grail
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.select.elimination import elimination
+from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.core import Block, Floats, Probe, Reducer, Slot, Stats, View
 
 KEEP = 0.7

@@ -15,7 +15,7 @@ import numpy as np
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 
 NAMES = ("digits_resnet", "digits_vit")
 STEPS = ("dense", "none", "int8", "int8-dynamic", "fp16")

@@ -21,10 +21,10 @@ import numpy as np
 import onnx
 
 import onnxgrail
+from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Recipe
-from onnxgrail.graph import cost
-from onnxgrail.job import Job
-from onnxgrail.preparation import prepare
+from onnxgrail.graph.cost import counting
+from onnxgrail.machine.job import Job
 
 
 def models(folder: Path, only: str, scratch: Path) -> Iterator[tuple[str, Path, Any]]:
@@ -70,7 +70,7 @@ def _removed(path: Path, data: Any, report: dict[str, Any]) -> int:
     kept = {block["name"]: block["kept_units"] for block in report["blocks"]}
     for block in prepared.survey.blocks:
         dead[np.delete(block.ids, kept[block.name])] = True
-    return cost.removed(prepared.survey, dead)[0]
+    return counting.removed(prepared.survey, dead)[0]
 
 
 def main() -> int:

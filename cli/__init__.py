@@ -13,8 +13,6 @@ from typing import Any
 
 import click
 
-from . import _render
-from ._streams import settle as settle
 from .apply import apply
 from .bench import bench
 from .compare import compare
@@ -22,6 +20,8 @@ from .compress import compress
 from .demo import demo
 from .export import export
 from .inspect import inspect
+from .parts import render
+from .parts.streams import settle as settle
 from .refine import refine
 
 EXIT_USAGE, EXIT_NOTHING = 2, 4
@@ -54,15 +54,15 @@ class _Commands(click.Group):
                 message, code = _interrupted(ctx.meta), 1
             else:
                 message, code = _explain(error)
-        _render.say(f"Error: {message}", err=True)
+        render.say(f"Error: {message}", err=True)
         raise click.exceptions.Exit(code)
 
 
 def _interrupted(meta: dict[str, Any]) -> str:
     """How to go on, where that is possible."""
-    if "onnxgrail.resume" not in meta:
+    if "onnxgrail.job.resume" not in meta:
         return "interrupted"
-    folder = meta["onnxgrail.resume"]
+    folder = meta["onnxgrail.job.resume"]
     if folder is None:
         return "interrupted. With --resume DIR the same command would go on where it was"
     return f"interrupted. The same command goes on from {str(folder)!r}"

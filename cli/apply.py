@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from . import _machine
-from . import _options as options
-from ._device import device_instead, resolve_providers
-from ._help import Grouped
-from ._progress import progress
 from .compress import finish, measured
+from .parts import machine, options
+from .parts.device import device_instead, resolve_providers
+from .parts.help import Grouped
+from .parts.progress import progress
 
 INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they are given
 
@@ -64,7 +63,7 @@ def apply(
         settings["providers"] = resolve_providers(device, providers)
     settings |= measured(latency, reports, settings)
     settings = {name: value for name, value in settings.items() if value is not None or name not in INSTEAD}
-    _machine.ready("apply")
+    machine.ready("apply")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.apply(recipe, model, written, report=reports, progress=show, **settings)
     finish(result, as_json=as_json, quiet=quiet)

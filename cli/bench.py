@@ -7,12 +7,9 @@ from typing import Any
 
 import click
 
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _values as values
-from ._device import device_options, resolve_providers
-from ._progress import progress
+from .parts import machine, options, render, values
+from .parts.device import device_options, resolve_providers
+from .parts.progress import progress
 
 
 def sizes(value: Any) -> tuple[int, ...]:
@@ -74,7 +71,7 @@ def bench(
 
     settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
-    _machine.ready("bench")
+    machine.ready("bench")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.bench(*models, progress=show, **settings)
     render.notes(result.notes, quiet=quiet)

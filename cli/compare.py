@@ -7,14 +7,10 @@ from typing import Any
 
 import click
 
-from . import _close as close
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _values as values
-from ._device import device_options, resolve_providers
-from ._help import Grouped
-from ._progress import progress
+from .parts import close, machine, options, render, values
+from .parts.device import device_options, resolve_providers
+from .parts.help import Grouped
+from .parts.progress import progress
 
 
 @click.command(cls=Grouped)
@@ -54,7 +50,7 @@ def compare(
 
     settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
-    _machine.ready("compare")
+    machine.ready("compare")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.compare(a, b, progress=show, **settings)
     render.notes([*_notes(result.calibration), *_hidden(result.latency)], quiet=quiet)

@@ -9,16 +9,11 @@ from typing import Any
 
 import click
 
-from . import _close as close
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _ship as ship
-from . import _values as values
-from ._device import device_options, resolve_providers
-from ._help import Grouped
-from ._plugged import Plugged
-from ._progress import progress
+from .parts import close, machine, options, render, ship, values
+from .parts.device import device_options, resolve_providers
+from .parts.help import Grouped
+from .parts.plugged import Plugged
+from .parts.progress import progress
 
 REASONS = 8  # lines in the list of refusals; the report has them all
 COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "output", "force", "reports", "device")
@@ -157,7 +152,7 @@ def compress(
     recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
     recipe |= measured(latency, reports, recipe)
     options.keeps(recipe["resume"])
-    _machine.ready("compress", "join")
+    machine.ready("compress", "join")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:

@@ -7,11 +7,8 @@ from typing import Any
 
 import click
 
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _values as values
-from ._progress import progress
+from .parts import machine, options, render, values
+from .parts.progress import progress
 
 
 @click.command()
@@ -50,7 +47,7 @@ def demo(
     """
     import onnxgrail
 
-    _machine.ready("demo")
+    machine.ready("demo")
     with progress(quiet=False, no_progress=no_progress) as show:
         result = onnxgrail.demo(
             models=models or None, ratios=ratios, out=out, force=force, threads=threads, progress=show

@@ -8,11 +8,8 @@ from typing import Any
 
 import click
 
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _values as values
-from ._progress import progress
+from .parts import machine, options, render, values
+from .parts.progress import progress
 
 DTYPES = ("float32", "float16", "bfloat16")
 EXPORTERS = ("dynamo", "torchscript")
@@ -96,7 +93,7 @@ def export(
         raise click.UsageError("--tolerance needs the check that --no-check turns off")
     settings["dynamic"] = dict(dynamic) or None
     settings["input_shapes"] = dict(input_shapes)
-    _machine.ready("export")
+    machine.ready("export")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.export(spec, target, progress=show, **settings)
     render.notes(result.notes, quiet=quiet)

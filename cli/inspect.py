@@ -7,11 +7,8 @@ from typing import Any
 
 import click
 
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _values as values
-from ._device import custom_ops_option
+from .parts import machine, options, render, values
+from .parts.device import custom_ops_option
 
 EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
 
@@ -55,7 +52,7 @@ def inspect(
     """
     import onnxgrail
 
-    _machine.ready("inspect")
+    machine.ready("inspect")
     found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), **given)
     if as_json:
         click.echo(found.to_json())

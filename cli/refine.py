@@ -8,14 +8,10 @@ from typing import Any
 
 import click
 
-from . import _close as close
-from . import _machine
-from . import _options as options
-from . import _render as render
-from . import _values as values
-from ._device import device_options, resolve_providers
-from ._help import Grouped
-from ._progress import progress
+from .parts import close, machine, options, render, values
+from .parts.device import device_options, resolve_providers
+from .parts.help import Grouped
+from .parts.progress import progress
 
 COMMON = (
     "data",
@@ -97,7 +93,7 @@ def refine(
     options.keeps(settings["resume"])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError("refine runs in one process; start it without torchrun")
-    _machine.ready("refine_model")
+    machine.ready("refine_model")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.refine_model(model, written, report=reports, progress=show, **settings)
     data = result.report.data

@@ -16,10 +16,14 @@ TYPE_CHECKING = False  # as in `typing`, which takes longer to import than all o
 if TYPE_CHECKING:
     from typing import Any
 
-    from onnxgrail.benchmark import bench
-    from onnxgrail.comparison import Comparison, compare
+    from onnxgrail.commands.apply import apply
+    from onnxgrail.commands.bench import bench
+    from onnxgrail.commands.compare import Comparison, compare
+    from onnxgrail.commands.compress import compress
+    from onnxgrail.commands.demo import demo
+    from onnxgrail.commands.inspect import inspect
+    from onnxgrail.commands.refine import refine_model
     from onnxgrail.core import Recipe
-    from onnxgrail.demonstration import demo
     from onnxgrail.errors import (
         DataError,
         DeviceError,
@@ -33,13 +37,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from onnxgrail.exporting.call import export
-    from onnxgrail.inspection import inspect
-    from onnxgrail.pipeline import compress
-    from onnxgrail.processes import join
-    from onnxgrail.refinement import refine_model
-    from onnxgrail.repetition import apply
-    from onnxgrail.report import Inspection, Report
-    from onnxgrail.result import Result
+    from onnxgrail.machine.group.torchrun import join
+    from onnxgrail.report.report import Inspection, Report
+    from onnxgrail.report.result import Result
 
 __version__ = "0.1.0"
 
@@ -74,20 +74,20 @@ __all__ = [
 _ERRORS = [name for name in __all__ if name.endswith("Error")]
 _WHERE = {
     **dict.fromkeys(_ERRORS, "errors"),
-    "Comparison": "comparison",
-    "Inspection": "report",
+    "Comparison": "commands.compare",
+    "Inspection": "report.report",
     "Recipe": "core",
-    "Report": "report",
+    "Report": "report.report",
     "Result": "result",
-    "apply": "repetition",
-    "bench": "benchmark",
-    "compare": "comparison",
-    "compress": "pipeline",
-    "demo": "demonstration",
+    "apply": "commands.apply",
+    "bench": "commands.bench",
+    "compare": "commands.compare",
+    "compress": "commands.compress",
+    "demo": "commands.demo",
     "export": "exporting.call",
-    "inspect": "inspection",
-    "join": "processes",
-    "refine_model": "refinement",
+    "inspect": "commands.inspect",
+    "join": "machine.group.torchrun",
+    "refine_model": "commands.refine",
 }
 
 

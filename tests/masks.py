@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.trace.survey import Survey
 
 Holes = Sequence[tuple[int, Array]]  # axis, positions that are not read
 

@@ -15,11 +15,11 @@ import onnxruntime as ort
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Array, Bools, Feed, Kind
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.survey import Ledger, Survey
-from onnxgrail.graph.trace import trace
-from onnxgrail.graph.widen import widen
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.io.widen import widen
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
 from tests.masks import masked
 
 TOLERANCE = 1e-5

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from onnxgrail.calibration.kinds import KINDS
+from onnxgrail.calibration.feeds.kinds import KINDS
 from onnxgrail.cli import main
 from tests.e2e import test_data_kinds as made
 from tests.unit import samples

@@ -192,7 +192,7 @@ def test_exit_codes_in_the_readme_are_those_of_the_help() -> None:
 
 def test_code_in_the_guide_is_the_code_of_the_program() -> None:
     guide = (ROOT / "docs" / "adding-an-op.md").read_text(encoding="utf-8")
-    places = [*(ROOT / "onnxgrail" / "graph" / "ops").glob("*.py"), *(ROOT / "tests" / "contract").glob("*.py")]
+    places = [*(ROOT / "onnxgrail" / "graph" / "ops").rglob("*.py"), *(ROOT / "tests" / "contract").glob("*.py")]
     lines = {line.strip() for place in places for line in place.read_text(encoding="utf-8").splitlines()}
     blocks = re.findall(r"^```python\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3

@@ -20,9 +20,10 @@ import pytest
 import yaml
 
 import onnxgrail
-from onnxgrail import models, saved
-from onnxgrail.calibration.session import open_session
-from onnxgrail.recipe import recipe_of
+from onnxgrail import models
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.recipe import storage
+from onnxgrail.recipe.check import recipe_of
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -91,7 +92,7 @@ def test_the_server_answers(server: str) -> None:
 def test_the_recipe_on_the_page_is_one(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "r.yaml").write_text(text)
-    found = saved.read(tmp_path / "r.yaml")
+    found = storage.read(tmp_path / "r.yaml")
     assert recipe_of(found.choices).target_params == yaml.safe_load(text)["target-params"] == "50%"
     assert found.named["data"] == "calib.npz"
 

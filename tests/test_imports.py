@@ -35,7 +35,7 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 
 RUN = """
 import atexit, json, sys
-from onnxgrail.start import main
+from onnxgrail.__main__ import main
 
 def told():
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)
@@ -123,7 +123,7 @@ def test_a_plain_run_imports_only_what_it_needs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     modules = json.loads(done.stderr.splitlines()[-1])
     assert sorted({*EXTRAS, *(f"onnxgrail.{name}" for name in UNASKED)} & set(modules)) == []
-    assert "onnxgrail.decision" in modules
+    assert "onnxgrail.narrowing.decide" in modules
 
 
 @pytest.mark.parametrize("launch", [["-m", "onnxgrail"], ["-c", "from onnxgrail.cli import main; main()"]])

@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 import pytest
 
-from onnxgrail.algebra.compensate import COMPENSATORS
+from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors import SELECTORS
 from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 
 DOCS = ROOT / "docs"

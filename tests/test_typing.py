@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import onnxgrail
-from onnxgrail.choices import Choices, Options, RefineChoices
-from onnxgrail.refinement import USED
+from onnxgrail.commands.refine import USED
+from onnxgrail.recipe.choices import Choices, Options, RefineChoices
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = """

@@ -72,9 +72,9 @@ def onnxsim(python: str) -> tuple[Path, str] | None:
 
 def environment(sim: tuple[Path, str] | None) -> dict[str, Any]:
     """What the numbers hang on."""
-    from onnxgrail.calibration.session import CPU
-    from onnxgrail.demonstration import machine
-    from onnxgrail.report_environment import environment as versions
+    from onnxgrail.calibration.runtime.session import CPU
+    from onnxgrail.commands.demo import machine
+    from onnxgrail.report.environment import environment as versions
 
     known = versions(providers=CPU, threads=1)
     return {

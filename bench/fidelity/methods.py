@@ -86,8 +86,8 @@ def known(methods: Iterable[Method]) -> tuple[list[Method], list[str]]:
     """Methods that the installed onnxgrail has, and the names of the others."""
     from onnxgrail.errors import MissingExtraError, UsageError
     from onnxgrail.methods import require
-    from onnxgrail.recipe import recipe_of
-    from onnxgrail.refine.needed import require_torch
+    from onnxgrail.methods.refine.needed import require_torch
+    from onnxgrail.recipe.check import recipe_of
 
     found, missing = [], []
     for method in methods:

@@ -73,9 +73,9 @@ def wanted(args: argparse.Namespace) -> list[Cell]:
 
 def environment(threads: int, rounds: int) -> dict[str, Any]:
     """What the numbers hang on."""
-    from onnxgrail.calibration.session import CPU
-    from onnxgrail.demonstration import machine
-    from onnxgrail.report_environment import environment as versions
+    from onnxgrail.calibration.runtime.session import CPU
+    from onnxgrail.commands.demo import machine
+    from onnxgrail.report.environment import environment as versions
 
     known = versions(providers=CPU, threads=threads)
     kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: OpenBLAS chooses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.algebra.compensate import Compensator
+from onnxgrail.algebra.fit.compensate import Compensator
 from onnxgrail.algebra.reducers import ReducerFactory
 from onnxgrail.core import Change, Reducer, Selector, View
 from onnxgrail.errors import UsageError

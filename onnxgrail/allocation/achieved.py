@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from onnxgrail.calibration.prepare import Prepared
 from onnxgrail.core import Block, Bools, Recipe
-from onnxgrail.graph import cost
-from onnxgrail.graph.meter import dead_of
-from onnxgrail.preparation import Prepared
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import dead_of
 
 Of = Literal["blocks", "units", "layers", "model"]
 """What a share is a share of: parameters in blocks that can be narrowed, their units, parameters in layers of which
@@ -36,6 +36,6 @@ def of_blocks(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], dead:
         gone = sum(int(dead[b.ids].sum()) for b in blocks)
         return Share(of="units", asked=recipe.unit_ratio, achieved=gone / max(units, 1), total=units)
     survey = prepared.survey
-    inside = cost.removed(survey, dead_of(survey, {b.name: 0 for b in blocks}))[0]
-    gone = cost.removed(survey, dead)[0]
+    inside = counting.removed(survey, dead_of(survey, {b.name: 0 for b in blocks}))[0]
+    gone = counting.removed(survey, dead)[0]
     return Share(of="blocks", asked=recipe.ratio, achieved=gone / max(inside, 1), total=inside)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from onnxgrail.algebra.curves import fluctuation
+from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
 from onnxgrail.allocation.ladders import Ideal, Widths, ladders_of
@@ -16,12 +16,12 @@ from onnxgrail.allocation.losses import Alone, Search, alone, curves_of, evidenc
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.timed import Timing, fitted_to_time
-from onnxgrail.budget import Metric, Target, target_of
-from onnxgrail.calibration.blocking import channel_block
-from onnxgrail.calibration.session import CPU
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.runtime.blocking import channel_block
+from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.preparation import Prepared
+from onnxgrail.machine.amounts import Metric, Target, target_of
 
 CORRECTIONS = 3
 PROVED = 0.5  # share of each block that goes in a proof before widths are known

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from onnxgrail.algebra.curves import Narrow, error_curve, widths_measured
+from onnxgrail.algebra.moments.curves import Narrow, error_curve, widths_measured
 from onnxgrail.allocation.ladders import Ladder, ladders_of
 from onnxgrail.allocation.result import Curve
 from onnxgrail.allocation.statistics import impact, measured
-from onnxgrail.calibration.dense import Dense
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block, Floats, Recipe, View
-from onnxgrail.graph import weights
-from onnxgrail.preparation import Prepared
-from onnxgrail.progress import Progress
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.machine.progress import Progress
 
 SMALL, LARGE = 1e-6, 1e6  # bounds of shares and weights that are divided by and multiplied with
 Trial = Callable[[Mapping[str, int]], float]

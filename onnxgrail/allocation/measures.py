@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgrail.budget import Metric
-from onnxgrail.calibration.latency import in_turn, single
-from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.prepare import Prepared, narrowed
+from onnxgrail.calibration.runtime.latency import in_turn, single
 from onnxgrail.core import Block, Recipe
-from onnxgrail.graph import cost, weights
-from onnxgrail.graph.interface import changed, fit
-from onnxgrail.graph.meter import Meter, dead_of
-from onnxgrail.graph.model_io import LIMIT, bytes_on_disk, weight_bytes
-from onnxgrail.graph.serial import to_bytes, to_file
-from onnxgrail.graph.survey import Ledger
-from onnxgrail.preparation import Prepared, narrowed
-from onnxgrail.saved import mark
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import Meter, dead_of
+from onnxgrail.graph.io.model_file import LIMIT, bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.serial import to_bytes, to_file
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.interface import changed, fit
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.amounts import Metric
+from onnxgrail.recipe.storage import mark
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,12 +47,12 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     """Parameters, multiply-accumulates per sample or bytes; latency follows multiply-accumulates."""
     model, survey = prepared.model, prepared.survey
     if metric == "params":
-        return Measure(cost.parameters(model), Meter(model, survey, "params"))
+        return Measure(counting.parameters(model), Meter(model, survey, "params"))
     if metric == "size":
         path = prepared.path
         before = bytes_on_disk(model, path) if path is not None else len(to_bytes(prepared.given, run=False))
         return Measure(before, Meter(model, survey, "bytes"))
-    total = cost.macs(model, survey) / prepared.samples
+    total = counting.macs(model, survey) / prepared.samples
     return Measure(total, Meter(model, survey, "macs"), prepared.samples)
 
 
@@ -65,7 +66,7 @@ def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[st
         return None
     slim = narrowed(prepared, _ledger(prepared, widths))
     if metric == "params":
-        return cost.parameters(slim)
+        return counting.parameters(slim)
     mark(slim, recipe)
     return None if weight_bytes(prepared.model) > LIMIT else len(to_file(slim).SerializeToString())
 

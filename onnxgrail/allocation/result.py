@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onnxgrail.budget import Target
 from onnxgrail.core import Block
-from onnxgrail.record import Record
+from onnxgrail.machine.amounts import Target
+from onnxgrail.machine.steps.codec import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

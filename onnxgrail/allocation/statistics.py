@@ -10,19 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxgrail.calibration import dense
-from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.both import run_both
-from onnxgrail.calibration.dense import TOGETHER, Dense
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.prepare import Prepared, narrowed, stream_of
+from onnxgrail.calibration.stream import dense
+from onnxgrail.calibration.stream.dense import TOGETHER, Dense
 from onnxgrail.core import Block, Change, Recipe, Stats
-from onnxgrail.graph import cost, weights
-from onnxgrail.graph.interface import between
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.survey import Ledger
-from onnxgrail.job import Job
-from onnxgrail.parallel import SOLO, Group
-from onnxgrail.preparation import Prepared, narrowed, stream_of
-from onnxgrail.progress import Progress
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.interface import between
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.group.sums import SOLO, Group
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.progress import Progress
 
 TRIED = 4  # feeds that judge a trial
 ALONE = 2  # feeds that show what one block does
@@ -107,7 +108,7 @@ def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger
 
 def impact_macs(prepared: Prepared) -> int:
     """Multiply-accumulates that one `impact` costs, about: the original and the narrowed model on a few feeds."""
-    return 2 * len(prepared.batches.feeds[:ALONE]) * cost.macs(prepared.model, prepared.survey)
+    return 2 * len(prepared.batches.feeds[:ALONE]) * counting.macs(prepared.model, prepared.survey)
 
 
 def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:

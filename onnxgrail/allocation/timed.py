@@ -10,7 +10,7 @@ import numpy as np
 from onnxgrail.allocation.balance import Fit
 from onnxgrail.allocation.fit import rounded
 from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
-from onnxgrail.budget import Target
+from onnxgrail.machine.amounts import Target
 
 GRID = (0.25, 0.5, 0.75)
 TRIES = 8  # further measurements

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.relay import in_pieces
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.stream.relay import in_pieces
 from onnxgrail.core import Array, Block, Bools, Feed
 from onnxgrail.errors import ModelError, RewriteError
-from onnxgrail.graph import weights
-from onnxgrail.graph.interface import changed, fit
-from onnxgrail.graph.mapped import discard
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.serial import pack
-from onnxgrail.graph.steps import Step, can_try, compared, handed, held, led, steps, tried_name
-from onnxgrail.graph.survey import Ledger, Survey
+from onnxgrail.graph.cuts.steps import Step, can_try, compared, handed, held, led, steps, tried_name
+from onnxgrail.graph.io.mapped import discard
+from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.rewrite.interface import changed, fit
+from onnxgrail.graph.trace.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3

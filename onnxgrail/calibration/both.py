@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from onnxgrail.calibration.batches import Batches
-from onnxgrail.calibration.following import predicted
-from onnxgrail.calibration.session import open_session
-from onnxgrail.calibration.signature import padding_mask
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.next_token import predicted
+from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.fidelity import Tally, clues_of
-from onnxgrail.goals import Goals
-from onnxgrail.graph.interface import Port, fit
-from onnxgrail.graph.serial import Packed
-from onnxgrail.progress import Progress, silent
+from onnxgrail.fidelity.goals import Goals
+from onnxgrail.graph.io.serial import Packed
+from onnxgrail.graph.rewrite.interface import Port, fit
+from onnxgrail.machine.progress import Progress, silent
 
 
 def run_both(

@@ -13,15 +13,15 @@ from typing import Any, Self, cast
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.observe import observe, probe_feed
-from onnxgrail.calibration.session import Session, open_session
-from onnxgrail.calibration.signature import signature_of
+from onnxgrail.calibration.runtime.session import Session, open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError, StoppedError
-from onnxgrail.graph.branches import Route, resolved, unfolded
-from onnxgrail.graph.facts import Facts, constants
-from onnxgrail.graph.taps import tapped
+from onnxgrail.graph.flatten.branches import Route, resolved, unfolded
+from onnxgrail.graph.flatten.taps import tapped
+from onnxgrail.graph.trace.facts import Facts, constants
 
 Maker = Callable[[], Feed]
 

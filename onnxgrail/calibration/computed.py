@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array
-from onnxgrail.graph.mapped import Mapped
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.io.mapped import Mapped
+from onnxgrail.graph.io.serial import to_bytes
 
 HEAVY = 2**20  # bytes of a weight in a file from which on its descendants are not kept
 

@@ -9,14 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.computed import Values, compute, heavy
-from onnxgrail.calibration.relay import STRETCH, Relay
-from onnxgrail.calibration.session import CPU
-from onnxgrail.calibration.signature import Signature, signature_of
+from onnxgrail.calibration.feeds.signature import Signature, signature_of
+from onnxgrail.calibration.runtime.session import CPU
+from onnxgrail.calibration.stream.relay import STRETCH, Relay
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.facts import Facts, constants, grid_of, indices
-from onnxgrail.graph.storage import below_a_byte, is_dequantised, stored
-from onnxgrail.graph.widen import has_bfloat16, true_types
+from onnxgrail.graph.io.widen import has_bfloat16, true_types
+from onnxgrail.graph.stored.find import below_a_byte, is_dequantised, stored
+from onnxgrail.graph.trace.facts import Facts, constants, grid_of, indices
 
 SMALL = 4096
 

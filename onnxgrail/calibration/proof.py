@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.agreement import Trial, doubt, doubt_by_steps, trial_of
 from onnxgrail.core import Block, Bools, Feed, Refusal
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.trace.survey import Survey
 
 RUNS = 64  # comparisons of two graphs; each costs a run of both
 TOGETHER = "narrowing it together with the others does not give the masked result"

@@ -10,21 +10,22 @@ from typing import Any
 
 import onnx
 
-from onnxgrail import drafts
-from onnxgrail.calibration.session import runtime
+from onnxgrail.calibration.runtime.session import runtime
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.exporting import writers
+from onnxgrail.exporting.agreement import Check, Trial, judge, trials
 from onnxgrail.exporting.axes import BATCH, opened, outputs, without
-from onnxgrail.exporting.judge import Check, Trial, judge, trials
 from onnxgrail.exporting.sources import Wish, find
 from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
 from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
-from onnxgrail.graph import cost, model_io
-from onnxgrail.graph.model_io import bytes_on_disk
-from onnxgrail.paths import Read, check_output, check_targets, existing
-from onnxgrail.plain import SCHEMA, to_json
-from onnxgrail.progress import Progress, silent
-from onnxgrail.scripts import is_named
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.io import model_file
+from onnxgrail.graph.io.model_file import bytes_on_disk
+from onnxgrail.machine.files import drafts
+from onnxgrail.machine.files.paths import Read, check_output, check_targets, existing
+from onnxgrail.machine.plain import SCHEMA, to_json
+from onnxgrail.machine.progress import Progress, silent
+from onnxgrail.machine.scripts import is_named
 
 OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
 OLDEST = 9  # ONNX Runtime runs older ones, but no exporter writes them well
@@ -254,8 +255,8 @@ def _draft(way: _Way, path: Path, opset: int, check: bool, tolerance: float | No
 def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
     """Move a draft to its place."""
     subject = draft.way.subject
-    model_io.move(draft.path, path)
-    model = model_io.load(path)
+    model_file.move(draft.path, path)
+    model = model_file.load(path)
     shapes = {
         key: tuple(subject.axes.get(key, {}).get(axis, int(size)) for axis, size in enumerate(tensor.shape))
         for key, tensor in subject.inputs.items()
@@ -268,7 +269,7 @@ def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
         opset=writers.opset_of(path),
         inputs=shapes,
         outputs=draft.outputs,
-        params=cost.parameters(model),
+        params=counting.parameters(model),
         bytes=bytes_on_disk(model, path),
         checks=draft.checks,
         notes=(*subject.notes, *notes, *_unseen(subject, draft.checks)),

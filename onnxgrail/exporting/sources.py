@@ -17,7 +17,7 @@ from typing import Any
 from onnxgrail.errors import MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.exporting import hugging
 from onnxgrail.exporting.subject import Shapes, Subject, check_module, install, quiet, subject, torch
-from onnxgrail.scripts import called, is_named
+from onnxgrail.machine.scripts import called, is_named
 
 SPECS = "file.py:function, torchvision:NAME, timm:NAME-or-folder or transformers:NAME-or-folder"
 PICTURE = (3, 224, 224)

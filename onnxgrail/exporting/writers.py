@@ -11,8 +11,8 @@ import onnx
 
 from onnxgrail.errors import OnnxGrailError, OutputError
 from onnxgrail.exporting.subject import Subject, Tensor, caller, quiet, torch
-from onnxgrail.graph import model_io
-from onnxgrail.temporary import out_of_room
+from onnxgrail.graph.io import model_file
+from onnxgrail.machine.files.temporary import out_of_room
 
 EXPORTERS = ("dynamo", "torchscript")
 ATTENTIONS = ("eager", "sdpa")
@@ -96,13 +96,13 @@ def _dynamo(subject: Subject, path: Path, opset: int, names: list[str], external
         dynamic_shapes=(axes,) if any(axes) else None,
         verbose=False,
     )
-    apart = external or model_io.weight_bytes(program.model) > model_io.LIMIT
+    apart = external or model_file.weight_bytes(program.model) > model_file.LIMIT
     program.save(str(path), external_data=apart)
 
 
 def _torchscript(subject: Subject, path: Path, opset: int, names: list[str], external: bool) -> None:
     weights = sum(t.numel() * t.element_size() for t in subject.module.state_dict().values())
-    apart = external or weights > model_io.LIMIT
+    apart = external or weights > model_file.LIMIT
     draft = path.with_name("loose") / path.name if apart else path  # over 2 GB it writes a file for each weight
     draft.parent.mkdir(exist_ok=True)
     torch().onnx.export(
@@ -116,7 +116,7 @@ def _torchscript(subject: Subject, path: Path, opset: int, names: list[str], ext
         dynamic_axes={name: dict(axes) for name, axes in subject.axes.items() if axes},
     )
     if apart:
-        model_io.save(model_io.load(draft), path, apart=True)
+        model_file.save(model_file.load(draft), path, apart=True)
 
 
 _WRITERS: dict[str, Callable[[Subject, Path, int, list[str], bool], None]] = {

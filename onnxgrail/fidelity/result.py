@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from math import exp, inf
 from typing import Any
 
+from onnxgrail.fidelity.goals import Hits
 from onnxgrail.fidelity.sums import Sums
-from onnxgrail.goals import Hits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

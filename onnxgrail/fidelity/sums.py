@@ -12,8 +12,8 @@ import numpy as np
 
 from onnxgrail.core import Array, Bools, Feed, Floats, Ints
 from onnxgrail.errors import ModelError
+from onnxgrail.fidelity.goals import Goals, Hits, classes_of, hits
 from onnxgrail.fidelity.tables import alike
-from onnxgrail.goals import Goals, Hits, classes_of, hits
 
 CLASSES_LIMIT = 200_000
 NOT_LOGITS = ("embed", "pool", "hidden", "feature", "state")

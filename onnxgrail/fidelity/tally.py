@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
+from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch
 from onnxgrail.fidelity.result import Fidelity, Verdict, finish
@@ -16,7 +17,6 @@ from onnxgrail.fidelity.spread import Spread
 from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
-from onnxgrail.goals import Goals
 
 FIRST = 16  # samples from which it is read what an output holds
 HELD = 2**26  # bytes of them at most

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from onnxgrail.calibration.prepare import Prepared
 from onnxgrail.core import Applied, Recipe
-from onnxgrail.decision import Decision
 from onnxgrail.errors import MissingExtraError
-from onnxgrail.graph.survey import Ledger
-from onnxgrail.job import Job
-from onnxgrail.preparation import Prepared
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.decide import Decision
 
 if TYPE_CHECKING:
-    from onnxgrail.refine.refinement import Refined
+    from onnxgrail.methods.refine.refinement import Refined
 
 NARROWING = "grail"
 
@@ -46,7 +46,7 @@ class Method:
 
 
 def _grasp() -> Method:
-    from onnxgrail.grasp.method import needs_torch, replace_layers  # slow to import
+    from onnxgrail.methods.grasp.method import needs_torch, replace_layers  # slow to import
 
     return Method(run=replace_layers, needs_torch=needs_torch)
 
@@ -101,7 +101,7 @@ def apply(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> W
     with job.clock.stage("methods"):
         applied = _further(prepared, job, decision.ledger, slim, last=False)
     if job.recipe.refine:
-        from onnxgrail.refine.steps import refine  # slow to import
+        from onnxgrail.methods.refine.steps import refine  # slow to import
 
         with job.clock.stage("refine"):
             refined = refine(prepared, job, decision.ledger, decision.changes, slim)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from onnxgrail.core import Array
-from onnxgrail.graph.facts import bodies, key
+from onnxgrail.graph.trace.facts import bodies, key
 from onnxgrail.torchgraph.call import Call, Function, Tensor, as_tensor, unsupported
 from onnxgrail.torchgraph.ops import find
 

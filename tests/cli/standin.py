@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import onnxgrail
-from onnxgrail.report import Report
+from onnxgrail.report.report import Report
 from tests.command import run
 
 RATIOS = {

@@ -84,20 +84,20 @@ def test_a_batch_that_the_inputs_prescribe_is_told(folder):
 
 
 def test_each_batch_size_has_its_own_rounds(folder, monkeypatch):
-    from onnxgrail import benchmark
+    from onnxgrail.commands import bench
 
     counts = iter((200, 150))
-    monkeypatch.setattr(benchmark, "take_turns", lambda sessions, *_, **__: np.ones((len(sessions), next(counts))))
+    monkeypatch.setattr(bench, "take_turns", lambda sessions, *_, **__: np.ones((len(sessions), next(counts))))
     assert "200, 150 rounds" in run("bench", folder / "slim.onnx", "--batch-size", "1,4").stdout
 
 
 def test_noise_is_named(folder, monkeypatch):
-    from onnxgrail import benchmark
+    from onnxgrail.commands import bench
 
     def alike(sessions, feeds, **limits):
         return np.random.default_rng(0).lognormal(0, 0.1, (2, 200))
 
-    monkeypatch.setattr(benchmark, "take_turns", alike)
+    monkeypatch.setattr(bench, "take_turns", alike)
     assert "Note: noise hides the difference between" in run("bench", folder / "slim.onnx", folder / "slim.onnx").stderr
 
 

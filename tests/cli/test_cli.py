@@ -10,10 +10,12 @@ import sys
 import click
 import pytest
 
-from onnxgrail.budget import METRICS
-from onnxgrail.cli import _ship, _values, main
+from onnxgrail.cli import main
+from onnxgrail.cli.parts import ship as _ship
+from onnxgrail.cli.parts import values as _values
 from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
-from onnxgrail.plan import ALLOCATIONS, TARGETS
+from onnxgrail.machine.amounts import METRICS
+from onnxgrail.recipe.selection import ALLOCATIONS, TARGETS
 from tests.cli.standin import recorded, usage_error
 from tests.command import run
 
@@ -50,9 +52,9 @@ def test_version():
 
 
 def test_literal_choices_equal_the_library():
-    from onnxgrail.algebra.compensate import COMPENSATORS
+    from onnxgrail.algebra.fit.compensate import COMPENSATORS
     from onnxgrail.algebra.reducers import REDUCERS
-    from onnxgrail.algebra.selectors import SELECTORS
+    from onnxgrail.algebra.select.selectors import SELECTORS
 
     assert set(_values.SELECTORS) == set(SELECTORS)
     assert set(_values.REDUCERS) == set(REDUCERS)

@@ -8,7 +8,10 @@ import re
 import click
 import pytest
 
-from onnxgrail.cli import _help, _progress, _render, main
+from onnxgrail.cli import main
+from onnxgrail.cli.parts import help as _help
+from onnxgrail.cli.parts import progress as _progress
+from onnxgrail.cli.parts import render as _render
 from tests.cli.standin import recorded
 from tests.command import run
 

@@ -23,7 +23,7 @@ class Told:
             print("begun", flush=True)
 
 sys.meta_path.insert(0, Told())
-from onnxgrail.start import main
+from onnxgrail.__main__ import main
 """
 WORK = """
 import time, onnxgrail

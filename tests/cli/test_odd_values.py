@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from onnxgrail.errors import UsageError
-from onnxgrail.numerals import whole
-from onnxgrail.processes import join
+from onnxgrail.machine.group.torchrun import join
+from onnxgrail.machine.numerals import whole
 from tests.command import run
 from tests.e2e import nets
 

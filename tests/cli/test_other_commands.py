@@ -10,7 +10,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.core import Refusal
-from onnxgrail.report import Inspection
+from onnxgrail.report.report import Inspection
 from tests.cli.standin import REFUSAL
 from tests.command import run, said
 from tests.e2e import nets
@@ -51,7 +51,7 @@ def test_refusals_are_grouped_with_examples(monkeypatch):
     [(None, "-"), (0, "0"), (812, "812"), (49_152, "49.2 k"), (222_000, "222 k"), (999_900, "1.00 M"), (2e9, "2.00 G")],
 )
 def test_short_numbers(value, text):
-    from onnxgrail.cli import _render
+    from onnxgrail.cli.parts import render as _render
 
     assert _render.short(value) == text
 

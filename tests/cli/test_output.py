@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrail.cli import _progress
+from onnxgrail.cli.parts import progress as _progress
 from onnxgrail.errors import DataError, UsageError
-from onnxgrail.report import Report
+from onnxgrail.report.report import Report
 from tests.cli.standin import data, recorded, replace_compress
 from tests.command import run, said
 from tests.e2e import nets

@@ -9,8 +9,8 @@ import shlex
 import pytest
 
 from onnxgrail.core import Recipe
-from onnxgrail.page.command import command_of
-from onnxgrail.recipe import recipe_of
+from onnxgrail.recipe.check import recipe_of
+from onnxgrail.report.page.command import command_of
 from tests.cli.standin import recorded
 from tests.command import run
 from tests.page_data import encoder

@@ -18,7 +18,7 @@ FULL = "Error: standard output: No space left on device\n"
 WORK = """
 import sys, types
 import onnxgrail
-from onnxgrail.start import main
+from onnxgrail.__main__ import main
 
 def bench(*args, **options):
     print("table")

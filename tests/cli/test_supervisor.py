@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there a child ends with its parent")
 
-START = "import mmap, os, signal, sys, time\nfrom onnxgrail import supervisor\nsupervisor.split()\n"
+START = "import mmap, os, signal, sys, time\nfrom onnxgrail.machine import supervisor\nsupervisor.split()\n"
 CUT = """
 with open("cut", "wb+") as file:
     file.write(bytes(10000))
@@ -119,7 +119,7 @@ def test_without_a_child_the_program_works_alone(broken: str, tmp_path: Path) ->
 
 def test_the_process_that_tries_a_model_ends_with_the_one_that_asked(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.onnx")  # whoever opens it waits
-    code = "from pathlib import Path\nfrom onnxgrail.calibration.trial import try_out\ntry_out(Path('m.onnx'))"
+    code = "from pathlib import Path\nfrom onnxgrail.calibration.runtime.trial import try_out\ntry_out(Path('m.onnx'))"
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}
     ) as asks:

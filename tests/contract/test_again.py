@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.graph.names import free_name, names_kept
+from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from tests.contract.rule_case import Case, build
 from tests.contract.test_rules import CASES, standins  # noqa: F401  a fixture that every test here uses
 from tests.oracle import killed, narrowed, narrowed_equals_masked, survey_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxgrail.core import Block
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.trace.survey import Survey
 from tests.contract.attention import HEADS, PROJECTIONS, SCORES, SHAPES, SIZE, SPLIT, TOKENS, WIDTH, attention
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed, ints, lines, scalar

@@ -9,13 +9,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.calibration.batches import Batches
 from onnxgrail.calibration.branching import Seen, look
+from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Feed
-from onnxgrail.graph.branches import folded, unfolded
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger, Survey
-from onnxgrail.graph.trace import trace
+from onnxgrail.graph.flatten.branches import folded, unfolded
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
 from tests.masks import masked
 from tests.oracle import check_same, killed, run
 from tests.tiny import feed, ints, tiny

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.calibration import rows
+from onnxgrail.calibration.stream import rows
 from onnxgrail.core import Array
-from onnxgrail.graph.consumers import Consumer, behind, consumers
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger
 from tests.oracle import run, survey_of
 from tests.tiny import feed, tiny
 

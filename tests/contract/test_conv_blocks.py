@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.core import Block
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.trace.survey import Survey
 from tests.oracle import narrowed_equals_masked
 from tests.tiny import batch_norm, cnn, feed, ints, tiny
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.graph.functions import inlined
-from onnxgrail.graph.model_io import load
+from onnxgrail.graph.flatten.functions import inlined
+from onnxgrail.graph.io.model_file import load
 from tests.oracle import check_same, narrowed_equals_masked, run
 from tests.tiny import feed, tiny
 

@@ -8,12 +8,12 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array
-from onnxgrail.graph.facts import constants
-from onnxgrail.graph.lowrank import array_of, factor, matrices, refusal
-from onnxgrail.graph.residual import Layer, layers
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.cuts.residual import Layer, layers
+from onnxgrail.graph.fittable.matrices import array_of, factor, matrices, refusal
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.trace.facts import constants
 from tests.tiny import feed, mlp, tiny
 
 PLAIN = {"w": (5, 6), "c": (6,)}

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.core import Array
-from onnxgrail.graph.norms import Place, places, widened
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.fittable.scales import Place, places, widened
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger
 from tests.oracle import run, survey_of
 from tests.tiny import batch_norm, feed, ints, scalar, tiny
 

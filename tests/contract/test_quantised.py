@@ -13,8 +13,8 @@ import pytest
 
 import onnxgrail
 from onnxgrail.core import Array
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger
 from tests.contract.cases_quantised import PACKED, WEIGHTS, codes, scales
 from tests.contract.rule_case import Case, build
 from tests.oracle import killed, narrowed, narrowed_equals_masked, run, survey_of

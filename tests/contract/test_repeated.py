@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.core import Array
-from onnxgrail.graph import cost
-from onnxgrail.graph.model_io import copy
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger
 from tests.oracle import killed, narrowed, narrowed_equals_masked
 from tests.tiny import feed, ints, tiny
 
@@ -69,7 +69,7 @@ def test_no_constant_is_stored_larger(case: str) -> None:
     assert [block.units for block in survey.blocks] == [8]
     dead = killed(survey, 0.5)
     slim = narrowed(model, survey, dead)
-    assert cost.parameters(model) - cost.removed(survey, dead)[0] == cost.parameters(slim)
+    assert counting.parameters(model) - counting.removed(survey, dead)[0] == counting.parameters(slim)
     assert numbers(slim) <= max(numbers(model), LITTLE)
     assert ir.to_proto(slim).ByteSize() < ir.to_proto(model).ByteSize()
 
@@ -101,7 +101,11 @@ def test_a_table_that_blocks_share_is_not_copied_for_each() -> None:
     assert len(survey.blocks) == 4
     dead = killed(survey, 0.25)
     slim = narrowed(model, survey, dead)
-    assert cost.parameters(model) - cost.removed(survey, dead)[0] == cost.parameters(slim) < cost.parameters(model)
+    assert (
+        counting.parameters(model) - counting.removed(survey, dead)[0]
+        == counting.parameters(slim)
+        < counting.parameters(model)
+    )
 
 
 def test_new_numbers_of_a_repeated_constant_are_stored_once() -> None:

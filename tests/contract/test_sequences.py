@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.graph.model_io import load
+from onnxgrail.graph.io.model_file import load
 from tests.oracle import check_same, narrowed_equals_masked, run
 from tests.tiny import feed, ints, tiny
 

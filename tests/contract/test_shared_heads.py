@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.core import Block
-from onnxgrail.graph.facts import Facts
-from onnxgrail.graph.survey import Survey
-from onnxgrail.graph.trace import trace
+from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.survey import Survey
+from onnxgrail.graph.trace.tracer import trace
 from tests.contract.attention import HEADS, SCORES, SIZE, TOKENS, WIDTH, attention
 from tests.oracle import narrowed, narrowed_equals_masked
 from tests.tiny import feed, ints, lines, tiny

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.trace.survey import Survey
 from tests.masks import masked
 from tests.oracle import check_same, narrowed, narrowed_equals_masked, run, survey_of
 from tests.tiny import feed, ints, tiny

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.core import Feed
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import tiny
 
 from . import nets

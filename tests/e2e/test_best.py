@@ -10,13 +10,14 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail import layers, models, sweep
-from onnxgrail.calibration import stream
+from onnxgrail import models
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.stream import stream
 from onnxgrail.core import FITS
-from onnxgrail.decision import Decision, decide
-from onnxgrail.job import Job
-from onnxgrail.preparation import prepare
-from onnxgrail.recipe import recipe_of
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing import best, layers
+from onnxgrail.narrowing.decide import Decision, decide
+from onnxgrail.recipe.check import recipe_of
 from tests.oracle import run
 from tests.tiny import cnn, feed, mlp, tiny
 
@@ -112,7 +113,7 @@ def test_a_block_that_no_fit_helps_says_so() -> None:
     result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, unit_ratio=0.5, round_to=1, compensate="best")
     (entry,) = result.report.data["blocks"]
     outcome = entry["outcome"]
-    assert (outcome["status"], outcome["reason"]) == ("plain", sweep.WORSE)
+    assert (outcome["status"], outcome["reason"]) == ("plain", best.WORSE)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_a_layer_whose_sums_would_be_too_large_says_so(monkeypatch: pytest.Monke
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64) + 1.0
     choices = {"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False}
     wide = 8 * (5 * (HIDDEN // 2) ** 2 + 12 * WIDTH * HIDDEN // 2)  # what v0 and v1 need, w1 needs less
-    monkeypatch.setattr(sweep, "MEMORY", wide - 1)
+    monkeypatch.setattr(best, "MEMORY", wide - 1)
     small = onnxgrail.compress(model, data={"x": x}, cache_budget="16", **choices)
     entries = {entry["weight"]: entry for entry in small.report.data["refits"]}
     assert set(entries) == {"v0", "w1", "v1"}

@@ -11,7 +11,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 
 INNER = ("mlp", "heads")
 Judge = Callable[..., tuple[float, float]]

@@ -11,11 +11,11 @@ import onnxruntime as ort
 import pytest
 
 import onnxgrail
+from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError
-from onnxgrail.graph.steps import compared
-from onnxgrail.job import Job
-from onnxgrail.preparation import prepare
+from onnxgrail.graph.cuts.steps import compared
+from onnxgrail.machine.job import Job
 from tests.contract.test_branches import own_weights
 from tests.tiny import tiny
 

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 from onnxgrail import models
-from onnxgrail.page import inspection_page, report_page
+from onnxgrail.report.page import inspection_page, report_page
 from tests.command import run
 from tests.page_data import encoder, inspection
 

@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail import comparison, pipeline
-from onnxgrail.calibration.kinds import arrays
+from onnxgrail.calibration.feeds.kinds import arrays
+from onnxgrail.commands import compare, compress
 from onnxgrail.errors import DataError, ModelError
-from onnxgrail.graph import inside, mapped, model_io
+from onnxgrail.graph.io import inside, mapped, model_file
 
 from . import nets
 
@@ -57,11 +57,11 @@ def before(function: Callable[..., Any], change: Callable[[], None]) -> Callable
 
 
 STAGES = [
-    (pipeline, "decide"),
-    (pipeline, "narrowed"),
-    (model_io, "save"),
-    (model_io, "write_inline"),
-    (model_io, "check_unchanged"),
+    (compress, "decide"),
+    (compress, "narrowed"),
+    (model_file, "save"),
+    (model_file, "write_inline"),
+    (model_file, "check_unchanged"),
 ]
 
 
@@ -87,7 +87,7 @@ def test_a_model_that_changes(
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_dry_run_and_separate_weights(external: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "narrowed", before(pipeline.narrowed, lambda: touched(place / "w.bin")))
+    monkeypatch.setattr(compress, "narrowed", before(compress.narrowed, lambda: touched(place / "w.bin")))
     words = {**WORDS, "dry_run": not external, "save_as_external_data": external}
     with pytest.raises(ModelError, match=r"w.bin' changed while it was used \(it was written again\)"):
         onnxgrail.compress(place / "m.onnx", data=nets.vectors(), **words)
@@ -102,7 +102,7 @@ def test_fewer_bytes_than_the_shape_needs_are_noticed(place: Path, monkeypatch: 
 
 
 def test_compare_notices_it_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "run_both", before(comparison.run_both, lambda: touched(place / "w.bin")))
+    monkeypatch.setattr(compare, "run_both", before(compare.run_both, lambda: touched(place / "w.bin")))
     with pytest.raises(ModelError, match=r"w\.bin' changed while it was used"):
         onnxgrail.compare(place / "inline.onnx", place / "m.onnx", data=nets.vectors())
 
@@ -115,7 +115,7 @@ def test_data_that_change(suffix: str, place: Path, monkeypatch: pytest.MonkeyPa
         np.save(data, nets.vectors()["x"])
     else:
         np.savez(data, **nets.vectors())
-    monkeypatch.setattr(pipeline, "decide", before(pipeline.decide, lambda: cut(data)))
+    monkeypatch.setattr(compress, "decide", before(compress.decide, lambda: cut(data)))
     with pytest.raises(DataError, match=f"d{suffix}' changed while it was used"):
         onnxgrail.compress(place / "inline.onnx", place / "o.onnx", data=data, check=False)
     assert not (place / "o.onnx").exists()

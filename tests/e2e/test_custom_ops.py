@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration.session import LIBRARIES
+from onnxgrail.calibration.runtime.session import LIBRARIES
 from onnxgrail.errors import UsageError
 from tests.command import run
 

@@ -9,7 +9,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import tiny
 
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.graph import model_io
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.io import model_file
+from onnxgrail.graph.io.serial import to_bytes
 from tests import oracle, tiny
 
 HALF = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -98,7 +98,7 @@ def test_types_stay_and_the_file_is_sound(kind: str, keep: str, tmp_path: Path) 
         data = {"x": tiny.feed(model, N=64)["x"]}
         result = onnxgrail.compress(source, target, data=data, unit_ratio=0.5, compensate=compensate, force=True)
         report = result.report.data
-        before, after = weights(model), weights(model_io.load(target))
+        before, after = weights(model), weights(model_file.load(target))
         assert all(array.dtype == before[name].dtype for name, array in after.items() if name in before)
         assert {a.dtype for a in after.values()} <= {HALF[kind], *(a.dtype for a in before.values())}
         assert sum(a.size for a in after.values()) < sum(a.size for a in before.values())

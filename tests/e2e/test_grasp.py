@@ -16,12 +16,12 @@ from click.testing import CliRunner
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
-from onnxgrail.graph.facts import constants
-from onnxgrail.graph.residual import layers
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.grasp.errors import Apart
+from onnxgrail.graph.cuts.residual import layers
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.trace.facts import constants
+from onnxgrail.methods.grasp.distances import Apart
 from tests.tiny import mlp, numbers, tiny
 
 LLAMA, VIT = models.load("char_llama"), models.load("digits_vit")
@@ -34,7 +34,7 @@ def data(rows: int = 96, seed: int = 1) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).normal(size=(rows, 5)).astype(np.float32)}
 
 
-def grasped(model: Any, given: Any = None, **choices: Any) -> onnxgrail.result.Result:
+def grasped(model: Any, given: Any = None, **choices: Any) -> onnxgrail.report.result.Result:
     common: dict[str, Any] = {"method": "grasp", "grasp_rank": "magnitude", "check": False, "held_out": 0}
     source = ir.to_proto(model) if isinstance(model, ir.Model) else model
     return onnxgrail.compress(source, data=data() if given is None else given, **{**common, **choices})
@@ -182,7 +182,7 @@ def test_fits_that_bring_the_outputs_no_closer_are_taken_back(monkeypatch: pytes
     def apart(*words: Any) -> Apart:
         return Apart(model=next(errors), layers={layer.name: 0.5 for layer in words[-1]})
 
-    monkeypatch.setattr("onnxgrail.grasp.method.apart", apart)
+    monkeypatch.setattr("onnxgrail.methods.grasp.method.apart", apart)
     model = mlp(3, 24, features=12)
     plain, found = (grasped(model, grasp_layers="all", grasp_refit=refit) for refit in (False, True))
     assert found.report.data["methods"]["grasp"]["refit"] == {"before": 1.0, "after": 2.0, "taken": False}

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 import onnxgrail
 from onnxgrail.cli import main
-from onnxgrail.cli._render import printable
+from onnxgrail.cli.parts.render import printable
 from onnxgrail.errors import ModelError, UsageError
 from tests.command import said
 
@@ -104,7 +104,7 @@ def test_a_full_folder_for_temporary_files_is_named(folder: Path, monkeypatch: p
     def spill(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("onnxgrail.shipping.verify", spill)
+    monkeypatch.setattr("onnxgrail.finishing.ship.verify", spill)
     result = CliRunner().invoke(main, ["compress", str(folder / "m.onnx"), "--data", str(folder / "d.npz")])
     assert result.exit_code == 1
     told = "Error: No space left on device. Set TMPDIR to a folder with room for temporary files\n"
@@ -201,7 +201,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("onnxgrail.shipping.verify", interrupted)
+        patch.setattr("onnxgrail.finishing.ship.verify", interrupted)
         result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     goes_on = "The same command goes on from 'kept dir'"
@@ -303,7 +303,7 @@ def test_names_do_not_move_the_cursor(tmp_path: Path) -> None:
 
 @linux
 def test_the_runtime_sends_nothing_home(tmp_path: Path) -> None:
-    code = "from onnxgrail.calibration.session import runtime; import os; runtime(); print(os.environ['{}'])"
+    code = "from onnxgrail.calibration.runtime.session import runtime; import os; runtime(); print(os.environ['{}'])"
     done = subprocess.run(
         [sys.executable, "-c", code.format("ORT_DISABLE_TELEMETRY")],
         env={k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | {"TMPDIR": str(tmp_path)},

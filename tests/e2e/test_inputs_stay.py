@@ -13,7 +13,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.errors import OutputError, UsageError
-from onnxgrail.paths import Read, check_targets
+from onnxgrail.machine.files.paths import Read, check_targets
 from tests.command import run
 
 from . import nets

@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 
 import onnxgrail
-from onnxgrail import interop
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.io import interop
 from tests.written import weights_of
 
 from . import nets

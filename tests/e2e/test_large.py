@@ -19,13 +19,14 @@ import pytest
 
 import onnxgrail
 from bench import large_model
-from onnxgrail import pipeline, steady
 from onnxgrail.calibration import computed
 from onnxgrail.calibration.observe import observe
+from onnxgrail.commands import compress
 from onnxgrail.errors import ModelError
-from onnxgrail.graph import inside, mapped, model_io
-from onnxgrail.graph.mapped import LARGE, Mapped
-from onnxgrail.steady import SteadyFile
+from onnxgrail.graph.io import inside, mapped, model_file
+from onnxgrail.graph.io.mapped import LARGE, Mapped
+from onnxgrail.machine.files import unchanged
+from onnxgrail.machine.files.unchanged import SteadyFile
 from tests import tiny
 from tests.written import weights_of
 
@@ -113,12 +114,12 @@ def test_what_a_model_may_not_say(entries: dict[str, str], why: str, llama: Path
     os.mkfifo(llama.parent / "pipe")
     restated(llama, **entries)
     with pytest.raises(ModelError, match=why):
-        model_io.load(llama)
+        model_file.load(llama)
 
 
 def test_loading_touches_no_weight(llama: Path) -> None:
     os.truncate(llama.with_name("model.onnx.data"), llama.with_name("model.onnx.data").stat().st_size)
-    model = model_io.load(llama)
+    model = model_file.load(llama)
     stored = [v.const_value for v in model.graph.initializers.values()]
     big = [t for t in stored if isinstance(t, Mapped)]
     assert len(big) == len(stored) - 4
@@ -157,7 +158,7 @@ def inline(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_weights_inside_a_model_file_are_not_read(inline: Path, llama: Path) -> None:
-    model, twin = model_io.load(inline), model_io.load(llama)
+    model, twin = model_file.load(inline), model_file.load(llama)
     stored = {name: v.const_value for name, v in model.graph.initializers.items()}
     assert sum(isinstance(t, Mapped) for t in stored.values()) > 10
     for name, tensor in stored.items():
@@ -197,14 +198,14 @@ def test_a_weight_inside_that_is_not_of_its_size(rows: int, inline: Path) -> Non
     weight.dims[0] = rows
     inline.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match=f"weight.*{weight.name}.*its shape needs"):
-        model_io.load(inline)
+        model_file.load(inline)
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-20], lambda d: d[: len(d) // 2], lambda d: b"\x0b" + d])
 def test_a_damaged_file_with_weights_inside(inline: Path, damage: Callable[[bytes], bytes]) -> None:
     inline.write_bytes(damage(inline.read_bytes()))
     with pytest.raises(ModelError, match="is not an ONNX model, or is truncated"):
-        model_io.load(inline)
+        model_file.load(inline)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -255,7 +256,7 @@ def test_constants_computed_from_large_weights_are_not_kept(tmp_path: Path, monk
     made = []
     for limit in (computed.HEAVY, 0):
         monkeypatch.setattr(computed, "HEAVY", limit)
-        model = model_io.load(path)
+        model = model_file.load(path)
         values = observe(model, {"x": np.ones((2, 6), np.float32)}).values
         assert isinstance(values, computed.Values) == (limit == 0)
         np.testing.assert_array_equal(values["at"], model.graph.initializers["a"].const_value.numpy().T)
@@ -290,7 +291,7 @@ def test_memory_stays_far_below_the_weights(tmp_path: Path, monkeypatch: pytest.
     words = json.dumps([str(path), str(small), np.zeros((4, 8), int).tolist(), choices])
     found, peak = large_model.watched(large_model.RUN, words)
     start = subprocess.run(
-        [sys.executable, "-c", "import onnxgrail.pipeline as p; p; print(open('/proc/self/status').read())"],
+        [sys.executable, "-c", "import onnxgrail.commands.compress as p; p; print(open('/proc/self/status').read())"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     base = next(int(line.split()[1]) * 1024 for line in start.splitlines() if line.startswith("RssAnon"))
@@ -314,13 +315,13 @@ def test_new_weights_of_all_layers_wait_in_files(
 ) -> None:
     monkeypatch.setattr(mapped, "SHELF", 256)
     ledgers = []
-    whole = pipeline.narrowed
+    whole = compress.narrowed
 
     def narrowed(prepared: Any, ledger: Any) -> ir.Model:
         ledgers.append(ledger)
         return whole(prepared, ledger)
 
-    monkeypatch.setattr(pipeline, "narrowed", narrowed)
+    monkeypatch.setattr(compress, "narrowed", narrowed)
     data, source = ids(64), llama if where == "beside" else inline
     onnxgrail.compress(source, tmp_path / "small.onnx", data=data, unit_ratio=0.5, compensate=compensate)
     (ledger,) = ledgers
@@ -329,7 +330,7 @@ def test_new_weights_of_all_layers_wait_in_files(
 
 
 def test_weights_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steady, "PIECE", 16)
+    monkeypatch.setattr(unchanged, "PIECE", 16)
     weights = np.arange(15, dtype=np.float32)  # four pieces, the last of them short
     (tmp_path / "weights").write_bytes(b"before!!" + weights.tobytes() + b"behind")
     with (tmp_path / "copy").open("wb") as file:

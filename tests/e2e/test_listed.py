@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.prepare import prepare
 from onnxgrail.cli import main
 from onnxgrail.core import Array, Recipe
-from onnxgrail.graph.trace import trace
-from onnxgrail.job import Job
-from onnxgrail.preparation import prepare
+from onnxgrail.graph.trace.tracer import trace
+from onnxgrail.machine.job import Job
 from tests.tiny import batch_norm, feed, ints, tiny
 
 QUICK: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "compensate": "none", "samples": 4}

@@ -13,7 +13,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 
 LLAMA = models.load("char_llama")
 Make = Callable[[float, str], tuple[dict[str, Any], float, Path]]

@@ -16,9 +16,9 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.cli import main
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity import Tally
-from onnxgrail.graph.model_io import load
-from onnxgrail.graph.steps import compared
-from onnxgrail.graph.tails import cut
+from onnxgrail.graph.cuts.steps import compared
+from onnxgrail.graph.io.model_file import load
+from onnxgrail.graph.io.tails import cut
 
 EXACT: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "compensate": "none", "selector": "l2"}
 SHAPES = {"w0": (6, 16), "b0": (1, 16), "w1": (16, 12), "b1": (1, 12), "w2": (12, 3), "b2": (1, 3)}

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail.cli import main
-from onnxgrail.saved import KEY
+from onnxgrail.recipe.storage import KEY
 from tests.e2e import nets
 from tests.tiny import ints, tiny
 

@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail import models, norms
-from onnxgrail.calibration.session import open_session
+from onnxgrail import models
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array
+from onnxgrail.narrowing import norms
 from tests.tiny import batch_norm, tiny
 
 from . import nets

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 import onnxgrail
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from tests.tiny import tiny
 
 BODY = """

@@ -10,7 +10,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 
 openvino = pytest.importorskip("openvino", reason="openvino is not installed: extra `test` has it")
 

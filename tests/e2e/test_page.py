@@ -10,7 +10,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.page import inspection_page, report_page
+from onnxgrail.report.page import inspection_page, report_page
 from tests.command import run
 
 from . import nets

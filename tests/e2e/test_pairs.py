@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail import placing
+from onnxgrail.machine.files import placing
 from tests.written import weights_of
 
 from . import nets

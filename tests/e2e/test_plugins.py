@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.algebra.compensate import COMPENSATORS
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.fit.compensate import COMPENSATORS
+from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.cli import main
 from onnxgrail.errors import UsageError
 

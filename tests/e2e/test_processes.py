@@ -20,7 +20,7 @@ import pytest
 import onnxgrail
 from bench.kill_and_resume import finished
 from onnxgrail import models
-from onnxgrail.processes import join
+from onnxgrail.machine.group.torchrun import join
 
 from . import nets
 
@@ -158,7 +158,7 @@ def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> 
     source, script = models.load("digits_resnet"), tmp_path / "small.py"
     script.write_text(
         "import sys, onnxgrail\n"
-        "from onnxgrail import pair\n"
+        "from onnxgrail.narrowing import two_networks as pair\n"
         "from onnxgrail.calibration import totals\n"
         "pair.ROWS, totals.WIDE = int(sys.argv[4]), 64\n"
         "with onnxgrail.join() as group:\n"

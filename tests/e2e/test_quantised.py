@@ -13,8 +13,9 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import onnxgrail
-from onnxgrail import decision, models
+from onnxgrail import models
 from onnxgrail.core import Refusal
+from onnxgrail.narrowing import decide
 
 DIGITS = models.load("digits_resnet")
 
@@ -123,14 +124,14 @@ def test_blocks_that_tip_a_rounding_over_are_taken_back(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without compensation the promise is exactness, and rounded activations can turn a last digit into a step."""
-    real, asked = decision.proved, []
+    real, asked = decide.proved, []
 
     def proof(prepared: Any, recipe: Any, blocks: Any, widths: Any, dead: Any = None, **options: Any) -> Any:
         asked.append(None if dead is None else int(dead.sum()))
         good, refusals = real(prepared, recipe, blocks, widths, dead, **options)
         return (good, refusals) if dead is None else (good[1:], (Refusal(value="w", node="n", op="", reason="a step"),))
 
-    monkeypatch.setattr(decision, "proved", proof)
+    monkeypatch.setattr(decide, "proved", proof)
     report = halved(wide, tmp_path / "slim.onnx", compensate="none", selector="l2", check=False)
     narrowed = [b for b in report["blocks"] if b["kept"] < b["units"]]
     assert asked[0] is None

@@ -14,10 +14,12 @@ import pytest
 import yaml
 
 import onnxgrail
-from onnxgrail import decision, models, saved
+from onnxgrail import models
 from onnxgrail.core import Refusal
-from onnxgrail.page import figures
-from onnxgrail.recipe import recipe_of
+from onnxgrail.narrowing import decide
+from onnxgrail.recipe import storage
+from onnxgrail.recipe.check import recipe_of
+from onnxgrail.report.page.html import figures
 from tests.command import run
 from tests.tiny import tiny
 
@@ -64,13 +66,13 @@ def test_a_weight_of_two_layers_counts_once() -> None:
 
 
 def test_blocks_that_fail_the_proof_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    proved = decision.proved
+    proved = decide.proved
 
     def strict(prepared: Any, recipe: Any, blocks: Any, widths: Any, **options: Any) -> Any:
         good, _ = proved(prepared, recipe, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
-    monkeypatch.setattr(decision, "proved", strict)
+    monkeypatch.setattr(decide, "proved", strict)
     model = reported(nets.mlp(), nets.vectors(), ratio=0.3)["model"]
     assert model["ratio_total"] == model["params_before"] - 10 - 12 * 32 - 32  # without the first weight and bias
     assert model["achieved_ratio"] == pytest.approx(0.3, abs=0.02)
@@ -130,11 +132,11 @@ def test_asked_and_achieved_are_in_one_unit(option: str, folder: Path) -> None:
 def old(folder: Path, kind: str) -> Path:
     """A recipe, report or model as they were written before there was `unit_ratio`."""
     path = folder / {"model": "old.onnx", "report": "old.json"}.get(kind, "old.yaml")
-    choices = saved.plain({"ratio": 0.4, "blocks": ["mlp"], "round_to": 1, "compensate": "grail"})
+    choices = storage.plain({"ratio": 0.4, "blocks": ["mlp"], "round_to": 1, "compensate": "grail"})
     if kind == "model":
         model = nets.mlp()
         note = json.dumps([{"command": "compress", "version": "0.1.0", "recipe": choices}])
-        model.metadata_props.add(key=saved.KEY, value=note)
+        model.metadata_props.add(key=storage.KEY, value=note)
         onnx.save(model, path)
     elif kind == "report":
         path.write_text(json.dumps({"schema": 1, "recipe": choices, "calibration": None}))
@@ -158,10 +160,10 @@ def test_a_ratio_of_before_is_read_as_what_it_was(kind: str, folder: Path) -> No
 
 def test_a_recipe_by_hand_means_what_is_meant_now(folder: Path) -> None:
     (folder / "r.yaml").write_text("ratio: 0.4\nblocks: mlp")
-    found = saved.read(folder / "r.yaml")
+    found = storage.read(folder / "r.yaml")
     assert (found.choices["ratio"], found.note) == (0.4, "")
     (folder / "g.yaml").write_text("onnxgrail: 0.1.0\nratio: 0.4\nmethod: [grasp]")
-    found = saved.read(folder / "g.yaml")
+    found = storage.read(folder / "g.yaml")
     assert found.choices["ratio"] == 0.4
     assert "read as a share of the parameters in layers" in found.note
 

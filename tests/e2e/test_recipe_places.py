@@ -11,11 +11,11 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail import patterns, saved, trust
-from onnxgrail.budget import METRICS
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.recipe import recipe_of
+from onnxgrail.machine.amounts import METRICS
+from onnxgrail.recipe import patterns, storage, trust
+from onnxgrail.recipe.check import recipe_of
 from tests.command import run
 
 from . import nets
@@ -51,7 +51,7 @@ def test_a_saved_recipe_leaves_out_what_lies_elsewhere(suffix: str, folder: Path
     place = folder / "recipes"
     place.mkdir()
     recipe = recipe_of({"tokenizer": str(folder / "t.json")})
-    notes = saved.save(place / f"r.{suffix}", recipe, data="evil.py:f", held_out=nets.vectors())
+    notes = storage.save(place / f"r.{suffix}", recipe, data="evil.py:f", held_out=nets.vectors())
     assert [note.partition(":")[0] for note in notes] == [
         f"r.{suffix} leaves out the data, which is code, and no recipe runs code",
         f"r.{suffix} leaves out the held-out data, which came as arrays of a Python call",
@@ -60,7 +60,7 @@ def test_a_saved_recipe_leaves_out_what_lies_elsewhere(suffix: str, folder: Path
     text = (place / f"r.{suffix}").read_text()
     assert str(folder) not in text
     assert "evil" not in text
-    assert saved.read(place / f"r.{suffix}").named == {}
+    assert storage.read(place / f"r.{suffix}").named == {}
     told = run("compress", folder / "m.onnx", "--data", folder / "d.npz", "--save-recipe", place / "s.yaml")
     assert "Note: s.yaml leaves out the data, which lies outside of the recipe's folder" in told.stderr
 
@@ -93,8 +93,8 @@ def test_a_pattern_of_a_recipe_ends(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_models_do_not_say_where_a_tokenizer_lay() -> None:
     model = onnxgrail.compress(nets.mlp(), ratio=0).model
-    saved.mark(model, recipe_of({"tokenizer": "/home/me/t.json"}))
-    assert "t.json" not in model.metadata_props[saved.KEY]
+    storage.mark(model, recipe_of({"tokenizer": "/home/me/t.json"}))
+    assert "t.json" not in model.metadata_props[storage.KEY]
 
 
 def test_a_report_of_odd_parts_is_no_recipe(trap: Path) -> None:

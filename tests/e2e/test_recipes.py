@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import onnxgrail
-from onnxgrail import saved
-from onnxgrail.recipe import recipe_of
+from onnxgrail.recipe import storage
+from onnxgrail.recipe.check import recipe_of
 from tests.command import run
 
 from . import nets
@@ -24,7 +24,7 @@ CHOICES = ("--ratio", "0.5", "--selector", "l2", "--blocks", "mlp,conv", "--roun
 
 def notes(path: Path) -> list[Any]:
     found = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    runs: list[Any] = json.loads(found["onnxgrail.recipe"])
+    runs: list[Any] = json.loads(found["onnxgrail.recipe.check"])
     return runs
 
 
@@ -173,7 +173,7 @@ STRANGE = ("{}", "[1]", '[{"command": "compress"}]', '[{"command": 1, "recipe": 
 @pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
 def test_notes_of_others_under_our_name_are_no_recipe(text: str, folder: Path) -> None:
     model = nets.mlp()
-    model.metadata_props.add(key=saved.KEY, value=text)
+    model.metadata_props.add(key=storage.KEY, value=text)
     onnx.save(model, folder / "n.onnx")
     told = run("apply", folder / "n.onnx", folder / "m.onnx", "--data", folder / "d.npz")
     assert (told.exit_code, "holds no recipe" in told.stderr) == (2, True), told.stderr
@@ -197,12 +197,12 @@ def test_every_choice_comes_back(tmp_path: Path) -> None:
     }  # fmt: skip
     recipe = recipe_of(chosen)
     for name in ("r.yaml", "r.json"):
-        saved.save(tmp_path / name, recipe)
-        assert recipe_of(saved.read(tmp_path / name).choices) == recipe
+        storage.save(tmp_path / name, recipe)
+        assert recipe_of(storage.read(tmp_path / name).choices) == recipe
     (tmp_path / "short.yaml").write_text("ridge: 1e-5\nclosed-loop: false")  # YAML takes the number for a word
-    assert recipe_of(saved.read(tmp_path / "short.yaml").choices) == recipe_of({"ridge": 1e-5, "closed_loop": False})
+    assert recipe_of(storage.read(tmp_path / "short.yaml").choices) == recipe_of({"ridge": 1e-5, "closed_loop": False})
     (tmp_path / "other.yaml").write_text("sparsity: 0.4\ncalib: d.npz\nimage-std: 2\nimage-mean: 1e-1")
-    other = saved.read(tmp_path / "other.yaml")  # as the command line takes them
+    other = storage.read(tmp_path / "other.yaml")  # as the command line takes them
     assert other.named["data"] == "d.npz"
     assert recipe_of(other.choices) == recipe_of({"ratio": 0.4, "image_std": 2, "image_mean": 0.1})
 

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 import onnxgrail
 from bench.kill_and_resume import Command, Moment, killed, unkilled
-from onnxgrail import models, norms, run, sweep
-from onnxgrail.calibration import totals
+from onnxgrail import models
+from onnxgrail.calibration.stream import totals
 from onnxgrail.cli import main
+from onnxgrail.narrowing import best, choosing, norms
 
 from . import nets
 
@@ -67,7 +68,7 @@ def test_goes_on_behind_the_last_finished_block(
     for after in (0, 1):
         kept, output = tmp_path / f"kept{after}", tmp_path / f"out{after}.onnx"
         with monkeypatch.context() as patch:
-            patch.setattr(run.Run, "settle", dying(after, run.Run.settle))
+            patch.setattr(choosing.Run, "settle", dying(after, choosing.Run.settle))
             with pytest.raises(Killed):
                 onnxgrail.compress(model, output, resume=kept, **choices)
         assert not output.exists()
@@ -78,7 +79,7 @@ def test_goes_on_behind_the_last_finished_block(
         assert len(list((kept / "steps").iterdir())) > steps
 
 
-PLACES: dict[str, tuple[Any, str]] = {"fits": (sweep, "refit"), "norms": (norms, "_set")}
+PLACES: dict[str, tuple[Any, str]] = {"fits": (best, "refit"), "norms": (norms, "_set")}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_finished_run_decides_nothing_again(
     words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz", "round_to": 1, "norms": "all"}
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     wanted = (tmp_path / "out.onnx").read_bytes()
-    monkeypatch.setattr(run, "reduce_and_compensate", dying(0, run.reduce_and_compensate))
+    monkeypatch.setattr(choosing, "reduce_and_compensate", dying(0, choosing.reduce_and_compensate))
     for module, function in PLACES.values():
         monkeypatch.setattr(module, function, dying(0, getattr(module, function)))
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)

@@ -18,9 +18,9 @@ from onnx import numpy_helper
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration import ways
+from onnxgrail.calibration.stream import ways
 from onnxgrail.cli import main
-from onnxgrail.graph.serial import Packed
+from onnxgrail.graph.io.serial import Packed
 from tests.tiny import tiny
 
 from . import nets

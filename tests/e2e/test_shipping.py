@@ -13,7 +13,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Feed
 from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, UsageError
 from onnxgrail.models import score
@@ -63,7 +63,7 @@ def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Pat
     compared = run("compare", resnet.model, output, "--data", resnet.calibration, "--min-cosine", 0.99)
     assert compared.exit_code == 0, compared.output
     assert accuracy(resnet, output) > 0.98
-    assert {p.key for p in onnx.load(output).metadata_props} == {"onnxgrail.recipe"}
+    assert {p.key for p in onnx.load(output).metadata_props} == {"onnxgrail.recipe.check"}
     ports = [(v.name, v.type.tensor_type.elem_type) for v in onnx.load(output).graph.input]
     assert ports == [(v.name, v.type.tensor_type.elem_type) for v in onnx.load(resnet.model).graph.input]
 
@@ -121,14 +121,14 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
 
 def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of next to nothing ruin the model, and the gate sees the file and not the narrowed model."""
-    from onnxgrail.calibration import quantise
+    from onnxgrail.calibration.runtime import quantize
 
-    real = quantise.quantise
+    real = quantize.quantise
 
     def ruined(model: Any, feeds: Any, kind: str, **options: Any) -> Any:
         return real(model, [{k: v * 1e-3 for k, v in feed.items()} for feed in feeds], kind, **options)
 
-    monkeypatch.setattr(quantise, "quantise", ruined)
+    monkeypatch.setattr(quantize, "quantise", ruined)
     words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--quantize", "int8")
     result = run(*words, "--min-cosine", 0.97)
     assert result.exit_code == 3

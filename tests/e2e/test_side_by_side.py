@@ -18,7 +18,8 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto
 
-from onnxgrail.calibration import stream, threads
+from onnxgrail.calibration.runtime import threads
+from onnxgrail.calibration.stream import stream
 from onnxgrail.cli import main
 from tests.command import said
 
@@ -38,7 +39,7 @@ def slowly(shard, parts, step, work):
     return share(shard, parts, lambda place: (time.sleep(0.5), step(place))[1], work)
 
 stream.share = slowly
-from onnxgrail.start import main
+from onnxgrail.__main__ import main
 main()
 """
 

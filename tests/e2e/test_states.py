@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 
 import onnxgrail
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.states import STATE
+from onnxgrail.graph.flatten.states import STATE
+from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import ints, tiny
 
 UNITS, DEAD, STEPS = 16, 8, 4

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 import onnxgrail
-from onnxgrail.calibration.cache import Cache
+from onnxgrail.calibration.stream.cache import Cache
 from onnxgrail.cli import main
 from onnxgrail.errors import OutputError
-from onnxgrail.graph.model_io import load, save
-from onnxgrail.temporary import scratch, temporary_folder
+from onnxgrail.graph.io.model_file import load, save
+from onnxgrail.machine.files.temporary import scratch, temporary_folder
 from tests.e2e import nets
 
 HINT = "Set TMPDIR to a folder with room for temporary files"

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 import onnxgrail
-from onnxgrail import saved, trust
 from onnxgrail.errors import DataError, OutputError, UsageError
+from onnxgrail.recipe import storage, trust
 from tests.command import run
 
 from . import nets
@@ -175,7 +175,7 @@ def test_reports_and_models_name_no_files(trap: Path) -> None:
     for key in (*trust.PLACES, "output"):
         model = nets.mlp()
         note = [{"command": "compress", "recipe": {"ratio": 0.3, key: "evil.py:f"}}]
-        model.metadata_props.add(key=saved.KEY, value=json.dumps(note))
+        model.metadata_props.add(key=storage.KEY, value=json.dumps(note))
         models[key] = trap / f"{key}.onnx"
         onnx.save(model, models[key])
     for name, part in (

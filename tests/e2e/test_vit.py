@@ -9,7 +9,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 
 VIT = models.load("digits_vit")
 

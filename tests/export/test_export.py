@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import onnxgrail
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import ModelError, OutputError, UsageError
 from onnxgrail.exporting import writers
@@ -156,7 +156,7 @@ def test_bfloat16_becomes_float32_unless_asked_for(folder: Path) -> None:
 def test_weights_too_large_for_one_message_go_beside(
     exporter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxgrail.graph.model_io.LIMIT", 1000)
+    monkeypatch.setattr("onnxgrail.graph.io.model_file.LIMIT", 1000)
     result = onnxgrail.export("nets.py:net", "n.onnx", exporter=exporter)
     assert result.gates_passed
     assert weights_of(Path("n.onnx")).stat().st_size > 2 * 16 * 16 * 9

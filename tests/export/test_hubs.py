@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import onnxgrail
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
 

@@ -15,9 +15,9 @@ from typing import Any
 import click
 import numpy as np
 
-from onnxgrail import patterns
-from onnxgrail.choices import Options
 from onnxgrail.cli import main
+from onnxgrail.recipe import patterns
+from onnxgrail.recipe.choices import Options
 from tests.mutation import odd
 from tests.mutation.cases import Case, Rng
 from tests.mutation.protos import pick

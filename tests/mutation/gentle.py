@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxgrail import saved
-from onnxgrail.graph import interface
+from onnxgrail.graph.rewrite import interface
+from onnxgrail.recipe import storage
 from tests.mutation.protos import FLOATS, MARK, NAMES, messages, pick
 
 Rng = np.random.Generator
 WIDTH = 8  # of everything between inputs and outputs of the good models
 STEPS = ("Identity", "Relu", "Neg", "Cast", "Dropout", "Squash", "Softmax", "NonZero", "Shape", "QuantizeLinear")
 SCOPES = "pkg.torch.onnx.name_scopes"
-KEYS = (interface.NOTE, saved.KEY, SCOPES, SCOPES, "pkg.torch.onnx.stack_trace")  # that somebody reads
+KEYS = (interface.NOTE, storage.KEY, SCOPES, SCOPES, "pkg.torch.onnx.stack_trace")  # that somebody reads
 PORT = '{"name": "x", "axis": 0, "before": 8, "after": 2, "kept": [0, 1]}'
 RUN = '{"command": "\\ud800", "version": "\\u001b[2J", "recipe": {"ratio": "x", "blocks": 7, "no": []}}'
 NOTES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onnxgrail.core import Recipe
-from onnxgrail.keywords import READERS
+from onnxgrail.recipe.keywords import READERS
 from tests.mutation import worker
 from tests.mutation.choices import MAKERS
 from tests.mutation.pool import run

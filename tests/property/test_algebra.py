@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.algebra.compensate.grail import Grail
-from onnxgrail.algebra.compensate.plain import Plain
-from onnxgrail.algebra.gram import gram_of, zero_stats
-from onnxgrail.algebra.kmeans import kmeans
+from onnxgrail.algebra.fit.compensate.grail import Grail
+from onnxgrail.algebra.fit.compensate.plain import Plain
+from onnxgrail.algebra.fold.kmeans import kmeans
+from onnxgrail.algebra.moments.gram import gram_of, zero_stats
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.selectors import SELECTORS
-from onnxgrail.algebra.solve import ridge_solve
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.algebra.solve.ridge import ridge_solve
 from onnxgrail.core import Reducer, View
 from tests.unit.algebra_builders import mlp, probe_of, view_of, weights_of
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.graph.branches import folded
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.survey import Ledger
+from onnxgrail.graph.flatten.branches import folded
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger
 from tests.contract.test_branches import seen
 from tests.masks import masked
 from tests.oracle import killed, run, session

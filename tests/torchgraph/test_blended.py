@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.refine import distill
-from onnxgrail.refine.blended import blended, faded, image
-from onnxgrail.refine.refinement import Refinement
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.methods.refine import distill
+from onnxgrail.methods.refine.blended import blended, faded, image
+from onnxgrail.methods.refine.refinement import Refinement
 from tests.tiny import tiny
 
 BATCH, SIDE = 4, 6

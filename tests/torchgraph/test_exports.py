@@ -36,8 +36,8 @@ def _torchvision() -> Any:
 torchvision = _torchvision()
 transformers = pytest.importorskip("transformers")  # which imports torchvision, too
 
-from onnxgrail.graph.model_io import load
-from onnxgrail.graph.trainable import trainable
+from onnxgrail.graph.fittable.trainable import trainable
+from onnxgrail.graph.io.model_file import load
 from tests.torchgraph.test_program import compared, slope
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 50}

@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.errors import UnsupportedOpError
-from onnxgrail.graph.facts import constants
-from onnxgrail.graph.model_io import load, save
-from onnxgrail.graph.residual import layers
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.cuts.residual import layers
+from onnxgrail.graph.io.model_file import load, save
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.trace.facts import constants
 from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.slope import Loss, slopes
 from tests.e2e.test_llama import perplexity

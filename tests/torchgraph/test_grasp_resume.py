@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.grasp import fitting, method, pairs
+from onnxgrail.methods.grasp import fitting, method, pairs
 from tests.tiny import mlp
 from tests.torchgraph.test_refine import data as vectors
 

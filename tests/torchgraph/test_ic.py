@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
-from onnxgrail.graph import cost
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.refine import ic
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.methods.refine import ic
 from tests.tiny import VOCABULARY, drawn, mlp, numbers, tiny
 
 
@@ -44,8 +44,8 @@ def test_a_pool_at_the_input_gives_back_what_narrowing_took(
     dense, before, after = models.manifest()[name]["dense"], accuracy(name, plain.model), accuracy(name, result.model)
     assert before < dense - 0.1
     assert after > before + gain
-    added = cost.parameters(result.model) - cost.parameters(plain.model)
-    assert 0 < added <= 0.03 * cost.parameters(plain.model)
+    added = counting.parameters(result.model) - counting.parameters(plain.model)
+    assert 0 < added <= 0.03 * counting.parameters(plain.model)
     (entry,) = result.report.data["refines"]
     assert (entry["kind"], entry["outcome"]["status"], entry["added"]["params"]) == ("ic", "ok", added)
     one, two = plain.report.data["model"], result.report.data["model"]
@@ -61,7 +61,7 @@ def decoder(rng: np.random.Generator) -> ir.Model:
     return tiny("int64[N,S] ids => float[] y", text, weights)
 
 
-def narrow(model: ir.Model, data: Any, **choices: Any) -> onnxgrail.result.Result:
+def narrow(model: ir.Model, data: Any, **choices: Any) -> onnxgrail.report.result.Result:
     common: dict[str, Any] = {
         "unit_ratio": 0.5,
         "round_to": 1,

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onnxgrail
-from onnxgrail.refine import distill, laco
-from onnxgrail.refine.mixed import PIECES, joined, mixed
-from onnxgrail.refine.refinement import Refinement
+from onnxgrail.methods.refine import distill, laco
+from onnxgrail.methods.refine.mixed import PIECES, joined, mixed
+from onnxgrail.methods.refine.refinement import Refinement
 from onnxgrail.torchgraph import fit as fitting
 from tests.tiny import tiny
 from tests.torchgraph.test_refine import run_fit

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.errors import ModelError, UnsupportedOpError
-from onnxgrail.graph.model_io import load
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.io.model_file import load
+from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.torchgraph.call import as_array
 from onnxgrail.torchgraph.guard import check, distance
 from onnxgrail.torchgraph.program import program_of, tensors

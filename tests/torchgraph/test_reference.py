@@ -16,13 +16,13 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.errors import MissingExtraError, ModelError, OutputError, UsageError
-from onnxgrail.graph.model_io import copy
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.refine import distill, laco, tuned_norms
-from onnxgrail.refine.match import aliases
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.methods.refine import distill, laco, tuned_norms
+from onnxgrail.methods.refine.match import aliases
 from onnxgrail.torchgraph import fit
 from tests.tiny import mlp, numbers, tiny
 
@@ -69,7 +69,7 @@ def error(dense: ir.Model, small: ir.Model) -> float:
     return float(np.square(got - wanted).sum() / np.square(wanted).sum())
 
 
-def fitted(dense: ir.Model, small: ir.Model, **choices: Any) -> onnxgrail.result.Result:
+def fitted(dense: ir.Model, small: ir.Model, **choices: Any) -> onnxgrail.report.result.Result:
     given = {"reference": ir.to_proto(dense), "data": data(), "check": False, **choices}
     return onnxgrail.refine_model(ir.to_proto(small), **given)
 

@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.refine import distill, laco
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.methods.refine import distill, laco
 from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.fit import Batch, Settings, fit
 from onnxgrail.torchgraph.ops import OPS
@@ -42,7 +42,7 @@ def data(rows: int = 96, width: int = 5, seed: int = 1) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)}
 
 
-def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.result.Result:
+def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.report.result.Result:
     """Half of every MLP gone, and refined."""
     common: dict[str, Any] = {
         "unit_ratio": 0.5,
@@ -119,7 +119,7 @@ def test_what_does_not_help_is_taken_back(refine: str, monkeypatch: pytest.Monke
 
 def test_blocks_that_come_closer_are_taken_back_where_the_model_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([1.0, 2.0])
-    monkeypatch.setattr("onnxgrail.refine.refinement.Refinement.apart", lambda *_: next(errors))
+    monkeypatch.setattr("onnxgrail.methods.refine.refinement.Refinement.apart", lambda *_: next(errors))
     model = mlp(2, 16)
     plain, found = refined(model), refined(model, "laco")
     *_, whole = found.report.data["refines"]

@@ -13,11 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onnxgrail
+from onnxgrail.calibration.prepare import Prepared, prepare
 from onnxgrail.core import Recipe
 from onnxgrail.errors import MissingExtraError, UnsupportedOpError
-from onnxgrail.job import Job
-from onnxgrail.preparation import Prepared, prepare
-from onnxgrail.refine import gradients, laco
+from onnxgrail.machine.job import Job
+from onnxgrail.methods.refine import laco
+from onnxgrail.narrowing import gradients
 from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.regional import gradient_sizes

@@ -18,7 +18,7 @@ from onnxgrail.allocation.ladders import Ladder, ladder
 from onnxgrail.allocation.lagrange import lagrangian
 from onnxgrail.allocation.schedules import depth, depth_ratios, flap, uniform
 from onnxgrail.allocation.timed import fitted_to_time
-from onnxgrail.budget import parse
+from onnxgrail.machine.amounts import parse
 
 
 def linear(prices: Mapping[str, float], rest: float = 0.0) -> Any:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrail.budget import METRICS, Metric, parse, target_of
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.recipe import recipe_of
+from onnxgrail.machine.amounts import METRICS, Metric, parse, target_of
+from onnxgrail.recipe.check import recipe_of
 
 
 @pytest.mark.parametrize(

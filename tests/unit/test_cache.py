@@ -8,10 +8,10 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.budget import cache_bytes
-from onnxgrail.calibration.cache import SMALL, Cache
+from onnxgrail.calibration.stream.cache import SMALL, Cache
 from onnxgrail.errors import UsageError
-from onnxgrail.recipe import recipe_of
+from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.recipe.check import recipe_of
 
 RNG = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.algebra.channelwise import Affine, distance, error, moved, pooled, refit, repair, sums
+from onnxgrail.algebra.fit.channelwise import Affine, distance, error, moved, pooled, refit, repair, sums
 from onnxgrail.core import Array, Floats, Ints
 
 FOLD = np.array([0, 1, 0, -1, 1, 2])  # 0 and 2 are one, 1 and 4 are one, 3 is gone, 5 stays alone

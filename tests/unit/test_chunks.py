@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail import models
-from onnxgrail.graph.chunks import Chunk, chunks
-from onnxgrail.graph.facts import Facts, constants
-from onnxgrail.graph.live import lives
-from onnxgrail.graph.model_io import load
-from onnxgrail.graph.trainable import trainable
+from onnxgrail.graph.cuts.chunks import Chunk, chunks
+from onnxgrail.graph.cuts.live import lives
+from onnxgrail.graph.fittable.trainable import trainable
+from onnxgrail.graph.io.model_file import load
+from onnxgrail.graph.trace.facts import Facts, constants
 from tests.tiny import mlp, tiny
 
 

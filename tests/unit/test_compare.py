@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.calibration.session import open_session, reason, runtime
-from onnxgrail.comparison import compare
+from onnxgrail.calibration.runtime.session import open_session, reason, runtime
+from onnxgrail.commands.compare import compare
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from onnxgrail.fidelity import add_batch, finish, looks_like_logits
 
@@ -197,7 +197,7 @@ def test_reason_drops_codes_and_source_lines():
 
 
 def test_both_runtimes_installed(monkeypatch):
-    monkeypatch.setattr("onnxgrail.calibration.session._version", lambda name: "1.0")
+    monkeypatch.setattr("onnxgrail.calibration.runtime.session._version", lambda name: "1.0")
     with pytest.raises(MissingExtraError, match="pip uninstall -y onnxruntime onnxruntime-gpu"):
         runtime()
 

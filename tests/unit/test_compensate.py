@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.compensate import COMPENSATORS
-from onnxgrail.algebra.compensate.grail import Grail
-from onnxgrail.algebra.compensate.plain import Plain
-from onnxgrail.algebra.gram import gram_of, zero_stats
+from onnxgrail.algebra.fit.compensate import COMPENSATORS
+from onnxgrail.algebra.fit.compensate.grail import Grail
+from onnxgrail.algebra.fit.compensate.plain import Plain
 from onnxgrail.algebra.method import reduce_and_compensate
+from onnxgrail.algebra.moments.gram import gram_of, zero_stats
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.core import Change, Floats, Reducer, View
 from onnxgrail.errors import UsageError
 from tests.unit.algebra_builders import mlp, probe_of, stats_of, view_of, weights_of

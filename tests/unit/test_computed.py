@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.computed import heavy
 from onnxgrail.calibration.observe import observe
-from onnxgrail.graph import model_io
+from onnxgrail.graph.io import model_file
 from tests.tiny import feed, tiny
 
 
@@ -23,7 +23,7 @@ def test_what_borrows_a_type_of_an_input_is_kept(tmp_path: Path) -> None:
         {"w": (1024, 512), "u": (1024, 4)},
     )
     onnx.save(ir.to_proto(model), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
-    loaded = model_io.load(tmp_path / "m.onnx")
+    loaded = model_file.load(tmp_path / "m.onnx")
     assert heavy(loaded, {"t", "s", "c", "e"}) == ["t", "s"]
     facts = observe(loaded, feed(loaded))
     assert np.array_equal(facts.values["e"], np.zeros(1024, np.float32))

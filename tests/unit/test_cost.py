@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 from onnxgrail.calibration.observe import observe
-from onnxgrail.graph import cost
-from onnxgrail.graph.trace import trace
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import killed, narrowed, survey_of
 from tests.tiny import cnn, feed, ints, mlp, tiny
 
@@ -96,17 +96,17 @@ def test_prediction_equals_the_narrowed_model(name: str, ratio: float) -> None:
     assert survey.blocks
     dead = killed(survey, ratio)
     slim = narrowed(model, survey, dead)
-    assert cost.macs(model, survey) == counted_macs(model)
-    assert cost.macs(model, survey, dead) == counted_macs(slim) < counted_macs(model)
-    count, size = cost.removed(survey, dead)
-    assert cost.parameters(model) - count == cost.parameters(slim)
+    assert counting.macs(model, survey) == counted_macs(model)
+    assert counting.macs(model, survey, dead) == counted_macs(slim) < counted_macs(model)
+    count, size = counting.removed(survey, dead)
+    assert counting.parameters(model) - count == counting.parameters(slim)
     assert size == 4 * count
-    assert cost.macs(slim, trace(slim, observe(slim, feed(slim)))) == cost.macs(model, survey, dead)
+    assert counting.macs(slim, trace(slim, observe(slim, feed(slim)))) == counting.macs(model, survey, dead)
 
 
 def test_shape_constants_are_no_parameters() -> None:
     model = MODELS["heads"]
-    assert cost.parameters(model) == 8 * 12 + 12 * 5
+    assert counting.parameters(model) == 8 * 12 + 12 * 5
 
 
 def spelled(model: ir.Model) -> ir.Model:
@@ -123,30 +123,33 @@ def spelled(model: ir.Model) -> ir.Model:
 @pytest.mark.parametrize("name", ["mlp", "cnn", "heads", "recurrent"])
 def test_weights_in_nodes_are_parameters(name: str) -> None:
     stored, model = MODELS[name], spelled(MODELS[name])
-    assert cost.parameters(model) == cost.parameters(stored) > 0
+    assert counting.parameters(model) == counting.parameters(stored) > 0
     survey = survey_of(model, feed(model))
     dead = killed(survey, 0.25)
     slim = narrowed(model, survey, dead)
-    assert cost.parameters(model) - cost.removed(survey, dead)[0] == cost.parameters(slim)
+    assert counting.parameters(model) - counting.removed(survey, dead)[0] == counting.parameters(slim)
 
 
 def test_nothing_is_removed_when_nothing_is_dead() -> None:
     model = MODELS["cnn"]
     survey = survey_of(model, feed(model))
     dead = np.zeros(survey.ids, dtype=bool)
-    assert cost.removed(survey, dead) == (0, 0)
-    assert cost.macs(model, survey, dead) == cost.macs(model, survey)
+    assert counting.removed(survey, dead) == (0, 0)
+    assert counting.macs(model, survey, dead) == counting.macs(model, survey)
 
 
 def test_share_of_one_block() -> None:
     model = MODELS["mlp"]
     survey = survey_of(model, feed(model))
-    shares = {b.kind: share for b, share in zip(survey.blocks, cost.block_shares(survey, model), strict=True)}
+    shares = {b.kind: share for b, share in zip(survey.blocks, counting.block_shares(survey, model), strict=True)}
     assert shares["mlp"] == (6 * 8 + 8 + 8 * 6, 3 * 2 * 6 * 8)
-    for block, share in zip(survey.blocks, cost.block_shares(survey, model), strict=True):
+    for block, share in zip(survey.blocks, counting.block_shares(survey, model), strict=True):
         dead = np.zeros(survey.ids, dtype=bool)
         dead[block.ids] = True
-        assert share == (cost.removed(survey, dead)[0], cost.macs(model, survey) - cost.macs(model, survey, dead))
+        assert share == (
+            counting.removed(survey, dead)[0],
+            counting.macs(model, survey) - counting.macs(model, survey, dead),
+        )
 
 
 def test_packed_and_filled_weights_count_whole() -> None:
@@ -157,13 +160,13 @@ def test_packed_and_filled_weights_count_whole() -> None:
         imports={"com.microsoft": 1},
         recorded=False,
     )
-    assert cost.parameters(packed) == 32 * 5 + 10
+    assert counting.parameters(packed) == 32 * 5 + 10
     filled = tiny(
         "float[N,6] x => float[] y",
         "w = ConstantOfShape(s)\nm = ConstantOfShape(s)\na = MatMul(x, w)\ny = MatMul(a, u)",
         {"s": ints(6, 8), "u": (8, 3)},
     )
-    assert cost.parameters(filled) == 6 * 8 + 8 * 3
+    assert counting.parameters(filled) == 6 * 8 + 8 * 3
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_products_of_integers_count(body: str, weights: dict[str, tuple[int, ...
     stored = {name: np.ones(shape, np.uint8) for name, shape in weights.items()}
     model = tiny("float[N,12] x => float[] y", body, stored, recorded=False)
     once = {"x": np.ones((1, 12), np.float32)}
-    assert cost.macs(model, trace(model, observe(model, once))) == 12 * 5
+    assert counting.macs(model, trace(model, observe(model, once))) == 12 * 5
 
 
 def test_convolutions_of_integers_count() -> None:
@@ -192,4 +195,4 @@ def test_convolutions_of_integers_count() -> None:
         recorded=False,
     )
     once = {"x": np.ones((1, 3, 6, 6), np.float32)}
-    assert cost.macs(model, trace(model, observe(model, once))) == 4 * 16 * 27 + 2 * 16 * 4
+    assert counting.macs(model, trace(model, observe(model, once))) == 4 * 16 * 27 + 2 * 16 * 4

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.compensate import COMPENSATORS
-from onnxgrail.algebra.curves import error_curve, fluctuation
+from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.method import reduce_and_compensate
+from onnxgrail.algebra.moments.curves import error_curve, fluctuation
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.core import Change, View
 from tests.unit.algebra_builders import mlp, view_of
 

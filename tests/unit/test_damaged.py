@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail import record
-from onnxgrail.calibration import dense
-from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.stream import dense
 from onnxgrail.errors import DataError
+from onnxgrail.machine.steps import codec
 from tests.tiny import mlp
 
 HEADERS = {
@@ -37,4 +37,4 @@ def test_statistics(name, tmp_path):
 @pytest.mark.parametrize("name", HEADERS)
 def test_steps_of_a_resumed_run(name):
     with pytest.raises(DataError, match="not a record"):
-        record.decode(array_file(HEADERS[name]))
+        codec.decode(array_file(HEADERS[name]))

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from onnxgrail.calibration.batches import Batches
-from onnxgrail.calibration.data import fixed_batch, read
-from onnxgrail.calibration.kinds import arrays
-from onnxgrail.calibration.signature import Input, padding_mask, signature_of
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.data import fixed_batch, read
+from onnxgrail.calibration.feeds.kinds import arrays
+from onnxgrail.calibration.feeds.signature import Input, padding_mask, signature_of
 from onnxgrail.errors import DataError, ModelError
 
 F32 = np.dtype(np.float32)

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.data import read
-from onnxgrail.calibration.signature import Input
+from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError
 from tests.unit import samples
 from tests.unit.test_kinds import BERT, I64, LM, NCHW, batch

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration import session
-from onnxgrail.calibration.relay import DEEP
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.calibration.runtime import session
+from onnxgrail.calibration.stream.relay import DEEP
+from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import tiny
 
 

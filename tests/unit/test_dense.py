@@ -8,15 +8,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.calibration import dense
-from onnxgrail.calibration.batches import Batches
-from onnxgrail.calibration.data import read
-from onnxgrail.calibration.signature import signature_of
-from onnxgrail.calibration.stream import Stream
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.stream import dense
+from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.errors import DataError
-from onnxgrail.graph import weights
-from onnxgrail.graph.survey import Survey
-from onnxgrail.progress import silent
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.trace.survey import Survey
+from onnxgrail.machine.progress import silent
 from tests.e2e import nets
 from tests.oracle import survey_of
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import onnxgrail
-from onnxgrail import processes
-from onnxgrail.calibration import lanes, session
-from onnxgrail.calibration.values import ROOM, ValueLane
-from onnxgrail.device import CUDA, MEMORY, Device, device_of
+from onnxgrail.calibration.devices import lanes
+from onnxgrail.calibration.devices.values import ROOM, ValueLane
+from onnxgrail.calibration.runtime import session
 from onnxgrail.errors import DeviceError, UsageError
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.machine.device import CUDA, MEMORY, Device, device_of
+from onnxgrail.machine.group import torchrun
 from tests.tiny import mlp
 
 BOTH = (CUDA, "CPUExecutionProvider")
@@ -145,7 +146,7 @@ def test_libraries_of_cuda_are_loaded_once() -> None:
 def test_what_is_done_without_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lanes.why_host(("CPUExecutionProvider",)) == ""
     assert lanes.lane_of(("CPUExecutionProvider",)) is lanes.HOST
-    monkeypatch.setitem(sys.modules, "onnxgrail.calibration.tensors", None)
+    monkeypatch.setitem(sys.modules, "onnxgrail.calibration.devices.tensors", None)
     assert lanes.why_host(BOTH).startswith("torch is not installed")
     assert "ONNX Runtime adds up second moments on the GPU" in lanes.why_host(BOTH)
     way = lanes.lane_of((f"{CUDA}:1", "CPUExecutionProvider"))
@@ -164,17 +165,17 @@ def test_sums_travel_between_gpus_and_words_between_hosts(monkeypatch: pytest.Mo
         init_process_group=lambda backend, **rest: called.update(rest, backend=backend),
         destroy_process_group=lambda: None,
     )
-    monkeypatch.setattr(processes, "_torch", lambda: torch)
+    monkeypatch.setattr(torchrun, "_torch", lambda: torch)
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
-    with processes.join(providers=(f"{CUDA}:2,5",)) as group:
-        assert isinstance(group, processes.Processes)
+    with torchrun.join(providers=(f"{CUDA}:2,5",)) as group:
+        assert isinstance(group, torchrun.Processes)
         assert [group._way(kind) for kind in (torch.float64, torch.uint8)] == ["cuda:5", "cpu"]
     assert (chosen, called["backend"]) == ([5], "cpu:gloo,cuda:nccl")
-    with processes.join(providers=("CPUExecutionProvider",)):
+    with torchrun.join(providers=("CPUExecutionProvider",)):
         assert called["backend"] == "gloo"
     with (
         pytest.raises(DeviceError, match="no cuda:6: torch sees 6 GPUs"),
-        processes.join(providers=(f"{CUDA}:5,6",)),
+        torchrun.join(providers=(f"{CUDA}:5,6",)),
     ):
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgrail import drafts
+from onnxgrail.machine.files import drafts
 from tests.command import run
 from tests.e2e import nets
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there the 
 KILLED = """
 import os, signal
 from pathlib import Path
-from onnxgrail import placing
+from onnxgrail.machine.files import placing
 from onnxgrail.graph import model_io
 model_io.place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 model_io.save(model_io.load("m.onnx"), Path("o.onnx"), apart=True)
@@ -28,7 +28,7 @@ model_io.save(model_io.load("m.onnx"), Path("o.onnx"), apart=True)
 WAITS = """
 import sys
 from pathlib import Path
-from onnxgrail import drafts
+from onnxgrail.machine.files import drafts
 with drafts.draft(Path(".")) as folder:
     print(folder.parent.name, flush=True)
     sys.stdin.read()

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import elimination as module
-from onnxgrail.algebra.compensate.grail import Grail
-from onnxgrail.algebra.elimination import Elimination, elimination
-from onnxgrail.algebra.quadratic import quadratics
-from onnxgrail.algebra.selectors import SELECTORS
-from onnxgrail.algebra.selectors.slimgpt import SlimGpt
+from onnxgrail.algebra.fit.compensate.grail import Grail
+from onnxgrail.algebra.select import elimination as module
+from onnxgrail.algebra.select.elimination import Elimination, elimination
+from onnxgrail.algebra.select.quadratic import quadratics
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors.slimgpt import SlimGpt
 from onnxgrail.core import Floats, Reducer, View
 from onnxgrail.errors import DataError
 from tests.unit.algebra_builders import mlp, view_of

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from onnxgrail.algebra import ward as ward_module
-from onnxgrail.algebra.kmeans import kmeans
+from onnxgrail.algebra.fold import ward as ward_module
+from onnxgrail.algebra.fold.kmeans import kmeans
+from onnxgrail.algebra.fold.partitions import by_first_member, reducer_of
+from onnxgrail.algebra.fold.ward import joined, squared_distances, ward
 from onnxgrail.algebra.narrow import plain_weights
-from onnxgrail.algebra.partitions import by_first_member, reducer_of
 from onnxgrail.algebra.reducers import REDUCERS, Fold
 from onnxgrail.algebra.reducers.fold_gram import output_distances
-from onnxgrail.algebra.ward import joined, squared_distances, ward
 from onnxgrail.core import Floats, Ints, View
 from onnxgrail.errors import UsageError
 from tests.unit.algebra_builders import mlp, view_of

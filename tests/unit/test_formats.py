@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxgrail import slots
-from onnxgrail.algebra.formats import in_range
+from onnxgrail.algebra.fit.formats import in_range
 from onnxgrail.core import Block, BlockError, Change, Reducer, Slot, View
+from onnxgrail.graph import slots
 
 
 def decided(*values: float, compensated: float | None = 0.1) -> tuple[View, Change]:

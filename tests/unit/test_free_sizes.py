@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail import compress, finish
+from onnxgrail import compress
 from onnxgrail.calibration.both import run_both
-from onnxgrail.calibration.session import open_session
-from onnxgrail.calibration.signature import Input, free_sizes
+from onnxgrail.calibration.feeds.signature import Input, free_sizes
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.finishing import verify
+from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import feed, mlp
 
 IDS, MASK = (
@@ -64,8 +65,8 @@ def test_a_deep_model_is_checked_with_them_if_it_can(fails: bool, monkeypatch: p
             raise ModelError("it contradicts itself")
         return run_both(*args, sizes=sizes, **choices)
 
-    monkeypatch.setattr(finish, "run_both", noted)
-    monkeypatch.setattr(finish, "DEEP", 1)
+    monkeypatch.setattr(verify, "run_both", noted)
+    monkeypatch.setattr(verify, "DEEP", 1)
     model = mlp()
     result = compress(model, data=feed(model, N=8), unit_ratio=0.5, batch_size=4, dry_run=True)
     assert result.report.data["verification"]["ort_load"]
@@ -77,6 +78,6 @@ def test_another_model_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         assert sizes == {}
         return run_both(*args, **choices)
 
-    monkeypatch.setattr(finish, "run_both", noted)
+    monkeypatch.setattr(verify, "run_both", noted)
     model = mlp()
     assert compress(model, data=feed(model, N=8), unit_ratio=0.5, dry_run=True).report.data["verification"]["ort_load"]

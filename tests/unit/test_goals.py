@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrail.core import Labels
 from onnxgrail.fidelity import add_batch, finish
-from onnxgrail.goals import Goals, classes_of
+from onnxgrail.fidelity.goals import Goals, classes_of
 
 RNG = np.random.default_rng(3)
 

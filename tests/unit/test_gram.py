@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.gram import Squares, Sums, gram_of, zero_stats
+from onnxgrail.algebra.moments.gram import Squares, Sums, gram_of, zero_stats
 from onnxgrail.core import Array, Probe, Stats
 from onnxgrail.errors import DataError
 from tests.unit.algebra_builders import probe_of

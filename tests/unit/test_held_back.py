@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.calibration.data import read_apart
+from onnxgrail.calibration.feeds.data import read_apart
 from onnxgrail.errors import DataError
 
 from .test_data import FIXED, OPEN, rows, sizes

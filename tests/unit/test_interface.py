@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.graph.interface import NOTE, Port, between, fit, note, noted
+from onnxgrail.graph.rewrite.interface import NOTE, Port, between, fit, note, noted
 
 GOOD = {"name": "x", "axis": 1, "before": 6, "after": 2, "kept": [1, 4]}
 

@@ -12,11 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxgrail import journal
 from onnxgrail.core import BlockError, Change, Outcome, Reducer
 from onnxgrail.errors import DataError, OutputError, UsageError
-from onnxgrail.journal import Folder
-from onnxgrail.record import Record, change_of, decode, encode, of_change
+from onnxgrail.machine.steps import journal
+from onnxgrail.machine.steps.codec import Record, change_of, decode, encode, of_change
+from onnxgrail.machine.steps.journal import Folder
 from tests.unit.test_order import block
 
 RUN = {"model": "a" * 64, "recipe": {"ratio": 0.3, "blocks": ("mlp",)}, "threads": 1}
@@ -107,7 +107,7 @@ def test_a_run_waits_for_one_that_was_just_killed_and_reads_what_that_wrote(tmp_
     code = f"""
 import sys, time
 from pathlib import Path
-from onnxgrail.journal import Folder
+from onnxgrail.machine.steps.journal import Folder
 folder = Folder(Path({str(tmp_path)!r}))
 print("locked", flush=True)
 sys.stdin.readline()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.compensate import COMPENSATORS
-from onnxgrail.algebra.judge import judge
+from onnxgrail.algebra.fit.compensate import COMPENSATORS
+from onnxgrail.algebra.fit.judge import judge
 from onnxgrail.core import Floats, Reducer, Stats, View
 from tests.unit.algebra_builders import stats_of, view_of, weights_of
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onnxgrail.calibration.data import read
-from onnxgrail.calibration.kinds import KINDS, MENU, arrays, images
-from onnxgrail.calibration.reading import Reading
-from onnxgrail.calibration.signature import Input
-from onnxgrail.cli import _values
+from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.kinds import KINDS, MENU, arrays, images
+from onnxgrail.calibration.feeds.reading import Reading
+from onnxgrail.calibration.feeds.signature import Input
+from onnxgrail.cli.parts import values as _values
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from tests.unit import samples
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.core import Refusal
-from onnxgrail.graph.labels import Labels, Mark
+from onnxgrail.graph.trace.labels import Labels, Mark
 
 WHY = Refusal(value="v", node="n", op="o", reason="first")
 LATER = Refusal(value="v", node="n", op="o", reason="later")

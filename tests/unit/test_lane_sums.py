@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.gram import Sums
-from onnxgrail.calibration.lanes import HOST
-from onnxgrail.calibration.values import ValueSums
+from onnxgrail.algebra.moments.gram import Sums
+from onnxgrail.calibration.devices.lanes import HOST
+from onnxgrail.calibration.devices.values import ValueSums
 from onnxgrail.core import Array, Probe
 from onnxgrail.errors import DataError
 from tests.unit.test_gram import LAYOUTS

@@ -12,19 +12,19 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxgrail
-from onnxgrail.calibration import stream as module
-from onnxgrail.calibration import values
-from onnxgrail.calibration.batches import Batches
-from onnxgrail.calibration.cache import Cache
-from onnxgrail.calibration.lanes import HOST, Lane
-from onnxgrail.calibration.session import CPU, open_session
-from onnxgrail.calibration.stream import Stream
-from onnxgrail.calibration.values import ValueLane
+from onnxgrail.calibration.devices import values
+from onnxgrail.calibration.devices.lanes import HOST, Lane
+from onnxgrail.calibration.devices.values import ValueLane
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.runtime.session import CPU, open_session
+from onnxgrail.calibration.stream import stream as module
+from onnxgrail.calibration.stream.cache import Cache
+from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Array, Probe
-from onnxgrail.device import Device
 from onnxgrail.errors import ModelError
-from onnxgrail.graph import weights
-from onnxgrail.order import closed_steps
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.machine.device import Device
+from onnxgrail.narrowing.order import closed_steps
 from tests.e2e import nets
 from tests.e2e.test_formats import halved
 from tests.oracle import run
@@ -269,7 +269,7 @@ def solving(way: Way) -> contextlib.AbstractContextManager[None]:
     """Matrices are solved by torch where that adds up, too."""
     if isinstance(way, Values):
         return contextlib.nullcontext()
-    from onnxgrail.algebra import linear
-    from onnxgrail.calibration.solver import TensorLinear
+    from onnxgrail.algebra.solve import linear
+    from onnxgrail.calibration.devices.solver import TensorLinear
 
     return linear.using(TensorLinear(Device(), side=2))

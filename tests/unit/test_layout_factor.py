@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.graph.labels import Mark
-from onnxgrail.graph.ops.layout import factor, reshaped
+from onnxgrail.graph.ops.tensors.layout import factor, reshaped
+from onnxgrail.graph.trace.labels import Mark
 
 PRIMES = st.lists(st.sampled_from([1, 2, 2, 3, 5]), min_size=1, max_size=6)
 

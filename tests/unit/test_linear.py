@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import linear
-from onnxgrail.algebra.linear import Host
+from onnxgrail.algebra.solve import linear
+from onnxgrail.algebra.solve.linear import Host
 
 SIZES = [(3, 2), (300, 1), (300, 70), (520, 0), (520, 700), (1101, 40)]
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.calibration.observe import observe
-from onnxgrail.graph.facts import Facts
-from onnxgrail.graph.live import Lives, lives
+from onnxgrail.graph.cuts.live import Lives, lives
+from onnxgrail.graph.trace.facts import Facts
 from tests.tiny import cnn, feed, mlp, scalar, tiny
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.lowrank import (
+from onnxgrail.algebra.fit.lowrank import (
     attribution,
     best,
     pair,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.graph import cost
-from onnxgrail.graph.meter import Meter, dead_of
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import Meter, dead_of
 from tests.oracle import narrowed, survey_of
 from tests.tiny import feed
 from tests.unit.test_cost import MODELS
@@ -18,16 +18,16 @@ def test_meter_agrees_with_the_cost_of_the_graph(name: str) -> None:
     survey = survey_of(model, feed(model))
     meters = {counted: Meter(model, survey, counted) for counted in ("params", "macs", "bytes")}
     rng = np.random.default_rng(0)
-    total = cost.macs(model, survey)
+    total = counting.macs(model, survey)
     for _ in range(6):
         widths = {b.name: int(rng.integers(1, b.units + 1)) for b in survey.blocks}
         dead = dead_of(survey, widths)
         assert [int((~dead[b.ids]).sum()) for b in survey.blocks] == list(widths.values())
-        gone, size = cost.removed(survey, dead)
+        gone, size = counting.removed(survey, dead)
         assert meters["params"].saved(widths) == gone
         assert meters["bytes"].saved(widths) == size
-        assert meters["macs"].saved(widths) == total - cost.macs(model, survey, dead)
-        assert cost.parameters(model) - gone == cost.parameters(narrowed(model, survey, dead))
+        assert meters["macs"].saved(widths) == total - counting.macs(model, survey, dead)
+        assert counting.parameters(model) - gone == counting.parameters(narrowed(model, survey, dead))
         for block in survey.blocks:
             other = widths | {block.name: block.units}
             for meter in meters.values():

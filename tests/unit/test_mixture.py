@@ -10,10 +10,11 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration.experts import experts_of, hidden
+from onnxgrail.calibration.stream.experts import experts_of, hidden
 from onnxgrail.core import Array
-from onnxgrail.graph import cost, weights
-from onnxgrail.graph.meter import dead_of
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import dead_of
+from onnxgrail.graph.rewrite import weights
 from tests.contract.cases_experts import packed
 from tests.oracle import run, survey_of
 from tests.tiny import Weights, feed, tiny
@@ -74,11 +75,11 @@ def test_what_is_counted() -> None:
     survey = survey_of(model, given)
     node = next(n for n in model.graph if n.domain)
     each = 2 * INNER * WIDTH + INNER * WIDTH
-    assert cost.node_macs(node, survey, None) == 5 * 2 * each
+    assert counting.node_macs(node, survey, None) == 5 * 2 * each
     (block,) = survey.blocks
-    assert cost.node_macs(node, survey, dead_of(survey, {block.name: 3})) == 5 * 2 * each // 4
+    assert counting.node_macs(node, survey, dead_of(survey, {block.name: 3})) == 5 * 2 * each // 4
     four = mixture("packed")
-    assert cost.parameters(four) == WIDTH * EXPERTS + 2 * EXPERTS * INNER * WIDTH + EXPERTS * (INNER + WIDTH)
+    assert counting.parameters(four) == WIDTH * EXPERTS + 2 * EXPERTS * INNER * WIDTH + EXPERTS * (INNER + WIDTH)
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "packed"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.data import read
-from onnxgrail.calibration.signature import Input
+from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError
 
 I64 = np.dtype(np.int64)

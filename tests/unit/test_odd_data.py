@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from onnxgrail.calibration.data import read
+from onnxgrail.calibration.feeds.data import read
 from onnxgrail.errors import DataError
 from tests.unit.test_data import OPEN, entry, rows
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxgrail.core import Block, Kind
-from onnxgrail.order import WIDE, closed_steps, open_steps, turns
+from onnxgrail.narrowing.order import WIDE, closed_steps, open_steps, turns
 from tests.oracle import survey_of
 from tests.tiny import feed, mlp
 

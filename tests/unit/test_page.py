@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from onnxgrail.page import figures, inspection_page, report_page
-from onnxgrail.page.markup import Markup, el, escape
-from onnxgrail.page.network import BlockRow, LeftRow, rows_of
-from onnxgrail.page.sensitivity import STEPS, _short, heat_step
+from onnxgrail.report.page import inspection_page, report_page
+from onnxgrail.report.page.html import figures
+from onnxgrail.report.page.html.markup import Markup, el, escape
+from onnxgrail.report.page.network import BlockRow, LeftRow, rows_of
+from onnxgrail.report.page.sensitivity import STEPS, _short, heat_step
 from tests.cli.standin import data as partial
 from tests.page_data import JOINED, block, encoder, inspection, refusal
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onnxgrail.page import report_page
+from onnxgrail.report.page import report_page
 from tests.page_data import encoder
 from tests.unit.test_page import Page, held_out
 from tests.verdicts import checked, output, verdict

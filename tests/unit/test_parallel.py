@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from onnxgrail.calibration import totals
-from onnxgrail.calibration.totals import Totals
+from onnxgrail.calibration.stream import totals
+from onnxgrail.calibration.stream.totals import Totals
 from onnxgrail.core import Probe
-from onnxgrail.parallel import LEAVES, SOLO, Node, Shard, Tally, push, shard_of
-from onnxgrail.record import Record
+from onnxgrail.machine.group.sums import LEAVES, SOLO, Node, Shard, Tally, push, shard_of
+from onnxgrail.machine.steps.codec import Record
 
 
 class Member:

@@ -7,7 +7,7 @@ import pytest
 
 from onnxgrail.core import Block, Kind, Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.plan import selected
+from onnxgrail.recipe.selection import selected
 
 
 def block(name: str, kind: Kind = "mlp", units: int = 16, size: int = 1, nodes: tuple[str, ...] = ()) -> Block:

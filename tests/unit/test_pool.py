@@ -7,13 +7,13 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
-from onnxgrail.graph import cost
-from onnxgrail.graph.model_io import copy
-from onnxgrail.graph.pool import Entry, Plan, border_of, entry_of, framed, insert, plan_of, query_size
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.fittable.pool import Entry, Plan, border_of, entry_of, framed, insert, plan_of, query_size
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import VOCABULARY, Weights, feed, tiny
 
 RNG = np.random.default_rng
@@ -72,7 +72,7 @@ def test_images_get_a_weighted_sum_of_images() -> None:
     assert query.shape[1] == plan.query == query_size(place)
     want = x + (softmax(query @ keys) @ values).reshape(x.shape)
     np.testing.assert_allclose(run(found, given)["y"], -want, atol=1e-5)
-    assert cost.parameters(found) - cost.parameters(model) == plan.parameters
+    assert counting.parameters(found) - counting.parameters(model) == plan.parameters
 
 
 def test_frames_change_the_border_alone() -> None:
@@ -97,7 +97,7 @@ def test_frames_change_the_border_alone() -> None:
     np.testing.assert_allclose(shift[:, :, -1], bottom.reshape(3, 2, 10), atol=1e-5)
     np.testing.assert_allclose(shift[:, :, 1:-1, 0], left.reshape(3, 2, 11), atol=1e-5)
     np.testing.assert_allclose(shift[:, :, 1:-1, -1], right.reshape(3, 2, 11), atol=1e-5)
-    assert cost.parameters(found) - cost.parameters(model) == plan.parameters
+    assert counting.parameters(found) - counting.parameters(model) == plan.parameters
 
 
 @pytest.mark.parametrize("opset", [11, 20])

@@ -9,13 +9,13 @@ import pytest
 from onnxgrail.allocation.balance import by_units
 from onnxgrail.calibration import agreement, proof
 from onnxgrail.calibration.proof import prove
-from onnxgrail.calibration.session import CPU
+from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Refusal
-from onnxgrail.graph.flow import Site
+from onnxgrail.graph.cuts.steps import steps
 from onnxgrail.graph.ops import rule
-from onnxgrail.graph.ops.cut import Cut
-from onnxgrail.graph.steps import steps
-from onnxgrail.graph.survey import Survey
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.survey import Survey
 from tests.oracle import survey_of
 from tests.tiny import Weights, feed, ints, lines, scalar, tiny
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import kmeans as kmeans_module
-from onnxgrail.algebra.kmeans import kmeans
+from onnxgrail.algebra.fold import kmeans as kmeans_module
+from onnxgrail.algebra.fold.kmeans import kmeans
 from onnxgrail.algebra.narrow import mean_rows, sum_rows
 from onnxgrail.algebra.reducers import REDUCERS, Fold, folds
 from onnxgrail.core import Floats, Ints, Reducer

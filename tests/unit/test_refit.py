@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.algebra import refit as module
-from onnxgrail.algebra.refit import Fitted, Moments, error, moments, zero_moments
+from onnxgrail.algebra.fit import refit as module
+from onnxgrail.algebra.fit.refit import Fitted, Moments, error, moments, zero_moments
 from onnxgrail.core import Floats
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.algebra.compensate.grail import Grail
-from onnxgrail.algebra.quadratic import Quadratic
-from onnxgrail.algebra.refit import error, moments, refit
-from onnxgrail.algebra.remaining import Remaining
+from onnxgrail.algebra.fit.compensate.grail import Grail
+from onnxgrail.algebra.fit.refit import error, moments, refit
+from onnxgrail.algebra.select.quadratic import Quadratic
+from onnxgrail.algebra.select.remaining import Remaining
 from onnxgrail.allocation.balance import balanced
 from onnxgrail.allocation.ladders import ladder
 from onnxgrail.allocation.schedules import flap

@@ -12,22 +12,22 @@ import pytest
 
 from bench import large_model
 from onnxgrail.calibration import observe as observing
-from onnxgrail.calibration import relay
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.relay import STRETCH, Relay
-from onnxgrail.calibration.session import open_session
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.stream import relay
+from onnxgrail.calibration.stream.relay import STRETCH, Relay
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError
-from onnxgrail.graph import model_io
-from onnxgrail.graph.facts import constants
-from onnxgrail.graph.serial import pack
+from onnxgrail.graph.io import model_file
+from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.trace.facts import constants
 from tests.tiny import cnn, feed, mlp, tiny
 
 
 def llama(folder: Path) -> tuple[ir.Model, Feed]:
     path = folder / "model.onnx"
     large_model.write(path, depth=2, width=32, dtype="fp32", hidden=64, heads=4, words=50, tokens=8)
-    return model_io.load(path), {"ids": np.arange(16).reshape(2, 8)}
+    return model_file.load(path), {"ids": np.arange(16).reshape(2, 8)}
 
 
 def drawn(make: Callable[[], ir.Model]) -> Callable[[Path], tuple[ir.Model, Feed]]:

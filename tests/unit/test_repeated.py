@@ -8,8 +8,8 @@ import pytest
 
 import onnxgrail
 from onnxgrail.calibration.observe import observe
-from onnxgrail.graph import cost
-from onnxgrail.graph.trace import trace
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.trace.tracer import trace
 from tests.tiny import feed, ints, tiny
 
 STEP = """
@@ -30,7 +30,7 @@ N, ONCE, AFTER = 3, 3 * 8 * 8, 3 * 8 * 5
 
 
 def counted(model: ir.Model, **more: object) -> int:
-    return cost.macs(model, trace(model, observe(model, feed(model) | more)))
+    return counting.macs(model, trace(model, observe(model, feed(model) | more)))
 
 
 def test_passes_of_a_loop() -> None:

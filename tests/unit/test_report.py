@@ -7,15 +7,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.batches import Batches
+from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot, Status
-from onnxgrail.entries import block_entry
 from onnxgrail.errors import ModelError, OutputError
-from onnxgrail.paths import check_input, check_output, default_output, write_text
-from onnxgrail.report import Inspection, ModelChange, Report, Verification
-from onnxgrail.report_build import make_report
-from onnxgrail.report_environment import calibration_entry, environment
-from onnxgrail.summary import OUTCOMES, nothing_text, outcome_text, refusal_counts, summary_rows
+from onnxgrail.machine.files.paths import check_input, check_output, default_output, write_text
+from onnxgrail.report.blocks import block_entry
+from onnxgrail.report.build import make_report
+from onnxgrail.report.environment import calibration_entry, environment
+from onnxgrail.report.report import Inspection, ModelChange, Report, Verification
+from onnxgrail.report.summary import OUTCOMES, nothing_text, outcome_text, refusal_counts, summary_rows
 
 REFUSALS = (
     Refusal(value="a", node="n1", op="Foo", reason="no rule for Foo-1"),

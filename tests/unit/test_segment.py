@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.calibration.observe import observe
-from onnxgrail.graph.live import lives
-from onnxgrail.graph.segment import cut
-from onnxgrail.graph.serial import to_bytes
+from onnxgrail.graph.cuts.live import lives
+from onnxgrail.graph.cuts.segment import cut
+from onnxgrail.graph.io.serial import to_bytes
 from tests.oracle import run
 from tests.tiny import cnn, feed, ints, mlp, tiny
 

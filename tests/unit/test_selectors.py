@@ -8,10 +8,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.curves import fluctuation
-from onnxgrail.algebra.selectors import SELECTORS, needs_gram
-from onnxgrail.algebra.selectors.flap import Flap, Metric
-from onnxgrail.algebra.selectors.gram import leverage
+from onnxgrail.algebra.moments.curves import fluctuation
+from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram
+from onnxgrail.algebra.select.selectors.flap import Flap, Metric
+from onnxgrail.algebra.select.selectors.gram import leverage
 from onnxgrail.core import Floats, Role, View
 from onnxgrail.errors import UsageError
 from tests.unit.algebra_builders import mlp, view_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import solve
-from onnxgrail.algebra.solve import ridge_solve
+from onnxgrail.algebra.solve import ridge
+from onnxgrail.algebra.solve.ridge import ridge_solve
 from onnxgrail.core import Floats
 from onnxgrail.errors import DataError
 
@@ -59,7 +59,7 @@ def test_pivots_of_rounding_error_do_not_count(seed: int) -> None:
     gram = spd(np.random.default_rng(seed), 6, rank=3)  # LAPACK finds some of these positive definite
     got, used = ridge_solve(gram, np.random.default_rng(seed).standard_normal((6, 1)), 0.0)
     assert used > 0.0
-    assert np.abs(got).max() <= 1.01 * np.sqrt(6) * 3.0 / (solve.FLOOR * np.linalg.eigvalsh(gram)[-1])
+    assert np.abs(got).max() <= 1.01 * np.sqrt(6) * 3.0 / (ridge.FLOOR * np.linalg.eigvalsh(gram)[-1])
 
 
 def test_small_but_independent_channels_are_not_singular(rng: np.random.Generator) -> None:
@@ -82,7 +82,7 @@ def test_ridge_grows_until_definite(rng: np.random.Generator) -> None:
 def test_ridge_stops_growing(rng: np.random.Generator) -> None:
     gram = np.diag([1.0, 2.0, -5.0])  # indefinite beyond six growths
     got, used = ridge_solve(gram, np.ones((3, 1)), 1e-7)
-    assert used == pytest.approx(1e-7 + 2.0 * solve.FLOOR, rel=1e-6)
+    assert used == pytest.approx(1e-7 + 2.0 * ridge.FLOOR, rel=1e-6)
     assert used > 1e-7
     np.testing.assert_allclose(got[:2, 0], [1.0, 0.5], rtol=1e-5)
     assert np.isfinite(got).all()

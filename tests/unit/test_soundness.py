@@ -7,7 +7,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.model_io import load
+from onnxgrail.graph.io.model_file import load
 
 
 def graph(*nodes, outputs=("y",)):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from onnxgrail.errors import DataError, ModelError
-from onnxgrail.steady import SteadyFile
+from onnxgrail.machine.files.unchanged import SteadyFile
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxgrail.core import Array, Bools
-from onnxgrail.graph.segment import cut
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.storage import below_a_byte
-from onnxgrail.graph.stored import Stored
-from onnxgrail.graph.stored_packed import BITS, Packed, packed_bits, unpacked
-from onnxgrail.graph.stored_scaled import Scaled, limits
-from onnxgrail.graph.stored_turned import Turned
+from onnxgrail.graph.cuts.segment import cut
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.stored.find import below_a_byte
+from onnxgrail.graph.stored.integers import Stored
+from onnxgrail.graph.stored.packed import BITS, Packed, packed_bits, unpacked
+from onnxgrail.graph.stored.scaled import Scaled, limits
+from onnxgrail.graph.stored.turned import Turned
 from tests.contract.cases_quantised import BLOCKS, KINDS, PACKED
 from tests.contract.rule_case import Case, build
 from tests.oracle import run, survey_of

@@ -11,23 +11,24 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.algebra.gram import Sums
-from onnxgrail.calibration import stream as module
-from onnxgrail.calibration import threads, ways
-from onnxgrail.calibration.batches import Batches
+from onnxgrail.algebra.moments.gram import Sums
+from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.session import CPU
-from onnxgrail.calibration.stream import Stream
+from onnxgrail.calibration.runtime import threads
+from onnxgrail.calibration.runtime.session import CPU
+from onnxgrail.calibration.stream import stream as module
+from onnxgrail.calibration.stream import ways
+from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Stats
-from onnxgrail.graph import weights
-from onnxgrail.graph.live import Lives
-from onnxgrail.graph.rewrite import apply
-from onnxgrail.graph.serial import to_bytes
-from onnxgrail.graph.survey import Ledger, Survey
-from onnxgrail.graph.trace import trace
-from onnxgrail.order import closed_steps
-from onnxgrail.parallel import SOLO, Node
-from onnxgrail.record import Record
+from onnxgrail.graph.cuts.live import Lives
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
+from onnxgrail.machine.group.sums import SOLO, Node
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.narrowing.order import closed_steps
 from tests.oracle import run
 from tests.tiny import cnn, feed, mlp
 

@@ -5,10 +5,10 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from onnxgrail.calibration.dims import choose
-from onnxgrail.calibration.ids import table_rows
-from onnxgrail.calibration.signature import Input, signature_of
-from onnxgrail.calibration.synthetic import synthetic
+from onnxgrail.calibration.feeds.signature import Input, signature_of
+from onnxgrail.calibration.shapes.dims import choose
+from onnxgrail.calibration.shapes.ids import table_rows
+from onnxgrail.calibration.shapes.synthetic import synthetic
 from onnxgrail.errors import DataError, UsageError
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)

@@ -8,8 +8,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrail import targets
-from onnxgrail.plan import TARGETS
+from onnxgrail.finishing import targets
+from onnxgrail.recipe.selection import TARGETS
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\ng '
 

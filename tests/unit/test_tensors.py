@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import linear
-from onnxgrail.calibration import lanes
-from onnxgrail.calibration.session import CPU
-from onnxgrail.device import Device
+from onnxgrail.algebra.solve import linear
+from onnxgrail.calibration.devices import lanes
+from onnxgrail.calibration.runtime.session import CPU
+from onnxgrail.machine.device import Device
 
 torch = pytest.importorskip("torch")
 
 
 def test_large_matrices_are_solved_there() -> None:
-    from onnxgrail.calibration.solver import TensorLinear
+    from onnxgrail.calibration.devices.solver import TensorLinear
 
     rng = np.random.default_rng(0)
     half = rng.standard_normal((40, 30))
@@ -36,7 +36,7 @@ def test_large_matrices_are_solved_there() -> None:
 
 
 def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxgrail.calibration.solver import TensorLinear
+    from onnxgrail.calibration.devices.solver import TensorLinear
 
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no room")
@@ -52,7 +52,7 @@ def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_solving_goes_where_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxgrail.calibration import solver
+    from onnxgrail.calibration.devices import solver
 
     with lanes.solving_on(CPU):
         assert isinstance(linear.linear(), linear.Host)
@@ -64,7 +64,7 @@ def test_solving_goes_where_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exact_products_stay_exact_where_a_program_wants_fast_ones() -> None:
-    from onnxgrail.calibration.tensors import _ieee
+    from onnxgrail.calibration.devices.tensors import _ieee
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import thin
-from onnxgrail.algebra.compensate.grail import fit
-from onnxgrail.algebra.normal import Normal
-from onnxgrail.algebra.refit import Moments, moments, refit
+from onnxgrail.algebra.fit.compensate.grail import fit
+from onnxgrail.algebra.fit.normal import Normal
+from onnxgrail.algebra.fit.refit import Moments, moments, refit
+from onnxgrail.algebra.moments import few_rows
 from onnxgrail.core import Floats
 
 WIDE, FEW = 96, 20
@@ -19,7 +19,7 @@ WIDE, FEW = 96, 20
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrow matrices count as wide."""
-    monkeypatch.setattr(thin, "SIDE", 16)
+    monkeypatch.setattr(few_rows, "SIDE", 16)
 
 
 def rows(count: int = FEW, width: int = WIDE, seed: int = 0) -> Floats:
@@ -36,12 +36,12 @@ def test_the_rows_give_the_matrix(rank: int) -> None:
     """Also where they depend on each other, so that there are fewer than said."""
     x = np.random.default_rng(1).normal(size=(FEW, rank)) @ rows(rank)
     gram = x.T @ x
-    found = thin.rows_of(gram, FEW)
+    found = few_rows.rows_of(gram, FEW)
     assert found is not None
     assert len(found) == rank
     scale = np.sqrt(np.outer(gram.diagonal(), gram.diagonal()))
     np.testing.assert_array_less(np.abs(found.T @ found - gram), 1e-9 * scale + 1e-300)
-    basis = thin.directions(found)
+    basis = few_rows.directions(found)
     np.testing.assert_allclose(basis.T @ basis, np.eye(rank), atol=1e-12)
     np.testing.assert_allclose(basis @ (basis.T @ x.T), x.T, atol=1e-9 * np.abs(x).max())
 
@@ -50,11 +50,11 @@ def test_the_rows_give_the_matrix(rank: int) -> None:
 def test_what_is_not_thin_is_said_to_be_none() -> None:
     """Of more rows than said, of many rows, and narrow ones."""
     x = rows(FEW + 1)
-    assert thin.rows_of(x.T @ x, FEW) is None
-    x = rows(WIDE // thin.SHARE + 1)
-    assert thin.rows_of(x.T @ x, len(x)) is None
+    assert few_rows.rows_of(x.T @ x, FEW) is None
+    x = rows(WIDE // few_rows.SHARE + 1)
+    assert few_rows.rows_of(x.T @ x, len(x)) is None
     x = rows(1, 8)
-    assert thin.rows_of(x.T @ x, 1) is None
+    assert few_rows.rows_of(x.T @ x, 1) is None
 
 
 @pytest.mark.parametrize("alpha", [1e-1, 1e-3])
@@ -100,7 +100,7 @@ def test_layers_are_fitted_the_same(monkeypatch: pytest.MonkeyPatch, prior: bool
         return [(f.weights, f.shift, (f.start, f.alpha, f.blend, f.before, f.after)) for f in found]
 
     want = fitted()
-    monkeypatch.setattr(thin, "SIDE", 16)
+    monkeypatch.setattr(few_rows, "SIDE", 16)
     got = fitted()
     assert any(facts[1] for _, _, facts in want)
     for (weights, shift, facts), (other, others, same) in zip(want, got, strict=True):

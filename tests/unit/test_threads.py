@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from onnxgrail.calibration import threads
-from onnxgrail.calibration.session import open_session
-from onnxgrail.graph.serial import LARGE, pack, to_bytes
-from onnxgrail.parallel import SOLO, Shard, shard_of
+from onnxgrail.calibration.runtime import threads
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.graph.io.serial import LARGE, pack, to_bytes
+from onnxgrail.machine.group.sums import SOLO, Shard, shard_of
 from tests.tiny import feed, mlp
 
 

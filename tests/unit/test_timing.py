@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.timing import summarise, take_turns
+from onnxgrail.calibration.runtime.timing import summarise, take_turns
 
 
 class Clockless:

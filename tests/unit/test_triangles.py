@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgrail.algebra import linear, triangles
-from onnxgrail.algebra.linear import backward, forward
-from onnxgrail.algebra.triangles import add_squares
+from onnxgrail.algebra.moments import triangles
+from onnxgrail.algebra.moments.triangles import add_squares
+from onnxgrail.algebra.solve import linear
+from onnxgrail.algebra.solve.linear import backward, forward
 from onnxgrail.core import Array
 
 

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.graph.model_io import load
+from onnxgrail.graph.io.model_file import load
 from tests.tiny import tiny
 
 BODY = """a = MatMul (x, w0)

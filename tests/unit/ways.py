@@ -9,10 +9,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from onnxgrail.calibration.lanes import Lane
-from onnxgrail.calibration.values import Held, ValueLane
+from onnxgrail.calibration.devices.lanes import Lane
+from onnxgrail.calibration.devices.values import Held, ValueLane
 from onnxgrail.core import Array
-from onnxgrail.device import Device
+from onnxgrail.machine.device import Device
 
 
 class Values:
@@ -34,7 +34,7 @@ class Tensors:
     """Torch."""
 
     def lane(self, room: int = 2**30) -> Lane:
-        from onnxgrail.calibration.tensors import TensorLane
+        from onnxgrail.calibration.devices.tensors import TensorLane
 
         return TensorLane(Device(memory=room))
 

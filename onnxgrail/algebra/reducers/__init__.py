@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxgrail.algebra.kmeans import kmeans
+from onnxgrail.algebra.fold.kmeans import kmeans
 from onnxgrail.algebra.reducers.factory import ReducerFactory, folds
 from onnxgrail.algebra.reducers.fold import Fold
 from onnxgrail.algebra.reducers.fold_gram import FoldGram

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.partitions import reducer_of
+from onnxgrail.algebra.fold.partitions import reducer_of
+from onnxgrail.algebra.fold.ward import ward
 from onnxgrail.algebra.reducers.factory import checked, folds
 from onnxgrail.algebra.reducers.prune import Prune
-from onnxgrail.algebra.selectors.l2 import L2
-from onnxgrail.algebra.ward import ward
+from onnxgrail.algebra.select.selectors.l2 import L2
 from onnxgrail.core import Floats, Ints, Reducer, View
 
 

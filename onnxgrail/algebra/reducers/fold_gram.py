@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.normal import columns_of, probe_number
-from onnxgrail.algebra.partitions import reducer_of
+from onnxgrail.algebra.fit.normal import columns_of, probe_number
+from onnxgrail.algebra.fold.partitions import reducer_of
+from onnxgrail.algebra.fold.ward import distances_of, joined
 from onnxgrail.algebra.reducers.factory import checked, folds
 from onnxgrail.algebra.reducers.prune import Prune
-from onnxgrail.algebra.selectors.l2 import L2
-from onnxgrail.algebra.ward import distances_of, joined
+from onnxgrail.algebra.select.selectors.l2 import L2
 from onnxgrail.core import Floats, Reducer, View
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from onnxgrail.graph.facts import OWN
-from onnxgrail.graph.flow import Site
-from onnxgrail.graph.ops.cut import Cut
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.facts import OWN
+from onnxgrail.graph.trace.flow import Site
 
 Rule = Callable[[Site], None]
 Narrow = Callable[[Cut], None]

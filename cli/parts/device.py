@@ -1,0 +1,49 @@
+"""Options that say where models run, and with which operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import click
+
+from . import values
+from .options import F, chain
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+custom_ops_option = click.option(
+    "--custom-ops",
+    type=click.Path(),
+    multiple=True,
+    metavar="LIBRARY",
+    help="Shared library with operators that ONNX Runtime does not have; its code is run.  Repeatable.",
+)
+
+
+def _device(default: str) -> Callable[[F], F]:
+    return chain(
+        click.option(
+            "--device",
+            type=values.device,
+            metavar="cpu|cuda[:N,...]",
+            help="Where models run and sums are made; several GPUs take as many processes (torchrun).  "
+            f"[default: {default}]",
+        ),
+        click.option(
+            "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
+        ),
+        custom_ops_option,
+    )
+
+
+device_options, device_instead = _device("cpu"), _device("the recipe's")
+
+
+def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:
+    """Execution providers from the two ways to name them."""
+    if device is not None and providers:
+        raise click.UsageError("give --device or --providers, not both")
+    named = tuple(dict.fromkeys(part for text in providers for part in re.split(r"[,\s]+", text) if part))
+    kind, colon, numbers = (device or "cpu").partition(":")
+    return named or ((CPU,) if kind == "cpu" else (f"{CUDA}{colon}{numbers}", CPU))

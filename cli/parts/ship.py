@@ -1,0 +1,91 @@
+"""What follows the narrowing on the way to a server: options, and the lines that say how it went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import options, render
+
+QUANTIZE = ("none", "int8", "int8-dynamic", "fp16")
+TARGETS = ("tensorrt",)
+SHOWN = 8  # findings printed; the report has them all
+
+ship_options = options.chain(
+    click.option("--simplify", is_flag=True, help="Then fold and fuse what is left with onnxslim (extra `simplify`)."),
+    click.option(
+        "--quantize",
+        type=click.Choice(QUANTIZE),
+        default="none",
+        show_default=True,
+        help="Last, store and compute in fewer bits: int8 with ranges from the calibration data, int8 with ranges "
+        "found at run time, or half precision.",
+    ),
+    click.option(
+        "--target", "runtime", type=click.Choice(TARGETS), help="Say what this runtime would refuse or be slow with."
+    ),
+    click.option("--strict", is_flag=True, help="Exit 3 when --target would refuse the model; it is still written."),
+    click.option(
+        "--save-recipe",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Keep all choices in a file, .yaml or .json, for `onnxgrail apply`.",
+    ),
+)
+
+
+def lines(data: Any) -> list[str]:
+    """How simplifying, quantising and the check for a runtime went; nothing where nobody asked."""
+    return [
+        *_simplified(data.get("simplify")),
+        *_quantised(data.get("quantization")),
+        *_target(data.get("target")),
+    ]
+
+
+def latency(steps: Any, speed: Any) -> None:
+    """Print what one sample takes, as far as noise lets anybody tell."""
+    times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
+    if times:
+        said = "" if speed is None else f": {speed}"
+        render.say(f"Latency of one sample: {times}{said}", dim=speed is None or speed.silent)
+
+
+def _simplified(entry: Any) -> list[str]:
+    return [] if entry is None else [f"Simplified: {entry['nodes_before']} -> {entry['nodes_after']} nodes"]
+
+
+def _quantised(entry: Any) -> list[str]:
+    if entry is None:
+        return []
+    sizes = f"{render.size(entry['bytes_before'])} -> {render.size(entry['bytes_after'])}"
+    return [f"Quantised to {entry['kind']}: {sizes}{_kept(entry)}"]
+
+
+def _kept(entry: Any) -> str:
+    names, reason = entry["kept_float"], entry.get("kept_float_reason") or "outliers in their inputs"
+    return f"; kept in float: {render.several(len(names), 'node')} ({reason})" if names else ""
+
+
+def _target(entry: Any) -> list[str]:
+    if entry is None:
+        return []
+    head = f"Target {entry['table']} (table of {entry['date']}): "
+    found = [head + ("no problem found" if entry["passed"] else "it would refuse this model")]
+    for one in entry["findings"][:SHOWN]:
+        where = f"{one['op']} {one['node']}: ".strip(" ") if one["op"] else ""
+        found.append(f"  {one['level']}: {where}{' ' if where else ''}{one['reason']}")
+    if len(entry["findings"]) > SHOWN:
+        found.append(f"  and {len(entry['findings']) - SHOWN} more (see --report)")
+    return found
+
+
+def gates(data: Any) -> list[str]:
+    """What failed among the gates that stand behind the narrowing."""
+    target = data.get("target")
+    if target is None or not target["strict"] or target["passed"]:
+        return []
+    problems = [one for one in target["findings"] if one["level"] == "problem"]
+    return [f"{target['table']} would refuse the model: {len(problems)} problems"]

@@ -1,0 +1,1 @@
+"""Fit the weights that are left."""

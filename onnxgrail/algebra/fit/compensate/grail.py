@@ -1,0 +1,161 @@
+"""Ridge compensation of the consumers from second moments alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onnxgrail.algebra.fit.normal import Normal, normals, plain_errors, squared_errors
+from onnxgrail.algebra.narrow import plain_weights
+from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
+from onnxgrail.errors import UsageError
+
+DEAD = 1e-12  # a channel whose second moment is below this share of the mean says nothing about its weight
+SLACK = 1e-12  # errors that differ by less than this share of the output are equal
+
+
+@dataclass(frozen=True, slots=True)
+class Grail:
+    """C' = (R G Rᵀ + λI)⁻¹ R G C, λ = α · mean(diag(R G Rᵀ)): what the narrowed features say about the old output.
+
+    That is C' = Bᵀ C with B = G Rᵀ (R G Rᵀ + λI)⁻¹, solved for the weights without forming B.  R acts on features:
+    R ⊗ I over the members of a unit, or R at every position of a pooled probe.  Producers and passengers follow R as
+    they do without compensation.
+
+    Never worse than no compensation on the calibration rows: a consumer that would be keeps its plain weights, and so
+    do the kept channels that were silent on all calibration rows, for which there is no evidence.
+
+    Attributes:
+        alpha: ridge as a share of the mean second moment of the narrowed features, α ≥ 0.  The result does not depend
+            on the scale of the activations or the number of rows.
+
+    References:
+        Tang et al. 2026 (GRAIL), arXiv:2602.23795, section 3.1.
+    """
+
+    alpha: float = 1e-3
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse a ridge that means nothing."""
+        if not 0.0 <= self.alpha < np.inf:
+            raise UsageError(f"the ridge must be a finite number from 0 up, got {self.alpha}")
+
+    def __call__(self, view: View, reducer: Reducer) -> Change:
+        """The decision for `view.block`.
+
+        Raises:
+            UsageError: if the view carries no second moments.
+        """
+        if not view.stats:
+            raise UsageError(
+                f"compensation of block {view.block.name!r} needs activation statistics",
+                hint="Give calibration data, or choose compensate none.",
+            )
+        weights = plain_weights(view, reducer)
+        if fault := _fault(view):
+            return _change(view, reducer, weights, Outcome(status="plain", reason=fault), BlockError())
+        systems = normals(view, reducer)
+        fits = [fit(system, self.alpha) for system in systems]
+        for system, one in zip(systems, fits, strict=True):
+            for number, part in system.parts:
+                if number in one.better:
+                    shape = (len(reducer.kept), *view.weights[number].shape[1:])
+                    weights[number] = one.weights[:, part].reshape(shape)
+        outcome = _outcome(fits, sum(len(system.parts) for system in systems))
+        return _change(view, reducer, weights, outcome, _error(systems, fits))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fit:
+    """Weights for all consumers of one probe.
+
+    Attributes:
+        weights: C' (h', c), plain columns where compensation does not help.
+        better: slot numbers of the consumers that got compensated columns.
+        damped: whether a larger ridge than asked for was needed.
+        plain, error: squared errors of all columns without compensation and as they are, in squared output units.
+    """
+
+    weights: Floats
+    better: frozenset[int]
+    damped: bool
+    plain: float
+    error: float
+
+
+def fit(normal: Normal, alpha: float) -> Fit:
+    """The compensated weights of the consumers of one probe, guarded so that none gets worse than plain.
+
+    Args:
+        normal: their normal equations.
+        alpha: ridge as a share of the mean diagonal, α ≥ 0.
+    """
+    diagonal = np.diagonal(normal.gram)
+    alive = diagonal > DEAD * diagonal.mean()
+    weights = normal.plain.copy()
+    before = plain_errors(normal)
+    plain = float(before.sum())
+    if not alive.any():
+        return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
+    lam = alpha * float(diagonal.mean())
+    weights[alive], used = normal.solution(alive, lam)
+    exact = used == lam and alive.all()  # then (A + λI) C' = R G C says what A C' is
+    after = squared_errors(normal, weights, normal.target - lam * weights if exact else None)
+    better = set()
+    for number, part in normal.parts:
+        # Written so that NaN counts as worse.
+        if after[part].sum() <= before[part].sum() + SLACK * normal.energy[part].sum():
+            better.add(number)
+        else:
+            weights[:, part], after[part] = normal.plain[:, part], before[part]
+    return Fit(
+        weights=weights,
+        better=frozenset(better),
+        damped=bool(better) and used > lam,
+        plain=plain,
+        error=float(after.sum()),
+    )
+
+
+def _error(systems: list[Normal], fits: list[Fit]) -> BlockError:
+    """Squared errors of all consumers over their squared outputs; None where they put out nothing."""
+    energy = sum(float(system.energy.sum()) for system in systems)
+    if energy <= 0.0:
+        return BlockError()
+    plain, error = sum(one.plain for one in fits), sum(one.error for one in fits)
+    return BlockError(plain=max(plain / energy, 0.0), compensated=max(error / energy, 0.0))
+
+
+def _fault(view: View) -> str:
+    """Why nothing can be learned from the second moments; empty if something can.
+
+    Their diagonals say it: no product of two features is larger than the larger of their squares.
+    """
+    squares = [stats.squares for stats in view.stats]
+    if not all(np.isfinite(some).all() for some in squares):
+        return "second moments hold NaN or infinity"
+    if not any(some.any() for some in squares):
+        return "the consumers saw nothing but zeros on the calibration rows"
+    return ""
+
+
+def _outcome(fits: list[Fit], consumers: int) -> Outcome:
+    """How the fits of a block went, in words for the report."""
+    better = sum(len(one.better) for one in fits)
+    if not better:
+        return Outcome(status="plain", reason="compensation does not lower the error on the calibration rows")
+    kept = f"{consumers - better} of {consumers} consumers keep plain weights" if better < consumers else ""
+    if any(one.damped for one in fits):
+        grown = "second moments are singular, a larger ridge was used"
+        return Outcome(status="damped", reason="; ".join(filter(None, (grown, kept))))
+    return Outcome(status="ok", reason=kept)
+
+
+def _change(view: View, reducer: Reducer, weights: dict[int, Floats], outcome: Outcome, error: BlockError) -> Change:
+    """The change, weights in slot order."""
+    return Change(
+        block=view.block, reducer=reducer, weights=tuple(sorted(weights.items())), outcome=outcome, error=error
+    )

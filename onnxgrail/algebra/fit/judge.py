@@ -1,0 +1,64 @@
+"""Hold a fold against what it really does: the folded network's own activations, not averages of the old ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrail.algebra.fit.normal import Normal, block_error, normals, squared_errors
+from onnxgrail.algebra.narrow import plain_weights
+from onnxgrail.core import Change, Floats, Outcome, Stats, View
+
+WORSE = "compensation does not lower the error on the folded activations"
+
+
+def judge(view: View, change: Change, joint: Sequence[Stats]) -> Change:
+    """The change with true errors, and plain weights for consumers that compensation would make worse.
+
+    A fold's normal equations rest on R x, means of activations, but the narrowed network computes φ(mean of weights);
+    with both recorded, the error of any C' is tr(Cᵀ G C) - 2 tr(C'ᵀ X̃ᵀX C) + tr(C'ᵀ X̃ᵀX̃ C').
+
+    Args:
+        view: the block before the change.
+        change: a fold, compensated or not.
+        joint: one per probe, second moments of [x, x̃] side by side: (u + k) units in the order of the probe's features.
+    """
+    plain = plain_weights(view, change.reducer)
+    chosen = dict(change.weights)
+    systems, fitted = [], []
+    reverted: set[int] = set()
+    for number, system in zip(_probes(view), normals(view, change.reducer), strict=True):
+        true = _true(view, system, joint[number].gram)
+        weights = np.concatenate([chosen[n].reshape(true.plain.shape[0], -1) for n, _ in true.parts], axis=1)
+        before, after = squared_errors(true, true.plain), squared_errors(true, weights)
+        for n, part in true.parts:
+            if not after[part].sum() <= before[part].sum():
+                weights[:, part] = true.plain[:, part]
+                chosen[n] = plain[n]
+                reverted.add(n)
+        systems.append(true)
+        fitted.append(weights)
+    if change.error.compensated is None:
+        return dataclasses.replace(change, error=block_error(systems))
+    consumers = {n for system in systems for n, _ in system.parts}
+    outcome = Outcome(status="plain", reason=WORSE) if reverted >= consumers else change.outcome
+    return dataclasses.replace(
+        change, weights=tuple(sorted(chosen.items())), outcome=outcome, error=block_error(systems, fitted)
+    )
+
+
+def _probes(view: View) -> list[int]:
+    """Probe numbers in the order in which `normals` takes them."""
+    return list(dict.fromkeys(s.probe for s in view.block.slots if s.role == "consumer" and s.probe is not None))
+
+
+def _true(view: View, system: Normal, gram: Floats) -> Normal:
+    """The normal equations with recorded instead of averaged features."""
+    narrow = system.gram.shape[0]
+    wide = gram.shape[0] - narrow
+    columns = np.concatenate([view.weights[n].reshape(wide, -1) for n, _ in system.parts], axis=1)
+    return dataclasses.replace(
+        system, gram=gram[wide:, wide:], target=gram[wide:, :wide] @ columns, lost=None, rows=None
+    )

@@ -1,0 +1,213 @@
+"""Normal equations of a block's consumers: everything a fit of narrowed weights and its error need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.algebra.moments.few_rows import rows_of
+from onnxgrail.algebra.narrow import mean_rows, sum_rows
+from onnxgrail.algebra.solve.linear import linear
+from onnxgrail.algebra.solve.ridge import ridge_solve
+from onnxgrail.core import BlockError, Bools, Floats, Ints, Probe, Reducer, Slot, Stats, View
+from onnxgrail.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Normal:
+    """Least squares of all consumers behind one probe, whose weights stand side by side as columns C (h, c).
+
+    Attributes:
+        gram: A = R G Rᵀ (h', h'), second moments of the narrowed features.
+        target: R G C (h', c), their products with the original outputs.
+        energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
+        plain: (h', c) weights without compensation: kept rows, or cluster sums.
+        lost: (c,) squared errors of these, where known.
+        parts: slot number and columns of each consumer.
+        rows: X Rᵀ (r, h') and X C (r, c), where G is XᵀX for few rows X.
+    """
+
+    gram: Floats
+    target: Floats
+    energy: Floats
+    plain: Floats
+    parts: tuple[tuple[int, slice], ...]
+    lost: Floats | None = None
+    rows: tuple[Floats, Floats] | None = None
+
+    def product(self, weights: Floats) -> Floats:
+        """A C' for weights C' (h', c)."""
+        if self.rows is None:
+            return linear().product(self.gram, weights)
+        some, _ = self.rows
+        return linear().product(some.T, linear().product(some, weights))
+
+    def solution(self, alive: Bools, lam: float) -> tuple[Floats, float]:
+        """The ridge solution of the features that are `alive`, and the ridge that was really used, see `ridge_solve`.
+
+        With few rows it is X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, the same by the push-through identity.
+        """
+        if self.rows is not None:
+            some, made = self.rows
+            some = some[:, alive]
+            found, used = ridge_solve(linear().product(some, some.T), made, lam)
+            return linear().product(some.T, found), used
+        if alive.all():
+            return ridge_solve(self.gram, self.target, lam)
+        return ridge_solve(self.gram[np.ix_(alive, alive)], self.target[alive], lam)
+
+
+def probe_number(view: View, slot: Slot) -> int:
+    """Which of the block's probes and second moments belong to a consumer.
+
+    Raises:
+        UsageError: if the view carries no second moments.
+    """
+    if not view.stats:
+        raise UsageError(
+            f"block {view.block.name!r} has no activation statistics",
+            hint="Give calibration data, or choose a selector and a compensation that need none (l2, none).",
+        )
+    if slot.probe is None:
+        raise ValueError(f"consumer {slot.param!r} of block {view.block.name!r} names no probe")
+    return slot.probe
+
+
+def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
+    """A consumer's weight (u, m, r) as the matrix C (h, c) that contracts one row of the probe.
+
+    Rows of a pooled probe are u-vectors that meet each of the m positions of the weight: c = m·r.  Else h = u·m, c = r.
+    """
+    units, members, _ = weight.shape
+    if (units, members) != probe.index.shape:
+        got, want = (units, members), probe.index.shape
+        raise ValueError(f"consumer {slot.param!r} has {got} units and members, its probe {probe.value!r} has {want}")
+    return weight.reshape(probe.width, -1)
+
+
+def normals(view: View, reducer: Reducer) -> list[Normal]:
+    """Normal equations of the narrowed consumers, one per probe that has any.
+
+    Raises:
+        UsageError: if the view carries no second moments.
+    """
+    consumers: dict[int, list[tuple[int, Floats]]] = {}
+    for number, (slot, weight) in enumerate(zip(view.block.slots, view.weights, strict=True)):
+        if slot.role == "consumer":
+            place = probe_number(view, slot)
+            columns = columns_of(slot, weight, view.block.probes[place])
+            consumers.setdefault(place, []).append((number, columns))
+    return [_normal(view.block.units, view.stats[place], reducer, parts) for place, parts in consumers.items()]
+
+
+def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal:
+    """Normal equations of the given consumers, which share the second moments."""
+    ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
+    columns = np.concatenate([part for _, part in parts], axis=1)
+    few = rows_of(stats.gram, stats.count)
+    if few is None and reducer.cluster is None:
+        sums = _pruned(stats.gram, columns, _features(units, len(columns), reducer))
+    else:
+        sums = _narrowed(stats.gram, few, columns, units, reducer)
+    return Normal(**sums, parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)))
+
+
+def _pruned(gram: Floats, columns: Floats, kept: Ints) -> dict[str, Any]:
+    """The sums where features are only dropped: with G in blocks of kept and dropped ones, no product is made twice."""
+    dropped = np.delete(np.arange(len(gram)), kept)
+    stays, goes = columns[kept], columns[dropped]
+    inner = linear().picked(gram, kept, kept)
+    across = linear().product(linear().picked(gram, kept, dropped), goes)
+    target = linear().product(inner, stays)
+    target += across
+    lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
+    energy = _dots(stays, target) + _dots(stays, across) + lost
+    return {"gram": inner, "target": target, "energy": energy, "plain": stays, "lost": lost}
+
+
+def _narrowed(gram: Floats, few: Floats | None, columns: Floats, units: int, reducer: Reducer) -> dict[str, Any]:
+    """The sums for any reducer, from G or from the `few` rows that it stands for."""
+    rows = None
+    if few is None:
+        output = linear().product(gram, columns)
+    else:
+        made = linear().product(few, columns)
+        output, rows = linear().product(few.T, made), (_lifted(few.T, units, reducer).T, made)
+    return {
+        "gram": _both_sides(gram, units, reducer),
+        "target": _lifted(output, units, reducer),
+        "energy": _dots(columns, output),
+        "plain": _unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units),
+        "rows": rows,
+    }
+
+
+def _dots(left: Floats, right: Floats) -> Floats:
+    """Of each column of one with that of the other."""
+    return np.asarray(np.einsum("hc,hc->c", left, right))
+
+
+def _features(units: int, width: int, reducer: Reducer) -> Ints:
+    """The features of the kept units."""
+    return np.arange(width).reshape(units, -1)[reducer.kept].ravel()
+
+
+def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
+    """(R ⊗ I) G (R ⊗ I)ᵀ; where units are only dropped, without a matrix that is narrowed on one side."""
+    if reducer.cluster is None:
+        features = _features(units, len(gram), reducer)
+        return linear().picked(gram, features, features)
+    half = _lifted(gram, units, reducer)
+    return _lifted(np.ascontiguousarray(half.T), units, reducer)
+
+
+def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:
+    """(R ⊗ I) V for V (h, c): features are unit-major, so members ride along in the reshape."""
+    return _unfolded(mean_rows(features.reshape(units, -1), reducer), features.shape[1], len(features) // units)
+
+
+def _unfolded(kept: Floats, columns: int, members: int) -> Floats:
+    """(units, members * columns) as (units * members, columns), of which there may be none."""
+    return np.asarray(kept).reshape(len(kept) * members, columns)
+
+
+def squared_errors(normal: Normal, weights: Floats, product: Floats | None = None) -> Floats:
+    """Squared output error of each column: diag(Cᵀ G C − 2 C'ᵀ R G C + C'ᵀ R G Rᵀ C'), (c,), in squared output units.
+
+    Args:
+        normal: the equations.
+        weights: C' (h', c).
+        product: A C', where that is at hand.
+
+    Returns:
+        Sums over calibration rows; rounding may leave tiny negative values.
+    """
+    if product is None:
+        product = normal.product(weights)
+    return np.asarray(normal.energy + _dots(weights, product - 2.0 * normal.target))
+
+
+def plain_errors(normal: Normal) -> Floats:
+    """The same, of the weights without compensation."""
+    return squared_errors(normal, normal.plain) if normal.lost is None else normal.lost
+
+
+def block_error(systems: list[Normal], compensated: list[Floats] | None = None) -> BlockError:
+    """Squared output errors of all consumers over their squared outputs, without and with compensation.
+
+    Returns:
+        Shares (0 is perfect), clipped at 0; None where the consumers put out nothing.
+    """
+    energy = sum(float(system.energy.sum()) for system in systems)
+
+    def share(errors: Iterable[Floats]) -> float | None:
+        error = sum(float(each.sum()) for each in errors)
+        return max(error / energy, 0.0) if energy > 0.0 else None
+
+    plain = share(map(plain_errors, systems))
+    return BlockError(
+        plain=plain, compensated=None if compensated is None else share(map(squared_errors, systems, compensated))
+    )

@@ -1,0 +1,1 @@
+"""Cluster channels that are alike."""

@@ -1,0 +1,1 @@
+"""Sums over activations: second moments and what they say."""

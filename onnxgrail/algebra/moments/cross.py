@@ -1,0 +1,75 @@
+"""Sums over rows of regressors and targets, one batch at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.algebra.fit.refit import Moments
+from onnxgrail.algebra.moments.gram import syrk
+from onnxgrail.algebra.moments.triangles import add_lower
+from onnxgrail.core import Array, Floats
+
+TOGETHER = 8192  # rows whose products are summed in float32
+
+
+class Pairs:
+    """Sums of z zT and z xT, in the order of the calls, in place.
+
+    x are the targets t, or what these are products of.  Products of some thousand rows are added up in float32, and
+    these sums in float64.
+    """
+
+    def __init__(self, features: int, outputs: int, inputs: int) -> None:
+        self._features, self._outputs, self._inputs = features, outputs, inputs
+        self._single: list[Array] = []  # the triangle and z xT, in float32
+        self._double: list[Floats] = []
+        self._small: tuple[Floats, ...] = ()
+        self._rows = 0  # in float32
+
+    def add(self, z: Array, t: Array, x: Array | None = None) -> None:
+        """Add rows of float32 z (n, features), t (n, outputs) and, if that is not t, x (n, inputs)."""
+        if not len(z):
+            return
+        f, o = self._features, self._outputs
+        if not self._single:
+            self._single = [np.zeros((f, f), np.float32, order="F"), np.zeros((f, self._inputs), np.float32)]
+        if not self._small:
+            self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
+        gram, cross = self._single
+        self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
+        cross += z.T @ (t if x is None else x)
+        ones = np.ones(len(z), np.float32)
+        for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
+            np.add(total, part, out=total)
+        self._rows += len(z)
+        if self._rows >= TOGETHER:
+            self.take()
+
+    def take(self) -> None:
+        """Move what is in float32 over."""
+        if not self._rows:
+            return
+        gram, cross = self._single
+        if not self._double:
+            self._double = [gram.T.astype(np.float64), cross.astype(np.float64)]
+        else:
+            add_lower(self._double[0], gram.T)
+            np.add(self._double[1], cross, out=self._double[1])
+        self._single, self._rows = [], 0
+
+    def drain(self) -> tuple[Floats, ...]:
+        """What was added, the lower triangle of z zT first; empty arrays where nothing was.  Then all begins anew."""
+        self.take()
+        found = (*self._double, *self._small) if self._double else (np.zeros(0),) * 6
+        self._double, self._small = [], ()
+        return found
+
+
+def moments_of(gram: Floats, *others: Floats) -> Moments:
+    """The sums of `drain`, with z zT (features, features) made whole."""
+    cross, z_total, t_total, energy, count = others
+    wide = np.empty((len(gram) + 1,) * 2)
+    wide[:-1, :-1] = gram
+    wide[-1, :-1] = wide[:-1, -1] = z_total
+    wide[-1, -1] = count[0]
+    return Moments(wide, np.concatenate([cross.reshape(len(gram), -1), t_total[None]]), energy, int(count[0]))

@@ -1,0 +1,72 @@
+"""What a block's second moments say about how narrow it may become: error curves and standardised scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onnxgrail.algebra.fit.normal import columns_of, probe_number
+from onnxgrail.core import Change, Floats, View
+
+SHARES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+Narrow = Callable[[View, int], Change]
+
+
+def error_curve(view: View, narrow: Narrow) -> Floats:
+    """Squared error of the consumers' outputs over their energy when k units are kept, for k = 0 ... u, (u + 1,).
+
+    Measured on the calibration rows at a handful of widths, with the selection and compensation that `narrow` stands
+    for, and interpolated between them; never growing with k; 1 at k = 0 and 0 at k = u.
+
+    Args:
+        view: the block with its second moments.
+        narrow: the decision for the block at a width.
+    """
+    units = view.block.units
+    widths = widths_measured(units)[1:-1]
+    known = [(0, 1.0), *((k, _error(narrow(view, k))) for k in widths), (units, 0.0)]
+    values = np.maximum.accumulate(np.clip([e for _, e in known], 0.0, 1.0)[::-1])[::-1]
+    return np.asarray(np.interp(np.arange(units + 1), [k for k, _ in known], values))
+
+
+def widths_measured(units: int) -> list[int]:
+    """The widths at which an error curve is not interpolated, nothing and everything included."""
+    return [0, *sorted({max(1, round(share * units)) for share in SHARES} - {units}), units]
+
+
+def _error(change: Change) -> float:
+    """The error of the weights that were chosen; 0 where the consumers put out nothing."""
+    error = change.error.plain if change.error.compensated is None else change.error.compensated
+    return 0.0 if error is None else error
+
+
+def fluctuation(view: View) -> Floats:
+    """Standardised score of each unit, (u,): z-scores over the block of var(x_j) · Σ_o W_oj², summed over consumers.
+
+    A unit of several features has the mean of their z-scores.  0 where all features are alike.
+
+    Raises:
+        UsageError: if the view carries no second moments.
+
+    References:
+        An et al. 2024 (FLAP), AAAI, arXiv:2312.11983, WIFV and standardisation.
+    """
+    values: dict[int, Floats] = {}
+    for slot, weight in view.of("consumer"):
+        number = probe_number(view, slot)
+        stats = view.stats[number]
+        rows = max(stats.count, 1)
+        variance = np.maximum(stats.squares / rows - np.square(stats.total / rows), 0.0)
+        squares = np.square(columns_of(slot, weight, view.block.probes[number])).sum(axis=1)
+        here = variance * squares
+        values[len(here)] = values.get(len(here), np.zeros(len(here))) + here
+    scores = np.zeros(view.block.units)
+    for one in values.values():  # probes of one block may count features differently (pooled or not)
+        scores += _standard(one).reshape(view.block.units, -1).mean(axis=1)
+    return scores
+
+
+def _standard(values: Floats) -> Floats:
+    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return (values - values.mean()) / spread if spread > 0 else np.zeros_like(values)

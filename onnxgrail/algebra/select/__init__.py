@@ -1,0 +1,1 @@
+"""Score channels and choose which ones stay."""

@@ -1,0 +1,60 @@
+"""Batched greedy elimination with shrinking batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import ClassVar
+
+import numpy as np
+
+from onnxgrail.algebra.select.elimination import removals, steadied
+from onnxgrail.algebra.select.quadratic import Quadratic
+from onnxgrail.core import Floats, View
+
+
+@dataclass(frozen=True, slots=True)
+class SlimGpt:
+    """score_u = place of the unit in the order of removal, shape (u,), from 0 for the first to go to u - 1.
+
+    Losses are those of `obs`, but units of one feature go in batches: an eighth of the block, at most `largest`, then
+    half of the batch before, down to `smallest`.  Units of several features (heads) go one at a time.  This is the
+    selection only: which weights the rest gets is up to the compensation, and which width to the plan.
+
+    Attributes:
+        damping: ridge as a share of the mean second moment.
+        largest, smallest: limits of a batch.
+
+    References:
+        Ling et al. 2024, SlimGPT: Layer-wise Structured Pruning for Large Language Models, NeurIPS, arXiv:2412.18110.
+    """
+
+    damping: float = 0.01
+    largest: int = 1024
+    smallest: int = 8
+    needs_data: ClassVar[bool] = True
+
+    def __call__(self, view: View, rng: np.random.Generator) -> Floats:
+        """Scores (u,); `rng` is not used.
+
+        Raises:
+            UsageError: if the view carries no second moments.
+        """
+        return steadied(view, self.damping, lambda problems: self._scores(view.block.units, problems))
+
+    def _scores(self, units: int, problems: list[Quadratic]) -> Floats:
+        """Places in the order of removal."""
+        scores = np.arange(units)[::-1].astype(np.float64)  # nothing ever arrived: the lower index stays
+        if problems:
+            single = max(problem.members for problem in problems) == 1
+            order, _, _ = removals(units, problems, 0, self._batches(units) if single else repeat(1))
+            scores[order] = np.arange(units)
+        return scores
+
+    def _batches(self, units: int) -> Iterator[int]:
+        """How many units go at each step."""
+        batch = min(max(units // 8, 1), self.largest)
+        while True:
+            yield batch
+            batch = max(batch // 2, min(self.smallest, batch))

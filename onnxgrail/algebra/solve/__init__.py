@@ -1,0 +1,1 @@
+"""Symmetric solves and products."""

@@ -1,0 +1,107 @@
+"""One symmetric positive semidefinite solve that always ends in finite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onnxgrail.algebra.solve.linear import Factor, linear
+from onnxgrail.core import Floats
+from onnxgrail.errors import DataError
+
+GROWTHS = 6  # how often the ridge may grow tenfold before the eigenvalues are looked at
+FLOOR = 1e-10  # smallest eigenvalue taken at its word, as a share of the largest
+
+
+def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
+    """X = (A + λI)⁻¹ B, in float64.
+
+    Cholesky first; where it fails λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
+    1e-10 of the largest; then least squares of smallest norm.  A Cholesky pivot that is rounding error counts as
+    failure, so a singular A gives a moderate solution and not an explosion.
+
+    Args:
+        gram: A (k, k), symmetric positive semidefinite up to rounding.
+        rhs: B (k, n).
+        lam: λ ≥ 0, in units of A.
+
+    Returns:
+        X (k, n), and the λ that was really used: `lam` if all went well, and more than that otherwise.
+
+    Raises:
+        DataError: if A, B or λ is not finite, or λ is negative.
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th edition, sections 4.2 (Cholesky) and 5.5 (rank deficiency).
+    """
+    solution = _cholesky(gram, rhs, lam) if 0.0 <= lam < np.inf else None
+    if solution is not None:
+        return solution, lam  # finite, so what went in was
+    if not (np.isfinite(gram).all() and np.isfinite(rhs).all() and 0.0 <= lam < np.inf):
+        raise DataError("a ridge solve got NaN, infinity or a negative ridge", hint="Check weights and activations.")
+    for growth in range(1, GROWTHS + 1 if lam else 1):
+        used = lam * 10.0**growth
+        solution = _cholesky(gram, rhs, used)
+        if solution is not None:
+            return solution, used
+    return _by_eigenvalues(gram, rhs, lam)
+
+
+def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats], Floats]:
+    """B -> (A + diag(r))⁻¹ B for one A (k, k), a ridge r (k,) and many B; where that is singular as in `ridge_solve`.
+
+    Raises:
+        DataError: if A, r or B is not finite.
+    """
+    factor = _factor(gram, ridge)
+
+    def solve(rhs: Floats) -> Floats:
+        solution = _substituted(factor, rhs) if factor is not None else None
+        if solution is None:
+            solution, _ = ridge_solve(gram + np.diag(np.broadcast_to(ridge, len(gram))), rhs, 0.0)
+        return solution
+
+    return solve
+
+
+def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
+    """The solution, or None where A + λI is not numerically positive definite."""
+    factor = _factor(gram, lam)
+    return None if factor is None else _substituted(factor, rhs)
+
+
+def _factor(gram: Floats, ridge: Floats | float) -> Factor | None:
+    """The Cholesky factor of A + diag(r), or None where that is not numerically positive definite."""
+    shifted = np.array(gram.T, order="F")  # as LAPACK wants it, and the same by symmetry
+    np.einsum("kk->k", shifted)[...] += ridge
+    diagonal = np.diagonal(shifted).copy()
+    try:
+        factor = linear().cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return None
+    # A pivot that lost all its digits to cancellation is noise.  Relative to its own diagonal, so scales may differ.
+    noise = len(gram) * np.finfo(np.float64).eps * diagonal
+    return factor if (factor.diagonal**2 > noise).all() else None  # and none where NaN or infinity went in
+
+
+def _substituted(factor: Factor, rhs: Floats) -> Floats | None:
+    """What a factor makes of B; None where that is not finite."""
+    solution = factor.solve(rhs)
+    return solution if np.isfinite(solution).all() else None
+
+
+def _by_eigenvalues(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
+    """The solution with eigenvalues of A + λI raised to the floor, else the least squares one."""
+    shifted = gram + lam * np.eye(len(gram))
+    try:
+        values, vectors = np.linalg.eigh(shifted)
+    except np.linalg.LinAlgError:
+        values, vectors = np.zeros(1), np.eye(len(gram))
+    floor = FLOOR * float(values[-1])
+    if floor > 0.0:
+        solution = vectors @ ((vectors.T @ rhs) / np.maximum(values, floor)[:, None])
+        if np.isfinite(solution).all():
+            return solution, lam + floor
+    solution = np.asarray(np.linalg.lstsq(shifted, rhs, rcond=FLOOR)[0], np.float64)
+    return np.nan_to_num(solution, nan=0.0, posinf=0.0, neginf=0.0), lam + FLOOR

@@ -1,0 +1,1 @@
+"""Where activations lie and who adds up their second moments."""

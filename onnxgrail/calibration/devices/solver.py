@@ -1,0 +1,92 @@
+"""Large matrices multiplied and solved on a device, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from onnxgrail.algebra.solve.linear import HOST, Factor
+from onnxgrail.core import Floats, Ints
+from onnxgrail.machine.device import Device
+
+SIDE = 1024  # below it the way to the device and back costs more than it saves
+
+T = TypeVar("T")
+
+
+class TensorLinear:
+    """As `algebra.linear.Host`; small matrices, and those that a full device has no room for, stay on the host."""
+
+    def __init__(self, device: Device, side: int = SIDE) -> None:
+        self._device, self._side = device, side
+
+    def product(self, left: Floats, right: Floats) -> Floats:
+        """The product of two matrices."""
+        if min(*left.shape, right.shape[1]) < self._side:
+            return HOST.product(left, right)
+        return self._tried(
+            lambda: _back(self._there(left) @ self._there(right)),
+            lambda: HOST.product(left, right),
+        )
+
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+        """Some rows and columns of a matrix, in this order."""
+        return HOST.picked(matrix, rows, columns)
+
+    def cholesky(self, matrix: Floats) -> Factor:
+        """The factor of a symmetric matrix; it stays on the device."""
+        if len(matrix) < self._side:
+            return HOST.cholesky(matrix)
+        return self._tried(lambda: self._factor(matrix), lambda: HOST.cholesky(matrix))
+
+    def inverse(self, matrix: Floats) -> Floats:
+        """A⁻¹ of a positive definite matrix, all of it."""
+        if len(matrix) < self._side:
+            return HOST.inverse(matrix)
+        found = self._tried(lambda: _back(torch.cholesky_inverse(self._lower(matrix))), lambda: HOST.inverse(matrix))
+        if not np.isfinite(found).all():
+            raise np.linalg.LinAlgError("not finite")
+        return found
+
+    def _factor(self, matrix: Floats) -> Factor:
+        lower = self._lower(matrix)
+
+        def solve(rhs: Floats) -> Floats:
+            right = rhs if rhs.ndim == 2 else rhs[:, None]
+            return self._tried(
+                lambda: _back(torch.cholesky_solve(self._there(right), lower)).reshape(rhs.shape),
+                lambda: _substituted(_back(lower), rhs),
+            )
+
+        return Factor(_back(lower.diagonal()), solve)
+
+    def _lower(self, matrix: Floats) -> Any:
+        """The Cholesky factor, on the device."""
+        lower, fault = torch.linalg.cholesky_ex(self._there(matrix))
+        if int(fault):
+            raise np.linalg.LinAlgError(f"the leading minor of order {int(fault)} is not positive definite")
+        return lower
+
+    def _there(self, array: Floats) -> Any:
+        return torch.tensor(np.asarray(array, np.float64), device=self._device.place)
+
+    def _tried(self, there: Callable[[], T], here: Callable[[], T]) -> T:
+        """The result from the device, or from the host where the device has no room."""
+        try:
+            return there()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return here()
+
+
+def _substituted(lower: Floats, rhs: Floats) -> Floats:
+    from scipy.linalg import cho_solve
+
+    return np.asarray(cho_solve((lower, True), rhs, check_finite=False), np.float64)
+
+
+def _back(array: Any) -> Floats:
+    return np.asarray(array.cpu().numpy())

@@ -1,0 +1,228 @@
+"""Activations as torch tensors that share the memory of ONNX Runtime: nothing but sums comes back to the host.
+
+The same code runs on a CPU, where its tests are; only names and waiting differ on a GPU.  The runtime and torch have
+streams of their own there: a run ends when its outputs are ready, and torch has to be done with what was lent before
+the next run, which may write where something was given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, not_finite, wrong_mask
+from onnxgrail.calibration.devices.values import ends, fits, handed_on
+from onnxgrail.calibration.runtime.session import Session
+from onnxgrail.core import Array, Bools, Feed, Floats, Probe
+from onnxgrail.graph.io.widen import wide
+from onnxgrail.machine.device import Device
+
+FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(double)": torch.float64}
+NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
+SHARE = 4  # the part of a GPU's free memory that cached activations may take
+NUMBERS = 2**26  # of rows that are multiplied at once: what is widened on the way stays small
+
+
+def sees(device: Device) -> bool:
+    """Whether torch can use a device."""
+    return device.kind == "cpu" or (torch.cuda.is_available() and device.number < torch.cuda.device_count())
+
+
+def settled(device: Device) -> None:
+    """Wait until torch has done all it was asked for."""
+    if device.kind == "cuda":
+        torch.cuda.synchronize(device.place)
+
+
+class TensorLane:
+    """Activations stay on a device.  Integers and flags, which are small there and steer shapes, stay on the host."""
+
+    whole = True
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.room = device.memory or 0
+        if device.kind == "cuda":
+            free = torch.cuda.mem_get_info(device.place)[0] // SHARE
+            self.room = free if device.memory is None else min(free, device.memory)
+
+    def run(self, session: Session, feed: Feed) -> dict[str, Array]:
+        """Outputs by name; floating ones are on loan from the runtime, which cannot use their arena until they go."""
+        there, made = ends(session, feed)
+        if not fits(there, made, torch.is_tensor):
+            return session.run({name: self.host(array) for name, array in there.items()})
+        feed = {name: array.contiguous() if torch.is_tensor(array) else array for name, array in there.items()}
+        settled(self._device)
+        values = session.run_bound(feed, self._binder(session, feed, made)) if made else []
+        found = handed_on(session, feed)
+        for (name, kind), value in zip(made.items(), values, strict=True):
+            found[name] = torch.from_dlpack(value) if kind in FLOATS else np.array(value.numpy())
+        return found
+
+    def _binder(self, session: Session, feed: Feed, made: Mapping[str, str]) -> Callable[[Any], None]:
+        """What ties inputs to where they are, and outputs to where they shall be."""
+        kind, number = self._device.kind, self._device.number
+
+        def bind(binding: Any) -> None:
+            for name in session.inputs:
+                array: Any = feed[name]
+                if torch.is_tensor(array) and array.numel():
+                    binding.bind_input(name, kind, number, NUMPY[array.dtype], tuple(array.shape), array.data_ptr())
+                else:
+                    binding.bind_cpu_input(name, np.asarray(wide(self.host(array)), order="C"))
+            for name, output in made.items():
+                binding.bind_output(name, *((kind, number) if output in FLOATS else ("cpu", 0)))
+
+        return bind
+
+    def kept(self, array: Any, room: int) -> Any:
+        """A copy for later, so that the loan can end."""
+        fits = torch.is_tensor(array) and self.size(array) <= room
+        return array.clone() if fits else self.host(array)
+
+    def size(self, array: Any) -> int:
+        """Bytes on the device."""
+        return int(array.numel() * array.element_size()) if torch.is_tensor(array) else 0
+
+    def host(self, array: Any) -> Any:
+        """A copy on the host of what is a tensor."""
+        if not torch.is_tensor(array):
+            return array
+        return array.to("cpu", copy=True).numpy()
+
+    def compress(self, stays: Bools, array: Any, axis: int) -> Any:
+        """Some of the positions of an axis."""
+        if not torch.is_tensor(array):
+            return np.compress(stays, array, axis=axis)
+        places: Any = torch.tensor(np.flatnonzero(stays), device=self._device.place)
+        return torch.index_select(array, axis, places)
+
+    def concatenate(self, arrays: Sequence[Array], axis: int) -> Any:
+        """Arrays behind each other."""
+        return torch.cat([tensor(array, self._device) for array in arrays], dim=axis)
+
+    def sums(self, probe: Probe) -> TensorSums:
+        """Second moments of a probe, added up on the device."""
+        return TensorSums(probe, self._device)
+
+
+class TensorSums:
+    """As `Sums`, on a device: a float32 matrix of a few batches, and a float64 one that they are moved to."""
+
+    def __init__(self, probe: Probe, device: Device) -> None:
+        self._probe, self._device = probe, device
+        self._single: Any = None
+        self._double: Any = None
+        self._total: Any = self._zeros(probe.width)
+        self._count = 0
+
+    def add(self, x: Array, placed: Probe, rows: Bools | None = None) -> None:
+        """Add the rows of one batch, see `Sums.add`.
+
+        Raises:
+            DataError: `rows` has another length than the activation has rows, or a value is not finite.
+        """
+        flat = _rows(tensor(x, self._device), placed, rows)
+        if not len(flat):
+            return
+        low, high = torch.aminmax(flat)  # NaN where there is one
+        peak = max(float(high), -float(low))
+        if not np.isfinite(peak):
+            raise not_finite(flat.numel() - int(torch.isfinite(flat).sum()), flat.numel(), placed)
+        single = flat.dtype != torch.float64 and (peak == 0.0 or SMALLEST < peak < LARGEST)
+        for some in flat.split(max(1, NUMBERS // self._probe.width)):
+            if self._probe.alone:
+                self._double = _added(self._double, some.double().square().sum(0))
+            elif single:
+                self._single = _grown(self._single, some)
+            else:
+                self._double = _added(self._double, some.double().T @ some.double())
+        self._total += flat.sum(0, dtype=torch.float64)
+        self._count += len(flat)
+
+    def take(self, part: TensorSums) -> None:
+        """Add the sums of `part` in float64 and leave it empty."""
+        for matrix in (part._single, part._double):
+            if matrix is not None:
+                self._double = _added(self._double, matrix) if self._double is not None else matrix.double()
+        self._total += part._total
+        self._count += part._count
+        part._single = part._double = None
+        part._total, part._count = part._zeros(self._probe.width), 0
+
+    def drain(self) -> tuple[Floats, Floats, int]:
+        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew.
+
+        The triangle is a diagonal (h,) where channels stand alone.
+        """
+        width, alone = self._probe.width, self._probe.alone
+        if self._double is None:
+            half = np.zeros((width,) if alone else (width, width))
+        else:
+            half = (self._double if alone else self._double.tril_()).cpu().numpy()
+        found = half, self._total.cpu().numpy(), self._count
+        self._double, self._total, self._count = None, self._zeros(width), 0
+        return found
+
+    def _zeros(self, count: int) -> Any:
+        return torch.zeros(count, dtype=torch.float64, device=self._device.place)
+
+
+def tensor(array: Array, device: Device) -> Any:
+    """An array as a tensor on a device; float16, float32 and float64 stay what they are."""
+    if torch.is_tensor(array):
+        return array
+    array = array if array.dtype in NUMPY.values() else array.astype(np.float32)
+    return torch.tensor(np.ascontiguousarray(array), device=device.place)
+
+
+def _rows(x: Any, probe: Probe, rows: Bools | None) -> Any:
+    """The probe's channels as rows (n, h), those that count."""
+    channels = x.shape[probe.axis]
+    lead, trail = (int(np.prod(part, dtype=np.int64)) for part in (x.shape[: probe.axis], x.shape[probe.axis + 1 :]))
+    values = x.reshape(lead, channels, trail)
+    index = probe.index.ravel()
+    if not np.array_equal(index, np.arange(channels)):
+        values = values.index_select(1, torch.tensor(index, device=x.device))
+    members = index.size // probe.width
+    stack = values.reshape(lead, probe.width, members, trail)
+    flat = stack.permute(0, 3, 2, 1)  # (lead, trail, members, h): a row of the mask takes its members along
+    if rows is None:
+        return flat.reshape(-1, probe.width)
+    if rows.size != lead * trail:
+        raise wrong_mask(rows.size, lead * trail, probe)
+    chosen = torch.tensor(np.flatnonzero(rows), device=x.device)
+    return flat.reshape(lead * trail, members, probe.width).index_select(0, chosen).reshape(-1, probe.width)
+
+
+def _grown(total: Any, rows: Any) -> Any:
+    """The sum of products of rows (n, h), added to a float32 matrix in place."""
+    if rows.dtype == torch.float16 and rows.is_cuda:
+        # Products of float16 are exact in float32, where tensor cores add them up.
+        with suppress(TypeError, NotImplementedError):  # a torch that does not know how
+            return _added(total, torch.mm(rows.T, rows, out_dtype=torch.float32))
+    rows = rows.float()
+    with _ieee():
+        return rows.T @ rows if total is None else total.addmm_(rows.T, rows)
+
+
+def _added(total: Any, part: Any) -> Any:
+    return part if total is None else total.add_(part)
+
+
+@contextmanager
+def _ieee() -> Iterator[None]:
+    """Float32 as it is, whatever the program has chosen for its own products."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,263 @@
+"""Activations that stay where ONNX Runtime has put them, and sums that it makes of them: a GPU without torch.
+
+Beside the network run small graphs of `kernels`, whose inputs are the network's outputs.  The same code runs on a CPU,
+where its tests are; only names differ on a GPU.  Every run waits for its outputs, so no other can overtake it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, Squares, Sums, wrong_mask
+from onnxgrail.calibration.devices.kernels import Kernels, Rows, copying, joining, moments, picking, widening
+from onnxgrail.calibration.runtime.session import CPU, Session
+from onnxgrail.core import Array, Bools, Feed, Floats, Probe
+from onnxgrail.graph.io.widen import wide
+from onnxgrail.machine.device import device_of
+
+FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+WORDS = {np.dtype(kind): word for word, kind in FLOATS.items()}
+OTHERS = frozenset(f"tensor({name})" for name in ("bool", "int64", "int32", "uint8", "int8"))  # stay on the host
+ROOM = 2**31  # bytes of cached activations on a GPU, whose free memory nobody tells here
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """An array that the runtime owns.
+
+    Attributes:
+        value: its OrtValue.
+        shape: sizes of its axes.
+        dtype: NumPy's word for its type.
+    """
+
+    value: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class ValueLane:
+    """Activations stay on a device.  Integers and flags, which are small there and steer shapes, stay on the host."""
+
+    whole = True
+
+    def __init__(self, providers: Sequence[str] = CPU, room: int | None = None) -> None:
+        self._device = device_of(providers)
+        self._kernels = Kernels(providers)
+        self.room = (self._device.memory or ROOM) if room is None else room
+
+    def run(self, session: Session, feed: Feed) -> dict[str, Array]:
+        """Outputs by name; floating ones are on loan from the session, which cannot use their memory until they go."""
+        there, made = ends(session, feed)
+        if not fits(there, made, lambda array: isinstance(array, Held)):
+            return session.run({name: self.host(array) for name, array in there.items()})
+        found = self.bound(session, there, [n for n, kind in made.items() if kind in FLOATS])
+        return found | handed_on(session, there)
+
+    def bound(self, session: Session, feed: Feed, stay: Collection[str]) -> dict[str, Any]:
+        """Outputs by name: those that `stay` on the device, the others on the host; inputs may lie on either."""
+        names = [name for name in session.output_names if name not in session.inputs]
+        values = session.run_bound(feed, self._binder(session, feed, names, stay)) if names else []
+        return {n: _held(value) if n in stay else _copied(value) for n, value in zip(names, values, strict=True)}
+
+    def _binder(
+        self, session: Session, feed: Feed, names: Sequence[str], stay: Collection[str]
+    ) -> Callable[[Any], None]:
+        """What ties inputs to where they are, and outputs to where they shall be."""
+        kind, number = self._device.kind, self._device.number
+
+        def bind(binding: Any) -> None:
+            for name in session.inputs:
+                array: Any = feed[name]
+                if isinstance(array, Held):
+                    binding.bind_ortvalue_input(name, array.value)
+                else:
+                    binding.bind_cpu_input(name, np.asarray(wide(array), order="C"))
+            for name in names:
+                binding.bind_output(name, *((kind, number) if name in stay else ("cpu", 0)))
+
+        return bind
+
+    def call(self, make: Callable[..., bytes], choices: Sequence[Any], feed: Feed) -> Any:
+        """What a small graph with one output makes; it stays on the device."""
+        session = self._kernels.session(make, *choices)
+        (name,) = session.output_names
+        return self.bound(session, feed, [name])[name]
+
+    def kept(self, array: Any, room: int) -> Any:
+        """A copy for later, so that the loan can end."""
+        if not isinstance(array, Held) or array.nbytes > room:
+            return self.host(array)
+        return self.call(copying, [WORDS[array.dtype]], {"x": array})  # type: ignore[dict-item]
+
+    def size(self, array: Any) -> int:
+        """Bytes on the device."""
+        return array.nbytes if isinstance(array, Held) else 0
+
+    def host(self, array: Any) -> Any:
+        """A copy on the host of what is on the device."""
+        return _copied(array.value) if isinstance(array, Held) else array
+
+    def compress(self, stays: Bools, array: Any, axis: int) -> Any:
+        """Some of the positions of an axis."""
+        if not isinstance(array, Held):
+            return np.compress(stays, array, axis=axis)
+        return self.call(picking, [WORDS[array.dtype], axis], {"x": array, "index": np.flatnonzero(stays)})  # type: ignore[dict-item]
+
+    def concatenate(self, arrays: Sequence[Any], axis: int) -> Any:
+        """Arrays behind each other."""
+        if not all(isinstance(array, Held) for array in arrays):
+            return np.concatenate([self.host(array) for array in arrays], axis=axis)
+        feed = {f"x{number}": array for number, array in enumerate(arrays)}
+        return self.call(joining, [WORDS[arrays[0].dtype], axis, len(arrays)], feed)
+
+    def sums(self, probe: Probe) -> ValueSums:
+        """Second moments of a probe, added up on the device."""
+        return ValueSums(probe, self)
+
+    def moments(self, rows: Rows, feed: Feed) -> tuple[Held, Floats, Floats]:
+        """What the graph of that name makes: products on the device, sums and sums of squares on the host."""
+        found = self.bound(self._kernels.session(moments, rows), feed, ["gram"])
+        return found["gram"], found["total"][0], found["squares"]
+
+
+class ValueSums:
+    """As `Sums`, on a device: a float32 matrix of a few batches, and a float64 one that they are moved to.
+
+    Products are made where channels stand alone, too, and left there.  Float64 activations, and those that float32
+    cannot sum, are added up on the host.
+    """
+
+    def __init__(self, probe: Probe, lane: ValueLane) -> None:
+        self._probe, self._lane = probe, lane
+        self._single: Any = None
+        self._double: Any = None
+        self._rest: Any = Squares(probe) if probe.alone else Sums(probe)
+        self._total: Floats = np.zeros(probe.width)
+        self._count = 0
+
+    def add(self, x: Any, placed: Probe, rows: Bools | None = None) -> None:
+        """Add the rows of one batch, see `Sums.add`.
+
+        Raises:
+            DataError: `rows` has another length than the activation has rows, or a value is not finite.
+        """
+        layout, feed, count = _layout(x, placed, rows)
+        if not count:
+            return
+        if x.dtype in (np.float32, np.float16):
+            before = _zero(np.float32) if self._single is None else self._single
+            feed |= {"x": x, "before": before, "ones": np.ones((count, 1), np.float32)}
+            gram, total, squares = self._lane.moments(layout, feed)
+            if SMALLEST**2 < squares.max() < LARGEST**2:  # not where one is NaN
+                self._single = gram
+                self._total += total
+                self._count += count
+                return
+        self._rest.add(self._lane.host(x), placed, rows)
+
+    def take(self, part: ValueSums) -> None:
+        """Add the sums of `part` in float64 and leave it empty."""
+        if part._single is not None:
+            before = _zero(np.float64) if self._double is None else self._double
+            self._double = self._lane.call(widening, [], {"part": part._single, "before": before})
+        self._rest.take(part._rest)
+        self._total += part._total
+        self._count += part._count
+        part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
+
+    def drain(self) -> tuple[Floats, Floats, int]:
+        """Return what was taken, on the host, and begin again: (h, h) whose lower triangle counts, sums (h,), number.
+
+        The triangle is a diagonal (h,) where channels stand alone.
+        """
+        half, total, count = self._rest.drain()
+        if self._double is not None:
+            gram = self._lane.host(self._double)
+            if self._probe.alone:
+                gram = gram.diagonal()
+            half = gram if not count else gram + half
+        found = half, self._total + total, self._count + count
+        self._double, self._total, self._count = None, np.zeros(self._probe.width), 0
+        return found
+
+
+def _layout(x: Any, probe: Probe, rows: Bools | None) -> tuple[Rows, dict[str, Any], int]:
+    """How an activation becomes rows, the sizes that this takes, and how many rows there are.
+
+    Raises:
+        DataError: `rows` has another length than the activation has rows.
+    """
+    index = probe.index.ravel()
+    channels, members = x.shape[probe.axis], index.size // probe.width
+    lead, trail = (int(np.prod(part, dtype=np.int64)) for part in (x.shape[: probe.axis], x.shape[probe.axis + 1 :]))
+    if rows is not None and rows.size != lead * trail:
+        raise wrong_mask(rows.size, lead * trail, probe)
+    layout = Rows(
+        kind=WORDS.get(x.dtype, ""),
+        picked=not np.array_equal(index, np.arange(channels)),
+        turned=members * trail > 1,
+        chosen=rows is not None,
+    )
+    feed = {
+        "front": (lead, channels, trail),
+        "index": index,
+        "split": (lead, probe.width, members, trail),
+        "places": (lead * trail, index.size),
+        "rows": np.flatnonzero(rows) if rows is not None else (),
+        "flat": (-1, probe.width),
+    }
+    count = members * (lead * trail if rows is None else int(np.count_nonzero(rows)))
+    return layout, {name: np.asarray(numbers, np.int64) for name, numbers in feed.items()}, count
+
+
+def ends(session: Session, feed: Feed) -> tuple[dict[str, Any], dict[str, str]]:
+    """Inputs of a session that are there, and the types of the outputs that it makes and does not just hand on."""
+    there = {name: feed[name] for name in session.inputs if name in feed}
+    return there, {name: session.types[name] for name in session.output_names if name not in session.inputs}
+
+
+def handed_on(session: Session, feed: Feed) -> dict[str, Any]:
+    """Outputs that are inputs: the runtime would hand them on as they are, in memory that it does not own."""
+    return {name: feed[name] for name in session.output_names if name in session.inputs}
+
+
+def fits(there: Feed, made: Mapping[str, str], held: Callable[[Any], bool]) -> bool:
+    """Whether a lane can tie all of this to places: what it has `held` and plain arrays, but no text or sequences."""
+    numbers = all(held(array) or _is_numbers(wide(array)) for array in there.values())
+    return numbers and all(kind in FLOATS or kind in OTHERS for kind in made.values())
+
+
+def _is_numbers(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
+
+
+def _held(value: Any) -> Any:
+    """What the runtime has made; without numbers in it, it is on the host."""
+    shape, dtype = tuple(value.shape()), np.dtype(FLOATS[value.data_type()])
+    return Held(value, shape, dtype) if np.prod(shape, dtype=np.int64) else np.empty(shape, dtype)
+
+
+def _copied(value: Any) -> Array:
+    """An array of its own: on a CPU the runtime lends its memory."""
+    array = value.numpy()
+    return np.array(array) if value.device_name() == "cpu" else np.asarray(array)
+
+
+def _zero(kind: Any) -> Array:
+    """What may stand before a sum of matrices of any size."""
+    return np.zeros((1, 1), kind)

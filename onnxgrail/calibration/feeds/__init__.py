@@ -1,0 +1,1 @@
+"""Calibration data: from files and iterables to feeds of a model."""

@@ -1,0 +1,346 @@
+"""Calibration batches: what `--data` names, checked against the model's inputs before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.held_out import chosen_of, positions, share_of, spare, spare_feeds
+from onnxgrail.calibration.feeds.kinds import read_parts
+from onnxgrail.calibration.feeds.kinds.feeds import from_feeds
+from onnxgrail.calibration.feeds.matching import from_mapping
+from onnxgrail.calibration.feeds.parts import Part
+from onnxgrail.calibration.feeds.reading import Reading
+from onnxgrail.calibration.feeds.signature import (
+    Input,
+    Signature,
+    bad_values,
+    check_array,
+    check_integers,
+    convert,
+    count_bad,
+    describe,
+)
+from onnxgrail.core import Array, Feed, Ints, Labels
+from onnxgrail.errors import DataError
+from onnxgrail.machine.group.sums import SOLO, Group, shard_of
+
+SHORTER = "If the texts are too long for the model, --sequence-length N cuts them shorter"
+BLOCK = 64  # samples looked at together while checking: bounds memory for mapped files
+Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
+
+
+def read(
+    source: Source,
+    signature: Signature,
+    *,
+    samples: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    reading: Reading | None = None,
+    group: Group = SOLO,
+) -> Batches:
+    """Batches from a path of any of `kinds.KINDS`, arrays by name, or ready feeds.
+
+    The first axis counts samples.  A model with a fixed batch size is fed in batches of that size, and a last short
+    batch is dropped with a note; otherwise batches hold `batch_size` samples and the last one may be short.  Arrays
+    that disagree in their first axis, or inputs without a batch axis, are one ready feed and are passed as they are;
+    so is every item of an iterable and every test_data_set.
+
+    Args:
+        source: where the data are.
+        signature: the model's inputs.
+        samples: take this many: the data are cut into that many equal stretches and one sample is drawn from each,
+            which serves data sorted by class as well as data that cycle through the classes.  None takes all.
+        batch_size: samples per feed where the model leaves it open.
+        seed: of that draw.
+        reading: how files are read that do not say it themselves.
+        group: processes that share the work; each looks only at the values of its own batches.
+
+    Raises:
+        DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
+    """
+    settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
+    return read_apart(source, signature, 0, reading=reading, group=group, **settings)[0]
+
+
+def read_apart(
+    source: Source,
+    signature: Signature,
+    apart: int | None,
+    *,
+    samples: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    reading: Reading | None = None,
+    group: Group = SOLO,
+) -> tuple[Batches, Batches | None]:
+    """The same, with `apart` samples held back in batches of their own: drawn evenly over the data.
+
+    Where `samples` are asked for, those held back are others.  Feeds that are passed as they are are held back whole.
+    With None the data decide: a fifth, or none where there are too few (see `apart.spare`).
+
+    Raises:
+        DataError: as `read`, and where nothing would be left.
+    """
+    reading = reading or Reading()
+    fixed = fixed_batch(signature) or 1
+    samples = None if samples is None else max(samples, fixed)
+    limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
+    parts = _parts(source, signature, limit, reading)
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
+    notes = [note for part in parts for note in part.notes]
+    for part in parts:
+        notes.extend(note for entry in signature for note in _check(part, entry))
+    notes.extend(note for part in parts for note in _disagreement(part, signature))
+    if any(_is_ready(part, signature) for part in parts):
+        return _ready_apart(_ready(parts, signature, limit, label, notes), apart, samples, seed)
+    total = sum(_rows(part, signature) for part in parts)
+    held = spare(total, samples, fixed) if apart is None else apart
+    wanted = None if samples is None else samples + held
+    if wanted is not None and samples is not None and (samples if apart is None else wanted) > total:
+        also = f" and {apart} to hold out" if apart else ""
+        notes.append(f"{label}: {samples} samples{also} asked for, {total} are there")
+    chosen = chosen_of(total, wanted, seed)
+    hint = "" if reading.tokenizer is None else SHORTER
+    if group.size == 1:
+        _scan(parts, signature, chosen)
+    cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, hint=hint, group=group)
+    if not held:
+        return cut(chosen, notes=notes), None
+    if apart is None and fixed > 1 and not _stackable(parts, signature):  # batches may not fill where samples are drawn
+        return _ready_apart(cut(chosen, notes=notes), None, samples, seed)
+    refusal = f"{label}: {held} samples are to be held out and {len(chosen)} are there"
+    others = positions(len(chosen), held, seed, refusal)
+    return cut(np.delete(chosen, others), notes=notes), cut(chosen[others], notes=[])
+
+
+def _ready_apart(batches: Batches, apart: int | None, asked: int | None, seed: int) -> tuple[Batches, Batches | None]:
+    """Whole feeds held back, so many that they hold about `apart` samples."""
+    feeds = [feed for feed in batches.feeds if isinstance(feed, _Take)]
+    if apart is None:
+        some = spare_feeds([feed.samples for feed in feeds], asked)
+    else:
+        some = -(-apart * len(feeds) // max(batches.samples, 1))
+    if not some:
+        return batches, None
+    wrong = f"{batches.source}: {apart} samples are to be held out of {batches.samples} in {len(feeds)} feeds"
+    held = set(positions(len(feeds), some, seed, wrong).tolist())
+    sides = [[feed for n, feed in enumerate(feeds) if (n in held) is side] for side in (False, True)]
+    rest, other = (replace(batches, feeds=tuple(side), samples=sum(f.samples for f in side)) for side in sides)
+    return rest, replace(other, notes=())
+
+
+def fixed_batch(signature: Signature) -> int | None:
+    """The batch size that the model prescribes, or None where it leaves it open (or its inputs name several)."""
+    sizes = {entry.shape[0] for entry in signature if entry.shape}
+    numbers = {size for size in sizes if isinstance(size, int)}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _parts(source: Source, signature: Signature, samples: int | None, reading: Reading) -> tuple[Part, ...]:
+    if isinstance(source, str | os.PathLike):
+        return read_parts(os.fspath(source), signature, samples, reading)
+    reading.unused(frozenset(), "arrays and feeds")
+    if isinstance(source, np.ndarray):
+        if len(signature) != 1:
+            raise DataError(f"got one array, the model takes {len(signature)} inputs", hint=describe(signature))
+        return (Part(source="array", arrays={signature[0].name: source}),)
+    if isinstance(source, Mapping):
+        return (from_mapping(source, signature, "arrays"),)
+    if isinstance(source, Iterable):
+        return from_feeds(source, signature, "feeds", samples)
+    raise DataError(
+        f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name"
+    )
+
+
+def _check(part: Part, entry: Input) -> tuple[str, ...]:
+    return check_array(part.arrays[entry.name], entry, part.source, batch_axis=True)
+
+
+def _is_ready(part: Part, signature: Signature) -> bool:
+    """Whether a part must be passed as it is: there is no axis that counts samples in all its arrays."""
+    arrays = [part.arrays[entry.name] for entry in signature]
+    if part.ready or not arrays or any(array.ndim == 0 for array in arrays):
+        return True
+    prescribed = {entry.shape[0] for entry in signature if entry.shape and isinstance(entry.shape[0], int)}
+    return len({array.shape[0] for array in arrays}) > 1 or len(prescribed) > 1
+
+
+def _disagreement(part: Part, signature: Signature) -> tuple[str, ...]:
+    """A note where arrays of a file count differently although the model calls their first axes alike."""
+    first = [(e.shape[0], part.arrays[e.name].shape[0], e.name) for e in signature if e.shape]
+    counts = {(dim, count): name for dim, count, name in reversed(first) if isinstance(dim, str)}
+    if part.ready or len(counts) == len({dim for dim, _ in counts}):
+        return ()
+    found = ", ".join(f"{name!r} {count}" for (_, count), name in reversed(counts.items()))
+    return (f"{part.source}: arrays hold different numbers of samples ({found}), passed at once as they are",)
+
+
+def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]) -> Batches:
+    feeds: list[Callable[[], Feed]] = []
+    total = 0
+    for part in parts:
+        if samples is not None and total >= samples:
+            break
+        for entry in signature:
+            array = np.asarray(part.arrays[entry.name])
+            check_array(array, entry, part.source, batch_axis=False)
+            check_integers(array, entry, part.source)
+            bad = count_bad(array, entry)
+            if bad:
+                raise bad_values(bad, array.size, entry, part.source)
+        feeds.append(_Take(parts=(part,), signature=signature))
+        total += _count(part, signature)
+    if samples is not None and total > samples:
+        notes.append(
+            f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for"
+        )
+    return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes))
+
+
+def _count(part: Part, signature: Signature) -> int:
+    """Samples in a ready feed: the common first axis, or 1 where there is none."""
+    lengths = {a.shape[0] if a.ndim else -1 for a in (part.arrays[e.name] for e in signature)}
+    return max(1, lengths.pop()) if len(lengths) == 1 else 1
+
+
+def _cut(
+    parts: tuple[Part, ...],
+    signature: Signature,
+    chosen: Ints,
+    batch_size: int,
+    *,
+    label: str,
+    hint: str,
+    notes: list[str],
+    group: Group,
+) -> Batches:
+    fixed = fixed_batch(signature)
+    size = fixed or batch_size
+    feeds: list[_Take] = []
+    dropped = 0
+    for heap, rows in _heaps(parts, signature, chosen):
+        for start in range(0, len(rows), size):
+            piece = rows[start : start + size]
+            if fixed and len(piece) < fixed:
+                dropped += len(piece)
+                continue
+            feeds.append(_Take(parts=heap, signature=signature, rows=piece))
+    if not feeds:
+        raise DataError(
+            f"{label}: got {len(chosen)} samples, the model takes batches of exactly {fixed}",
+            hint=f"Give at least {fixed}, or a model whose batch size is open",
+        )
+    if group.size > 1:
+        for number in shard_of(group, len(feeds)).numbers:
+            _scan(feeds[number].parts, signature, feeds[number].chosen)
+    if dropped:
+        notes.append(f"{label}: the last {dropped} samples do not fill a batch of {fixed} and were dropped")
+    count = len(chosen) - dropped
+    return Batches(feeds=tuple(feeds), samples=count, source=label, notes=_unique(notes), hint=hint)
+
+
+def _rows(part: Part, signature: Signature) -> int:
+    return int(part.arrays[signature[0].name].shape[0])
+
+
+def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
+    """Whether samples of different files can stand in one batch: same shapes behind the first axis, same dtypes."""
+    kinds = {
+        tuple((part.arrays[e.name].shape[1:], str(part.arrays[e.name].dtype)) for e in signature) for part in parts
+    }
+    return len(kinds) == 1
+
+
+def _heaps(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> Iterator[tuple[tuple[Part, ...], Ints]]:
+    """Parts whose samples can stand in one batch, with the numbers of the chosen ones among theirs."""
+    offset = 0
+    for heap in [parts] if _stackable(parts, signature) else [(part,) for part in parts]:
+        length = sum(_rows(part, signature) for part in heap)
+        yield heap, chosen[(chosen >= offset) & (chosen < offset + length)] - offset
+        offset += length
+
+
+def _scan(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> None:
+    """Look at every value that will be used once.
+
+    Raises:
+        DataError: values that are NaN or infinite, counted over all samples, or ids out of range.
+    """
+    for heap, rows in _heaps(parts, signature, chosen):
+        names = heap[0].source if len(heap) == 1 else f"{heap[0].source} and {len(heap) - 1} more"
+        for entry in signature:
+            bad = size = 0
+            for start in range(0, len(rows), BLOCK):
+                block = _gather(heap, entry, rows[start : start + BLOCK])
+                check_integers(block, entry, names)
+                bad, size = bad + count_bad(block, entry), size + block.size
+            if bad:
+                raise bad_values(bad, size, entry, names)
+
+
+def _gather(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
+    pieces, offset = [], 0
+    for part in parts:
+        array = part.arrays[entry.name]
+        here = rows[(rows >= offset) & (rows < offset + len(array))] - offset
+        if len(here):
+            pieces.append(array[here])
+        offset += len(array)
+    return np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Take:
+    """Makes one feed: the given rows of the parts laid end to end, or a part as it is."""
+
+    parts: tuple[Part, ...]
+    signature: Signature
+    rows: Ints | None = None
+
+    @property
+    def chosen(self) -> Ints:
+        """The rows, where some were chosen."""
+        return np.arange(0) if self.rows is None else self.rows
+
+    @property
+    def samples(self) -> int:
+        """How many samples the feed holds."""
+        return _count(self.parts[0], self.signature) if self.rows is None else len(self.rows)
+
+    def __call__(self) -> Feed:
+        feed = {}
+        for part in self.parts:
+            part.check()
+        for entry in self.signature:
+            array = self.parts[0].arrays[entry.name] if self.rows is None else _gather(self.parts, entry, self.rows)
+            feed[entry.name] = convert(np.asarray(array), entry)
+        for part in self.parts:
+            part.check()
+        return feed
+
+    def labels(self) -> Labels | None:
+        """The right classes of these samples, where all parts have some."""
+        given = [part.labels for part in self.parts if part.labels is not None]
+        if len(given) < len(self.parts):
+            return None
+        if self.rows is None:
+            return given[0]
+        if any(len(one.values) != _rows(part, self.signature) for one, part in zip(given, self.parts, strict=True)):
+            return None
+        if len({one.values.shape[1:] for one in given}) > 1:
+            return None
+        whole = given[0].values if len(given) == 1 else np.concatenate([one.values for one in given])
+        return Labels(values=np.asarray(whole[self.rows]), classes=given[0].classes)
+
+
+def _unique(notes: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(notes))

@@ -1,0 +1,311 @@
+"""Hugging Face datasets as `save_to_disk` leaves them: Arrow files that are mapped and read row by row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.kinds.images import images
+from onnxgrail.calibration.feeds.kinds.text import WHERE, Tokens, ids_input, padded
+from onnxgrail.calibration.feeds.matching import from_mapping, role_of
+from onnxgrail.calibration.feeds.parts import Column, Part, readable
+from onnxgrail.calibration.feeds.reading import LENGTH, Reading
+from onnxgrail.calibration.feeds.signature import Input, Signature, describe
+from onnxgrail.core import Array, Ints, Labels
+from onnxgrail.errors import DataError, MissingExtraError
+from onnxgrail.machine.files.unchanged import SteadyFile
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+PREFERRED = "train"
+LABELS = ("labels", "label")
+MAPPED_FROM = 2**28  # bytes; smaller files are read, since a mapped file that is cut short ends the process
+SAVED = "Save it again with Dataset.save_to_disk"
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote a folder."""
+    return folder.is_dir() and any((folder / name).is_file() for name in (STATE, SPLITS))
+
+
+def from_dataset(folder: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
+    """Columns called like the inputs; else a column of images, or of texts with a tokenizer.
+
+    Raises:
+        DataError: files are broken or missing, or no column feeds the model.
+        MissingExtraError: pyarrow, or what a column needs, is not installed.
+    """
+    folder, notes = _split(folder)
+    table, files = _table(folder)
+    if not table.num_rows:
+        raise DataError(f"{str(folder)!r} holds no samples", hint="Save another split")
+    part = _part(table, signature, reading, folder.name)
+    labels = None if any(entry.name in LABELS for entry in signature) else _labels(table)
+    return (Part(source=part.source, arrays=part.arrays, notes=(*notes, *part.notes), labels=labels, files=files),)
+
+
+def _labels(table: Any) -> Labels | None:
+    """A column of integers that says what is right."""
+    name = next((name for name in LABELS if name in table.column_names), None)
+    column = None if name is None else table.column(name)
+    if column is None or column.null_count or not _arrow().types.is_integer(_plain(column.type)):
+        return None
+    with readable(name):
+        return Labels(values=np.asarray(column.to_numpy()))
+
+
+def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Part:
+    arrow = _arrow()
+    kinds = {name: _plain(table.schema.field(name).type) for name in table.column_names}
+    pictures = [name for name, kind in kinds.items() if _is_picture(kind)]
+    if len(pictures) == 1 and len(signature) == 1 and signature[0].name not in kinds:
+        column = table.column(pictures[0])
+        made, notes = images(
+            lambda number: _bytes(column, number, f"{source}, {pictures[0]!r}"),
+            table.num_rows,
+            signature[0],
+            reading,
+            source,
+        )
+        return Part(source=source, arrays={signature[0].name: made}, notes=notes)
+    if reading.tokenizer is not None:
+        return _texts(table, kinds, signature, reading, source)
+    wanted = {entry.name: entry for entry in signature}
+    numeric: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        depth, leaf = _leaf(kind)
+        if arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
+            numeric[name] = Numbers(table.column(name), depth, leaf, wanted.get(name), reading, f"{source}, {name!r}")
+    strings = _strings(kinds)
+    if strings and not set(numeric) & set(wanted) and any(e.dtype.kind in "iu" for e in signature):
+        raise DataError(
+            f"{source}: no column is called like an input, and the texts {strings[0]!r} need a tokenizer; "
+            f"the model takes: {describe(signature)}",
+            hint=f"Give --tokenizer FILE ({WHERE})",
+        )
+    rounded = [name for name, column in numeric.items() if column.rounded]
+    notes = tuple(f"{source}: column {name!r} is rounded from float64 to float32" for name in rounded)
+    ragged = next((c for c in numeric.values() if c.ragged), None)
+    notes += () if ragged is None else _lengths(numeric, ragged, signature, source)
+    part = from_mapping(numeric, signature, source, spare=True)
+    return Part(source=source, arrays=part.arrays, notes=(*notes, *part.notes))
+
+
+def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, source: str) -> tuple[str, ...]:
+    """Add the mask of rows of different lengths, where the data have none; returns notes.
+
+    Raises:
+        DataError: the model has no mask, so padding would count as text.
+    """
+    masks = [entry for entry in signature if role_of(entry) == "mask"]
+    if not masks:
+        raise DataError(
+            f"{source}: rows have different lengths, and the model has no attention mask: {describe(signature)}",
+            hint="Save rows of one length",
+        )
+    notes = []
+    for entry in masks:
+        if entry.name not in numeric:
+            numeric[entry.name] = Lengths(ragged, entry)
+            notes.append(f"{source}: no array for input {entry.name!r}, filled with the lengths of the rows")
+    return tuple(notes)
+
+
+def _strings(kinds: Mapping[str, Any]) -> list[str]:
+    """Columns of texts."""
+    types = _arrow().types
+    return [name for name, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
+
+
+def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: Reading, source: str) -> Part:
+    named = _strings(kinds)
+    names = ["text"] if "text" in named else named
+    if len(names) != 1:
+        raise DataError(
+            f"{source}: --tokenizer needs one column of texts, found {', '.join(map(repr, named)) or 'none'}",
+            hint="Keep one, or call it 'text'",
+        )
+    ids = ids_input(signature, source)
+    if not any(role_of(entry) == "mask" for entry in signature):
+        raise DataError(
+            f"{source}: texts of different lengths, and the model has no attention mask: {describe(signature)}",
+            hint="Write the texts to a .txt file, which is cut into passages",
+        )
+    column = table.column(names[0])
+    tokens = Tokens.of(signature, ids, reading, source)
+    return padded(lambda number: column[number].as_py() or "", table.num_rows, signature, ids, tokens, source)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingExtraError(
+            "saved data sets need pyarrow, which is not installed", hint="Run: pip install 'onnxgrail[datasets]'"
+        ) from error
+    return pa
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with readable(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise DataError(f"{str(path)!r} is not what save_to_disk writes", hint=SAVED)
+    return found
+
+
+def _split(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder of one split."""
+    if not (folder / SPLITS).is_file():
+        return folder, ()
+    names = _json(folder / SPLITS).get("splits")
+    if not isinstance(names, list) or not names or not all(_is_name(name) for name in names):
+        raise DataError(f"{str(folder / SPLITS)!r} names no splits", hint=SAVED)
+    name = PREFERRED if PREFERRED in names else names[0]
+    note = f"{folder.name}: taken split {name!r} of {', '.join(names)}; its folder names another"
+    return folder / name, (note,) if len(names) > 1 else ()
+
+
+def _is_name(name: object) -> bool:
+    """Whether a name stays in its folder."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0:")
+
+
+def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
+    """All Arrow files of a split as one table, and those of them that are mapped: only large ones are.
+
+    Raises:
+        DataError: a file is missing, broken or outside the folder, or rows are reordered by a file of indices.
+    """
+    arrow, state = _arrow(), _json(folder / STATE)
+    files = state.get("_data_files")
+    names = [str(f.get("filename")) for f in files if isinstance(f, dict)] if isinstance(files, list) else []
+    if files == []:
+        raise DataError(f"{str(folder)!r} holds no samples", hint="Save another split")
+    if not names or not all(_is_name(name) for name in names):
+        raise DataError(f"{str(folder / STATE)!r} names no files in its folder", hint=SAVED)
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise DataError(f"{str(folder)!r} has an index over its rows", hint="Call flatten_indices() before it is saved")
+    tables, mapped = [], list[SteadyFile]()
+    for path in (folder / name for name in names):
+        with readable(path):
+            if path.stat().st_size < MAPPED_FROM:
+                source = arrow.py_buffer(path.read_bytes())
+            else:
+                mapped.append(SteadyFile(path, DataError))
+                source = arrow.memory_map(str(path))
+            tables.append(arrow.ipc.open_stream(source).read_all())
+    with readable(folder):
+        table = arrow.concat_tables(tables)
+        table.validate(full=True)  # offsets of a broken file could point outside of it
+        return table, tuple(mapped)
+
+
+def _plain(kind: Any) -> Any:
+    """How values are stored, whatever they are called."""
+    return kind.storage_type if isinstance(kind, _arrow().BaseExtensionType) else kind
+
+
+def _leaf(kind: Any) -> tuple[int, Any]:
+    """How deep lists are nested, and what they hold."""
+    types, depth, kind = _arrow().types, 0, _plain(kind)
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        depth, kind = depth + 1, _plain(kind.value_type)
+    return depth, kind
+
+
+def _is_picture(kind: Any) -> bool:
+    types = _arrow().types
+    return bool(types.is_struct(kind)) and {kind.field(i).name for i in range(kind.num_fields)} == {"bytes", "path"}
+
+
+def _bytes(column: Any, number: int, source: str) -> bytes:
+    """The file of an image; paths to files elsewhere are not followed."""
+    found = column[number].as_py()
+    data = found.get("bytes") if found else None
+    if not isinstance(data, bytes):
+        raise DataError(f"{source}, row {number}: no image inside the data set", hint="Save it with embedded files")
+    return data
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+
+
+class Numbers(Column):
+    """A column of numbers or of lists of them; lists of different lengths are padded with zeros."""
+
+    def __init__(self, column: Any, depth: int, leaf: Any, entry: Input | None, reading: Reading, source: str) -> None:
+        self.column, self.source = column, source
+        sizes = _sizes(column) if depth else np.zeros(0, np.int64)
+        self.ragged = depth == 1 and len(sizes) > 0 and int(sizes.min()) != int(sizes.max())
+        fixed = entry.shape[1] if entry is not None and entry.shape is not None and len(entry.shape) > 1 else None
+        self.fixed = fixed if self.ragged and isinstance(fixed, int) else None
+        longest = int(sizes.max()) if len(sizes) else 0
+        self.length = self.fixed or min(longest, reading.sequence_length or max(LENGTH, longest))
+        inner: tuple[int, ...] = ()
+        if depth:
+            inner = (self.length,) if self.ragged else self._inner(depth)
+        dtype = np.dtype(leaf.to_pandas_dtype())
+        # Python's floats are saved as float64, and `datasets` hands them out as float32, too.
+        self.rounded = dtype == np.float64 and entry is not None and entry.dtype == np.float32
+        super().__init__((len(column), *inner), np.dtype(np.float32) if self.rounded else dtype)
+
+    def _inner(self, depth: int) -> tuple[int, ...]:
+        with readable(self.source):
+            shape = np.asarray(self.column[0].as_py()).shape
+        if len(shape) != depth:
+            raise DataError(f"{self.source}: lists of different lengths", hint="Save rows of one shape")
+        return shape
+
+    def rows(self, numbers: Ints) -> Array:
+        """The values of these rows."""
+        taken = self._taken(numbers)
+        sizes = _sizes(taken) if self.ragged else None
+        while hasattr(taken, "flatten") and _leaf(taken.type)[0]:
+            taken = taken.flatten()
+        if taken.null_count:
+            raise DataError(f"{self.source}: values are missing", hint="Remove those rows")
+        with readable(self.source):
+            values = taken.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False)
+            if sizes is None:
+                return np.asarray(values.reshape(len(numbers), *self.shape[1:]))
+        longest = self.fixed or min(int(sizes.max(initial=0)), self.length)
+        table, start = np.zeros((len(numbers), longest), self.dtype), 0
+        for row, size in enumerate(sizes):
+            table[row, : min(size, longest)] = values[start : start + min(size, longest)]
+            start += size
+        return table
+
+    def lengths(self, numbers: Ints) -> Ints:
+        """How many values these rows have."""
+        return _sizes(self._taken(numbers))
+
+    def _taken(self, numbers: Ints) -> Any:
+        taken = self.column.take(_arrow().array(numbers)).combine_chunks()
+        return taken.storage if isinstance(taken, _arrow().ExtensionArray) else taken
+
+
+class Lengths(Column):
+    """The mask of rows of different lengths."""
+
+    def __init__(self, values: Numbers, entry: Input) -> None:
+        self.values = values
+        super().__init__(values.shape[:2], entry.dtype)
+
+    def rows(self, numbers: Ints) -> Array:
+        """One where there is a value, zero where a row was padded."""
+        width = self.values.rows(numbers).shape[1]
+        return (np.arange(width) < self.values.lengths(numbers)[:, None]).astype(self.dtype)
+
+
+def _sizes(column: Any) -> Ints:
+    """Lengths of the lists of a column, without reading what they hold."""
+    from pyarrow import compute
+
+    return np.asarray(compute.list_value_length(column).fill_null(0).to_numpy())

@@ -1,0 +1,206 @@
+"""Folders of images: decoded, scaled and cropped batch by batch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.parts import Column, Part, natural, readable
+from onnxgrail.calibration.feeds.reading import Reading
+from onnxgrail.calibration.feeds.signature import Input, Signature, describe, is_float
+from onnxgrail.core import Array, Ints, Labels
+from onnxgrail.errors import DataError, MissingExtraError, UsageError
+
+SIZE = 224  # height and width where the model leaves them open
+MODES = {1: "L", 3: "RGB"}
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+# No format that hands files to other programs (EPS) and none that nobody calibrates with.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+IMAGENET = "0.485,0.456,0.406 and 0.229,0.224,0.225"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """What an image becomes: sizes, where channels stand, and how values are scaled."""
+
+    height: int
+    width: int
+    channels: int
+    last: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        sizes = self.height, self.width
+        return (*sizes, self.channels) if self.last else (self.channels, *sizes)
+
+
+def has_images(folder: Path) -> bool:
+    """Whether there is an image in a folder or below it."""
+    return folder.is_dir() and any(is_image(f) for f in folder.rglob("*"))
+
+
+def is_image(file: Path) -> bool:
+    """Tell an image by its suffix; hidden files are what systems leave behind."""
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+
+
+def from_images(folder: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
+    """Every image below a folder, in the order of their names.
+
+    Raises:
+        DataError: the model has no input that images could feed.
+        MissingExtraError: pillow is not installed.
+    """
+    files = [f for f in folder.rglob("*") if is_image(f) and f.is_file()]
+    files.sort(key=lambda f: [natural(Path(name)) for name in f.relative_to(folder).parts])
+    if len(signature) != 1:
+        raise DataError(
+            f"{folder.name}: images feed one input, the model takes {len(signature)}: {describe(signature)}",
+            hint="Give file.py:function",
+        )
+    column, notes = images(files.__getitem__, len(files), signature[0], reading, folder.name)
+    labels = _classes([f.relative_to(folder).parts for f in files])
+    return (Part(source=folder.name, arrays={signature[0].name: column}, notes=notes, labels=labels),)
+
+
+def _classes(names: Sequence[tuple[str, ...]]) -> Labels | None:
+    """Classes of images that stand in folders of their own, numbered by the sorted names of these."""
+    folders = sorted({parts[0] for parts in names})
+    if len(folders) < 2 or any(len(parts) == 1 for parts in names):
+        return None
+    numbers = {name: number for number, name in enumerate(folders)}
+    return Labels(values=np.array([numbers[parts[0]] for parts in names], np.int64), classes=len(folders))
+
+
+def images(
+    take: Callable[[int], Path | bytes], count: int, entry: Input, reading: Reading, source: str
+) -> tuple[Images, tuple[str, ...]]:
+    """Images for one input, and what was assumed about it."""
+    library()
+    layout, notes = _layout(entry, reading, source)
+    return Images(take, count, layout, source), notes
+
+
+def library() -> Any:
+    """Pillow's `Image`.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            "images need pillow, which is not installed", hint="Run: pip install 'onnxgrail[images]'"
+        ) from error
+    return Image
+
+
+def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[str, ...]]:
+    """How images become this input, by its shape and dtype.
+
+    Raises:
+        DataError: no image has this shape or dtype.
+        UsageError: as many numbers in a mean as there are channels, or one, were expected.
+    """
+    takes, notes = f"The model takes: {entry}", []
+    shape = reading.shapes.get(entry.name, entry.shape)
+    if shape is None or len(shape) != 4:
+        raise DataError(f"{source}: images need an input of four axes", hint=takes)
+    last = shape[1] not in MODES and shape[3] in MODES
+    channels, height, width = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
+    if isinstance(channels, int) and channels not in MODES:
+        raise DataError(f"{source}: images have 1 or 3 channels, first or last", hint=takes)
+    if not isinstance(channels, int):
+        channels = 3
+        notes.append(f"{source}: the model does not say how many channels images have, taken 3, first")
+    if not (isinstance(height, int) and isinstance(width, int)):
+        height, width = (size if isinstance(size, int) else SIZE for size in (height, width))
+        notes.append(f"{source}: images are cut to {height} x {width}; --input-shapes sets another size")
+    if entry.dtype != np.uint8 and not is_float(entry.dtype):
+        raise DataError(f"{source}: images feed floats or uint8, input {entry.name!r} is {entry.dtype}", hint=takes)
+    given = reading.image_mean is not None or reading.image_std is not None
+    if entry.dtype == np.uint8 and given:
+        raise UsageError("--image-mean and --image-std do nothing for an input of uint8", hint="Leave them out")
+    if entry.dtype != np.uint8 and not given:
+        notes.append(
+            f"{source}: pixels scaled to 0..1; --image-mean and --image-std set what the model was trained with "
+            f"(ImageNet: {IMAGENET})"
+        )
+    mean, std = reading.image_mean or (0.0,), reading.image_std or (1.0,)
+    for name, numbers in (("--image-mean", mean), ("--image-std", std)):
+        if len(numbers) not in (1, channels):
+            raise UsageError(f"{name} has {len(numbers)} numbers, images of this model have {channels} channels")
+    return (
+        Layout(height=height, width=width, channels=channels, last=last, mean=mean, std=std, dtype=entry.dtype),
+        tuple(notes),
+    )
+
+
+class Images(Column):
+    """Images by number, decoded when a batch asks for them."""
+
+    def __init__(self, take: Callable[[int], Path | bytes], count: int, layout: Layout, source: str) -> None:
+        self.take, self.layout, self.source = take, layout, source
+        super().__init__((count, *layout.shape), layout.dtype)
+
+    def rows(self, numbers: Ints) -> Array:
+        """Decode the images of these numbers."""
+        batch = np.empty((len(numbers), *self.layout.shape), self.dtype)
+        for place, number in enumerate(numbers):
+            batch[place] = self._one(int(number))
+        return batch
+
+    def _one(self, number: int) -> Array:
+        file = self.take(number)
+        with readable(file if isinstance(file, Path) else f"{self.source}, image {number}"):
+            pixels = _pixels(file, self.layout)
+        if self.dtype != np.uint8:
+            mean, std = (np.asarray(numbers, np.float32) for numbers in (self.layout.mean, self.layout.std))
+            pixels = ((pixels.astype(np.float32) / 255 - mean) / std).astype(self.dtype)
+        return pixels if self.layout.last else pixels.transpose(2, 0, 1)
+
+
+def _pixels(file: Path | bytes, layout: Layout) -> Array:
+    """An image as (height, width, channels) of bytes: scaled to cover the wanted size, then cut around its middle.
+
+    Raises:
+        DataError: it has more than eight bits per channel.
+    """
+    library_ = library()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what pillow thinks of odd files that it reads all the same
+        warnings.simplefilter("error", library_.DecompressionBombWarning)
+        with library_.open(file if isinstance(file, Path) else io.BytesIO(file), formats=FORMATS) as image:
+            if image.mode.startswith(("I", "F")):
+                raise DataError(f"{str(file)!r} has more than 8 bits per channel", hint="Convert it to 8 bits")
+            plain = _upright(image).convert(MODES[layout.channels])
+    scale = max(layout.height / plain.height, layout.width / plain.width)
+    height, width = (
+        max(want, round(scale * size)) for want, size in ((layout.height, plain.height), (layout.width, plain.width))
+    )
+    if (height, width) != (plain.height, plain.width):
+        plain = plain.resize((width, height), library_.Resampling.BILINEAR)
+    top, left = (height - layout.height) // 2, (width - layout.width) // 2
+    cut = plain.crop((left, top, left + layout.width, top + layout.height))
+    return np.asarray(cut, np.uint8).reshape(layout.height, layout.width, layout.channels)
+
+
+def _upright(image: Any) -> Any:
+    """An image turned as the camera noted in EXIF; a note that is broken counts as none."""
+    from PIL import ImageOps
+
+    with contextlib.suppress(Exception):  # whatever readers of EXIF raise; broken pixels are met again
+        return ImageOps.exif_transpose(image)
+    return image

@@ -1,0 +1,295 @@
+"""Text through a tokenizer, batch by batch.
+
+Where the model has an attention mask every line is a sample.  Where it has none, padding would count as text: then the
+text is cut into passages of equal length.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.matching import from_mapping, positions, role_of
+from onnxgrail.calibration.feeds.parts import Column, Part, readable
+from onnxgrail.calibration.feeds.reading import LENGTH, Reading
+from onnxgrail.calibration.feeds.signature import Input, Signature, describe
+from onnxgrail.core import Array, Ints
+from onnxgrail.errors import DataError, MissingExtraError
+
+PROBE = 2**14  # bytes that tell how many a token has
+PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
+WHERE = "tokenizer.json beside the model it was trained with"
+
+Take = Callable[[int], str]
+What = Literal["ids", "mask", "types", "positions"]
+
+
+def from_text(path: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
+    """Lines or passages of a text file in UTF-8.
+
+    Raises:
+        DataError: no tokenizer is given, it or the text is broken, or the model takes no token ids.
+        MissingExtraError: tokenizers is not installed.
+    """
+    ids = ids_input(signature, path.name)
+    tokens = Tokens.of(signature, ids, reading, path.name)
+    if any(role_of(entry) == "mask" for entry in signature):
+        starts = _lines(path)
+        return (padded(partial(_line, path, starts), len(starts) - 1, signature, ids, tokens, path.name),)
+    return (_passages(path, signature, ids, tokens),)
+
+
+def ids_input(signature: Signature, source: str) -> Input:
+    """The input that takes token ids.
+
+    Raises:
+        DataError: there is none, or there are several.
+    """
+    tables = [
+        e for e in signature if e.dtype.kind in "iu" and role_of(e) is None and (e.shape is None or len(e.shape) == 2)
+    ]
+    named = [e for e in tables if e.name.endswith("input_ids")]
+    if len(named) == 1 or len(tables) == 1:
+        return (named if len(named) == 1 else tables)[0]
+    found = "several inputs could take" if tables else "no input takes"
+    raise DataError(
+        f"{source}: {found} token ids; the model takes: {describe(signature)}", hint="Give file.py:function"
+    )
+
+
+class Tokens:
+    """A tokenizer set up for one model.
+
+    Attributes:
+        length: tokens per sample at most; `fixed` where the model takes no other length.
+        chosen: the user or the model said so.
+    """
+
+    def __init__(self, tokenizer: Any, *, length: int, fixed: bool, chosen: bool) -> None:
+        padding = tokenizer.padding or {}
+        pads = (tokenizer.token_to_id(name) for name in PADS)
+        known = next((number for number in pads if number is not None), 0)
+        self.pad, self.left = int(padding.get("pad_id", known)), padding.get("direction") == "left"
+        self.length, self.fixed, self.chosen = length, fixed, chosen
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_length=length)
+        self.encode = tokenizer.encode
+
+    @classmethod
+    def of(cls, signature: Signature, ids: Input, reading: Reading, source: str) -> Tokens:
+        """The user's tokenizer, with a length that the model takes.
+
+        Raises:
+            DataError: it is not given, or broken.
+            MissingExtraError: tokenizers is not installed.
+        """
+        if reading.tokenizer is None:
+            raise DataError(f"{source}: text needs a tokenizer", hint=f"Give --tokenizer FILE ({WHERE})")
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingExtraError(
+                "text needs tokenizers, which is not installed", hint="Run: pip install 'onnxgrail[text]'"
+            ) from error
+        if not reading.tokenizer.is_file():
+            raise DataError(f"no tokenizer at {str(reading.tokenizer)!r}", hint=f"Give a {WHERE}")
+        with readable(reading.tokenizer):
+            tokenizer = Tokenizer.from_file(str(reading.tokenizer))
+        size = ids.shape[1] if ids.shape else None
+        tables = [e.rows for e in signature if role_of(e) == "positions" and e.rows]
+        wanted = min([reading.sequence_length or LENGTH, *tables])
+        fixed = isinstance(size, int)
+        length = size if isinstance(size, int) else wanted
+        if reading.sequence_length is not None and fixed and reading.sequence_length != length:
+            raise DataError(f"--sequence-length {reading.sequence_length}: the model takes {ids}", hint="Leave it out")
+        return cls(tokenizer, length=length, fixed=fixed, chosen=fixed or reading.sequence_length is not None)
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+
+
+def _lines(path: Path) -> Ints:
+    """Where lines with text begin and, last, where the file ends; empty lines belong to the line before them."""
+    starts: list[int] = []
+    with readable(path), path.open("rb") as file:
+        place = _begin(file)
+        for line in file:
+            if line.strip():
+                starts.append(place)
+            place += len(line)
+    if not starts:
+        raise DataError(f"{str(path)!r} holds no text", hint="Give a line per sample")
+    return np.asarray([*starts, place])
+
+
+def _begin(file: BinaryIO) -> int:
+    """Where the text begins: behind the mark that some editors put first."""
+    return file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
+
+
+def _line(path: Path, starts: Ints, number: int) -> str:
+    with readable(path), path.open("rb") as file:
+        file.seek(int(starts[number]))
+        data = file.read(int(starts[number + 1] - starts[number]))
+    try:
+        return data.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise _other_encoding(path, int(starts[number]) + error.start) from error
+
+
+def _other_encoding(path: Path, place: int) -> DataError:
+    return DataError(f"{str(path)!r} is not UTF-8, at byte {place}", hint="Save it as UTF-8")
+
+
+def padded(take: Take, count: int, signature: Signature, ids: Input, tokens: Tokens, source: str) -> Part:
+    """Texts as samples of their own, padded to the longest of a batch or to the model's length."""
+    texts = Padded(take, tokens)
+    columns: dict[str, Column] = {ids.name: TextColumn(texts, "ids", count, ids)}
+    for entry in signature:
+        role = role_of(entry)
+        if role is not None:
+            columns[entry.name] = TextColumn(texts, role, count, entry)
+    part = from_mapping(columns, signature, source)
+    cut = f"{source}: texts are cut after {tokens.length} tokens; --sequence-length sets another number"
+    return Part(source=source, arrays=part.arrays, notes=part.notes if tokens.chosen else (*part.notes, cut))
+
+
+class Padded:
+    """Texts as ids, mask and types of one length; the last batch is kept, since several inputs ask for it."""
+
+    def __init__(self, take: Take, tokens: Tokens) -> None:
+        self.take, self.tokens = take, tokens
+        self._last: tuple[bytes, dict[What, Array]] = (b"", {})
+
+    def __call__(self, numbers: Ints) -> dict[What, Array]:
+        """All that inputs may ask for about these samples."""
+        key, last = np.asarray(numbers, np.int64).tobytes(), self._last
+        if last[0] != key or not last[1]:
+            self._last = last = key, self._make(numbers)  # replaced as a whole: batches may be made ahead in a thread
+        return last[1]
+
+    def _make(self, numbers: Ints) -> dict[What, Array]:
+        found = [self.tokens.encode(self.take(int(number))) for number in numbers]
+        longest = max((len(text.ids) for text in found), default=0)
+        shape = len(found), self.tokens.length if self.tokens.fixed else max(longest, 1)
+        ids, mask = np.full(shape, self.tokens.pad, np.int64), np.zeros(shape, np.int64)
+        types = np.zeros(shape, np.int64)
+        for row, text in enumerate(found):
+            size = len(text.ids)
+            span = slice(shape[1] - size, None) if self.tokens.left else slice(0, size)
+            ids[row, span], types[row, span], mask[row, span] = text.ids, text.type_ids, 1
+        return {
+            "ids": ids,
+            "mask": mask,
+            "types": types,
+            "positions": positions(shape[1], shape[0], ids.dtype, 0, mask),
+        }
+
+
+class TextColumn(Column):
+    """What one input asks for about texts."""
+
+    def __init__(self, texts: Padded, what: What, count: int, entry: Input) -> None:
+        self.texts, self.what, self.entry = texts, what, entry
+        # Ids keep the tokenizer's type until they have been held against the model's table.
+        super().__init__((count, texts.tokens.length), np.dtype(np.int64) if what == "ids" else entry.dtype)
+
+    def rows(self, numbers: Ints) -> Array:
+        """Tokenise these texts."""
+        return self.texts(numbers)[self.what].astype(self.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ passages
+
+
+def _passages(path: Path, signature: Signature, ids: Input, tokens: Tokens) -> Part:
+    """Stretches of a text, spread over the file, that give the same number of tokens each."""
+    with readable(path):
+        total = path.stat().st_size
+        begin = _decoded(path, 0, PROBE)
+    encoded = tokens.encode(begin).ids
+    if not encoded or (total <= PROBE and not begin.strip()):  # special tokens alone are no text
+        raise DataError(f"{str(path)!r} holds no text", hint="Give a text of some pages")
+    if len(encoded) < tokens.length and total > PROBE:
+        encoded = tokens.encode(_decoded(path, 0, total)).ids
+    if len(encoded) < tokens.length:
+        if tokens.fixed:
+            raise DataError(f"{path.name}: got {len(encoded)} tokens, the model takes {ids}", hint="Give more text")
+        tokens.length = len(encoded)
+    span = _span(begin, tokens)
+    part = from_mapping({ids.name: Passages(path, max(1, total // span), total, tokens)}, signature, path.name)
+    note = f"{path.name}: the model has no attention mask, so the text is cut into passages of {tokens.length} tokens"
+    more = "" if tokens.chosen else "; --sequence-length sets another number"
+    return Part(source=path.name, arrays=part.arrays, notes=(*part.notes, note + more))
+
+
+def _span(text: str, tokens: Tokens) -> int:
+    """Bytes that usually hold one passage, and a quarter more: where a passage begins is moved to the next word."""
+    low, high = 1, len(text)
+    while low < high:
+        middle = (low + high) // 2
+        if len(tokens.encode(text[:middle]).ids) < tokens.length:
+            low = middle + 1
+        else:
+            high = middle
+    return max(1, len(text[:low].encode("utf-8")) * 5 // 4)
+
+
+def _decoded(path: Path, start: int, size: int) -> str:
+    """Text from a place in a file; characters that were cut in two at its ends are left out.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    with readable(path), path.open("rb") as file:
+        start = file.seek(start or _begin(file))
+        data = file.read(size)
+        head = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0) if start else 0
+        try:
+            return data[head:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return data[head : head + error.start].decode("utf-8")
+            raise _other_encoding(path, start + head + error.start) from error
+
+
+class Passages(Column):
+    """Passages by number: each begins at a word in its own stretch of the file and ends where it is long enough."""
+
+    def __init__(self, path: Path, count: int, total: int, tokens: Tokens) -> None:
+        self.path, self.total, self.tokens = path, total, tokens
+        super().__init__((count, tokens.length), np.dtype(np.int64))
+
+    def rows(self, numbers: Ints) -> Array:
+        """Tokenise these passages."""
+        return np.asarray([self._one(int(number)) for number in numbers], np.int64).reshape(-1, self.shape[1])
+
+    def _one(self, number: int) -> list[int]:
+        start, size = self.total * number // self.shape[0], -(-self.total // self.shape[0])
+        while True:
+            text = _decoded(self.path, start, size)
+            found = self.tokens.encode(_from_word(text) if start else text)
+            ended = start + size >= self.total
+            # Enough only where something is left over: the last word may have been cut in two.
+            if len(found.ids) >= self.shape[1] and (found.overflowing or ended):
+                return list(found.ids)
+            if not ended:
+                size *= 2
+            elif start == 0:
+                raise DataError(f"{str(self.path)!r} became shorter while it was read")
+            else:  # the file ends too soon: begin earlier
+                start = max(0, start - size)
+                size = self.total - start
+
+
+def _from_word(text: str) -> str:
+    """A text without the rest of a word that was cut in two; all of it where there is no space."""
+    for place, letter in enumerate(text[: len(text) // 2]):
+        if letter.isspace():
+            return text[place + 1 :]
+    return text

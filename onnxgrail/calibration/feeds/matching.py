@@ -1,0 +1,177 @@
+"""Which array feeds which input: by name, by being the only one that fits, or filled in where that is safe."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.parts import Column, Part, Rows
+from onnxgrail.calibration.feeds.signature import Input, Signature, check_names, converts, is_float
+from onnxgrail.calibration.shapes.dims import is_past
+from onnxgrail.core import Array, Ints, Labels
+
+LABELS = "labels"  # data sets carry them beside the inputs; no statistic reads them
+Role = Literal["mask", "types", "positions"]
+# How inputs are called that follow from the tokens; a prefix such as `decoder_` may stand before.
+ROLES: Mapping[str, Role] = {
+    "attention_mask": "mask",
+    "input_mask": "mask",
+    "token_type_ids": "types",
+    "segment_ids": "types",
+    "position_ids": "positions",
+}
+FILLED: Mapping[Role, str] = {"mask": "ones", "types": "zeros", "positions": "running positions"}
+
+
+def role_of(entry: Input) -> Role | None:
+    """What an input says about the tokens beside it, where it is a table of integers or booleans with a known name."""
+    table = entry.shape is not None and len(entry.shape) == 2 and entry.dtype.kind in "biu"
+    found = next((role for name, role in ROLES.items() if entry.name.lower().endswith(name)), None)
+    return found if table and (found == "mask" or entry.dtype.kind != "b") else None
+
+
+def from_mapping(
+    arrays: Mapping[str, Any], signature: Signature, source: str, *, ready: bool = False, spare: bool = False
+) -> Part:
+    """One part from arrays by input name.
+
+    An array called `labels` feeds nothing, and only says what is right.  An array of another name is taken where it is
+    the only one that fits an input and fits no other.  Masks, token types, positions and key-value caches that are
+    missing are filled in.  Each of these leaves a note.
+
+    Args:
+        arrays: by name; a value is only looked at when its name or the lack of others asks for it.
+        signature: the model's inputs.
+        source: what messages call the data.
+        ready: the arrays are one feed already.
+        spare: arrays that no input asks for are left out with a note, as columns of a data set are.
+
+    Raises:
+        DataError: an input is missing or a name is unknown.
+    """
+    known = {entry.name for entry in signature}
+    names = [str(name) for name in arrays]
+    notes = []
+    labels: Labels | None = None
+    if LABELS in names and LABELS not in known:
+        names.remove(LABELS)
+        labels = _labels(arrays)
+        use = "was ignored" if labels is None else "is taken for the right answers"
+        notes.append(f"{source}: array {LABELS!r} is not an input of the model and {use}")
+    found: dict[str, Rows] = {name: _rows(arrays[name]) for name in names if name in known}
+    over = [name for name in names if name not in known]
+    lacking = [entry for entry in signature if entry.name not in found]
+    extra = {name: _rows(arrays[name]) for name in over} if lacking else {}
+    for roles in (False, True):  # what nothing else can stand in for comes first
+        if roles and spare:
+            continue  # a data set has columns of any meaning, and what they would feed can be filled in
+        for name, other in _only([e for e in lacking if roles or role_of(e) is None], extra):
+            found[name] = extra.pop(other)
+            over.remove(other)
+            notes.append(f"{source}: array {other!r} feeds input {name!r}, the only one it fits")
+        lacking = [entry for entry in signature if entry.name not in found]
+    notes += _fill(found, lacking, signature, source)
+    if spare and over:
+        notes.append(f"{source}: {', '.join(map(repr, sorted(over)))} not used, the model has no such input")
+        over = [] if set(found) == known else over
+    check_names(set(found) | set(over), signature, source, extra)
+    return Part(source=source, arrays=found, ready=ready, notes=tuple(notes), labels=labels)
+
+
+def _labels(arrays: Mapping[str, Any]) -> Labels | None:
+    """Labels, where they are integers; whatever else they are, nothing depends on them."""
+    with contextlib.suppress(Exception):  # of a damaged file, or of pickled objects
+        values = np.asarray(arrays[LABELS])
+        if values.dtype.kind in "iu" and values.ndim:
+            return Labels(values=values)
+    return None
+
+
+def _rows(value: Any) -> Rows:
+    return value if isinstance(value, Column) else np.asarray(value)
+
+
+def _only(wanted: Iterable[Input], extra: Mapping[str, Rows]) -> list[tuple[str, str]]:
+    """Pairs of an input and an array that fit each other and nothing else."""
+    fitting = {entry.name: [name for name, array in extra.items() if _fits(array, entry)] for entry in wanted}
+    several = [name for names in fitting.values() for name in names]
+    return [(name, fit[0]) for name, fit in fitting.items() if len(fit) == 1 and several.count(fit[0]) == 1]
+
+
+def _fits(array: Rows, entry: Input) -> bool:
+    """Whether dtype, rank and fixed sizes behind the first axis agree."""
+    if not converts(array.dtype, entry.dtype):
+        return False
+    if entry.shape is None:
+        return True
+    alike = zip(array.shape[1:], entry.shape[1:], strict=False)
+    return array.ndim == len(entry.shape) and all(not isinstance(d, int) or d == size for size, d in alike)
+
+
+def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
+    """Add what follows from the tokens; returns notes."""
+    caches = [found[e.name].shape for e in signature if is_past(e) and e.name in found]
+    past = int(caches[0][-2]) if caches else 0
+    notes = [] if caches else _no_past(found, lacking, signature, source)
+    for entry in lacking:
+        role = role_of(entry)
+        prefix = next((entry.name[: -len(name)] for name in ROLES if entry.name.lower().endswith(name)), "")
+        tokens = None if role is None else _tokens(prefix, found, signature)
+        if role is None or tokens is None:
+            continue
+        mask = next((found[e.name] for e in signature if role_of(e) == "mask" and e.name in found), None)
+        found[entry.name] = Filled(entry, role, tokens, mask=mask if role == "positions" else None, past=past)
+        notes.append(f"{source}: no array for input {entry.name!r}, filled with {FILLED[role]}")
+    return notes
+
+
+def _no_past(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
+    """Add key-value caches that hold nothing yet, where the model leaves their length open; returns notes."""
+    missing = [entry for entry in lacking if is_past(entry) and is_float(entry.dtype)]
+    tokens = _tokens("", found, signature)
+    shapes = [entry.shape[1:] for entry in missing if entry.shape is not None]
+    if not missing or tokens is None or any(sum(not isinstance(d, int) for d in shape) != 1 for shape in shapes):
+        return []
+    for entry, shape in zip(missing, shapes, strict=True):
+        sizes = (size if isinstance(size, int) else 0 for size in shape)
+        found[entry.name] = np.zeros((tokens.shape[0], *sizes), entry.dtype)
+    return [f"{source}: no arrays for {len(missing)} key-value caches, filled with caches of length 0"]
+
+
+def _tokens(prefix: str, found: Mapping[str, Rows], signature: Signature) -> Rows | None:
+    """The array that says how many tokens a sample has; names of its kind may begin with a prefix."""
+    for name in ("input_ids", "inputs_embeds"):
+        if prefix + name in found:
+            return found[prefix + name]
+    tables = [e.name for e in signature if e.name in found and found[e.name].ndim == 2 and e.dtype.kind in "iu"]
+    plain = [name for name in tables if not any(name.lower().endswith(role) for role in ROLES)]
+    return found[plain[0]] if len(plain) == 1 else None
+
+
+class Filled(Column):
+    """A mask of ones, types of zero or running positions, as long as the tokens beside it."""
+
+    def __init__(self, entry: Input, role: Role, tokens: Rows, *, mask: Rows | None = None, past: int = 0) -> None:
+        self.role, self.tokens, self.mask, self.past = role, tokens, mask, past
+        count, length = int(tokens.shape[0]), int(tokens.shape[1])
+        super().__init__((count, length + (past if role == "mask" else 0)), entry.dtype)
+
+    def rows(self, numbers: Ints) -> Array:
+        """As many as the tokens of these samples."""
+        count, length = self.tokens[numbers].shape[:2]
+        if self.role == "positions":
+            return positions(length, count, self.dtype, self.past, None if self.mask is None else self.mask[numbers])
+        if self.role == "types":
+            return np.zeros((count, length), self.dtype)
+        return np.ones((count, length + self.past), self.dtype)
+
+
+def positions(length: int, count: int, dtype: np.dtype[Any], past: int = 0, mask: Array | None = None) -> Array:
+    """(count, length) positions of tokens; padding before a text does not count, as exported models expect it."""
+    if mask is None:
+        return np.broadcast_to(np.arange(past, past + length), (count, length)).astype(dtype)
+    counted = np.maximum(np.cumsum(mask != 0, axis=1) - 1, 0)[:, -length:]
+    return np.asarray(counted.astype(dtype))

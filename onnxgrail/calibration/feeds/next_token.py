@@ -1,0 +1,44 @@
+"""Whether a model predicts the next token, found out by running it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.runtime.session import Session
+from onnxgrail.core import Array, Feed
+
+NAMES = ("decoder_input_ids", "input_ids")  # where both are there, the first is what logits belong to
+
+
+def predicted(session: Session, feed: Feed, outputs: Feed) -> str | None:
+    """The input of tokens that a model predicts one by one, None where there is none.
+
+    Models that fill in blanks have outputs of the same shape, but those see the tokens behind: another last token then
+    alters what is said at the earlier ones.
+
+    Args:
+        session: of the model.
+        feed: of real texts.
+        outputs: what the model makes of it.
+    """
+    name = next((name for name in NAMES if name in feed), None)
+    if name is None:
+        return None
+    tokens, mask = feed[name], padding_mask(feed)
+    scores = next((n for n, a in outputs.items() if "logit" in n.lower() and _per_token(a, tokens)), None)
+    if scores is None or tokens.shape[1] < 2 or tokens.min() == tokens.max():
+        return None
+    real = np.ones(tokens.shape, bool) if mask is None or mask.shape != tokens.shape else mask
+    last = tokens.shape[1] - 1 - real[:, ::-1].argmax(axis=1)
+    rows = np.arange(len(tokens))
+    other = tokens.copy()
+    other[rows, last] = np.where(tokens[rows, last] == tokens.max(), tokens.min(), tokens.max())
+    before, after = outputs[scores], np.asarray(session.run({**feed, name: other})[scores])
+    earlier = real & (np.arange(tokens.shape[1]) < last[:, None])
+    size = float(np.abs(before[earlier]).max(initial=0.0))
+    return name if np.allclose(before[earlier], after[earlier], rtol=1e-3, atol=1e-3 * size) else None
+
+
+def _per_token(array: object, tokens: Array) -> bool:
+    return isinstance(array, np.ndarray) and array.ndim == 3 and array.shape[:2] == tokens.shape

@@ -1,0 +1,126 @@
+"""What readers hand over: arrays by input name, in memory, mapped, or made when a batch asks for its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.core import Array, Ints, Labels
+from onnxgrail.errors import DataError, OnnxGrailError
+from onnxgrail.machine.files.unchanged import SteadyFile
+
+
+class Column(ABC):
+    """Samples of one input that are made row by row, so that one batch is in memory at a time.
+
+    It stands where an array could: with a dtype, a shape whose first axis counts samples, and rows by number.  Rows of
+    different lengths may be shorter than `shape` says: a batch is as long as its longest row.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype = shape, dtype
+
+    @abstractmethod
+    def rows(self, numbers: Ints) -> Array:
+        """The samples of these numbers, in this order."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, numbers: Ints) -> Array:
+        return self.rows(np.asarray(numbers))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.rows(np.arange(len(self))), dtype=dtype)
+
+
+Rows = Array | Column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """Arrays that belong together: one file, or one ready feed.
+
+    Attributes:
+        source: what messages call it.
+        arrays: one array per model input.
+        ready: the arrays are one feed already and are never cut into batches.
+        notes: what was ignored or assumed while reading.
+        labels: right classes of the samples, which no model is fed.
+        files: mapped files that the arrays are windows on.
+    """
+
+    source: str
+    arrays: Mapping[str, Rows]
+    ready: bool = False
+    notes: tuple[str, ...] = ()
+    labels: Labels | None = None
+    files: tuple[SteadyFile, ...] = ()
+
+    def check(self) -> None:
+        """Check that mapped files are as they were.
+
+        Raises:
+            DataError: one is not.
+        """
+        for file in self.files:
+            file.check()
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """Sort key of file names: numbers count as numbers."""
+    return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", path.name)]
+
+
+@contextlib.contextmanager
+def foreign(source: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one line."""
+    try:
+        yield
+    except OnnxGrailError:
+        raise
+    except Exception as error:
+        raise DataError(f"{source} raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def readable(path: object) -> Iterator[None]:
+    """Turn what numpy, zipfile, protobuf and the libraries of extras raise on a broken file into one line.
+
+    Raises:
+        DataError: in place of whatever else, and for a device or a pipe, which might never end.
+    """
+    if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{str(path)!r} is a device or a pipe, expected a file")
+    try:
+        yield
+    except OnnxGrailError:
+        raise
+    except ValueError as error:
+        if any(word in str(error).lower() for word in ("pickle", "python objects")):
+            hint = "Save plain arrays; pickled objects are never loaded"
+            raise DataError(f"{str(path)!r} holds pickled objects", hint=hint) from error
+        raise DataError(f"cannot read {str(path)!r}: {error}") from error
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read {str(path)!r}: {error}") from error
+    except Exception as error:  # protobuf, tokenizers and pillow raise their own, unrelated to any built-in
+        raise DataError(f"cannot read {str(path)!r}: {type(error).__name__}: {error}") from error

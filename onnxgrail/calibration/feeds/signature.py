@@ -1,0 +1,214 @@
+"""What a model must be fed: its real inputs, and whether an array fits one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.shapes.ids import table_rows
+from onnxgrail.core import Array, Feed
+from onnxgrail.errors import DataError, ModelError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """One graph input that a feed must hold.
+
+    Attributes:
+        name: its name in the graph.
+        dtype: numpy dtype (a dtype of `ml_dtypes` for bfloat16 and smaller floats, object for strings).
+        shape: per axis a number, the name of a symbolic dimension, or None; None as a whole when no rank is declared.
+        rows: of the smallest constant table that every value is looked up in; None where there is none.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+    rows: int | None = None
+
+    def __str__(self) -> str:
+        """`name dtype[batch, 3, 224, 224]`, as messages show it."""
+        dims = "..." if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name} {self.dtype}[{dims}]"
+
+
+Signature = tuple[Input, ...]
+
+
+def signature_of(model: ir.Model) -> Signature:
+    """The inputs a feed must hold, in graph order; inputs with a default value (also initializers) are left out.
+
+    Raises:
+        ModelError: an input is not a tensor.
+    """
+    found = []
+    for value in model.graph.inputs:
+        if value.name is None or value.name in model.graph.initializers:
+            continue
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            raise ModelError(f"input {value.name!r} is a {type(value.type).__name__}, expected a tensor")
+        if value.dtype in (None, ir.DataType.UNDEFINED):
+            raise ModelError(f"input {value.name!r} declares no element type")
+        dtype = np.dtype(object) if value.dtype == ir.DataType.STRING else value.dtype.numpy()
+        shape = None if value.shape is None else _dims(value.shape)
+        rows = table_rows(model, value.name, exact=True) if dtype.kind in "iu" else None
+        found.append(Input(name=value.name, dtype=dtype, shape=shape, rows=rows))
+    return tuple(found)
+
+
+def _dims(shape: ir.Shape) -> tuple[int | str | None, ...]:
+    # A negative size is how some writers say that it is open, and how ONNX Runtime takes it.
+    return tuple((dim if dim >= 0 else None) if isinstance(dim, int) else dim.value for dim in shape)
+
+
+def free_sizes(signature: Signature, feeds: Iterable[Feed]) -> dict[str, int]:
+    """Sizes of the named dimensions that are the same wherever they stand, in all feeds."""
+    found: dict[str, set[int]] = {}
+    for feed in feeds:
+        for entry in signature:
+            for dim, size in zip(entry.shape or (), np.shape(feed[entry.name]), strict=False):
+                if isinstance(dim, str):
+                    found.setdefault(dim, set()).add(size)
+    return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
+
+
+def describe(signature: Signature) -> str:
+    """The whole signature on one line."""
+    return "; ".join(str(entry) for entry in signature) or "no inputs"
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a float, those of `ml_dtypes` (kind V) included."""
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def check_names(names: set[str], signature: Signature, source: str, others: Mapping[str, Any] | None = None) -> None:
+    """Whether exactly the model's inputs are there; `others` are arrays of unknown names, shown in the message.
+
+    Raises:
+        DataError: an input is missing, or a name is not an input.
+    """
+    wanted = [entry.name for entry in signature]
+    missing, extra = [n for n in wanted if n not in names], sorted(names - set(wanted))
+    hint = f"The model takes: {describe(signature)}"
+    if missing:
+        also = f", has {', '.join(_shown(name, (others or {}).get(name)) for name in extra)}" if extra else ""
+        raise DataError(f"{source}: no array for input {', '.join(map(repr, missing))}{also}", hint=hint)
+    if extra:
+        raise DataError(f"{source}: the model has no input named {', '.join(map(repr, extra))}", hint=hint)
+
+
+def _shown(name: str, array: Any) -> str:
+    return repr(name) if array is None else f"{name!r} {array.dtype}{list(array.shape)}"
+
+
+def check_array(array: Any, entry: Input, source: str, *, batch_axis: bool) -> tuple[str, ...]:
+    """Whether an array fits an input; returns notes about a dtype that will be converted, which loses nothing.
+
+    Args:
+        array: (n, ...) samples, or exactly what the model takes.
+        entry: the input.
+        source: what messages call the data.
+        batch_axis: the first axis counts samples, so its length is not compared with the declared one.
+
+    Raises:
+        DataError: dtype, rank or a fixed dimension differs, or the array is empty.
+    """
+    where = f"{source}, input {entry.name!r}"
+    note = _convertible(array.dtype, entry, where)
+    if entry.shape is not None:
+        if array.ndim != len(entry.shape):
+            raise DataError(
+                f"{where}: got rank {array.ndim} (shape {list(array.shape)}), expected rank {len(entry.shape)}",
+                hint=f"The model takes: {entry}",
+            )
+        for axis, (got, declared) in enumerate(zip(array.shape, entry.shape, strict=True)):
+            if isinstance(declared, int) and got != declared and not (axis == 0 and batch_axis):
+                raise DataError(
+                    f"{where}: got {got} at axis {axis} (shape {list(array.shape)}), expected {declared}",
+                    hint=f"The model takes: {entry}",
+                )
+    declared_empty = entry.shape is not None and 0 in entry.shape
+    if array.size == 0 and (array.ndim == 0 or array.shape[0] == 0) and not declared_empty:
+        raise DataError(f"{where}: no samples (shape {list(array.shape)})", hint="Give at least one sample")
+    return note
+
+
+def converts(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether one dtype may become the other: where nothing is lost, and integers where every value fits.
+
+    Floats have no such test worth making: the rest is the user's decision.
+    """
+    if got == want or (want.kind == "O" and got.kind in "OUS") or (got.kind in "iu" and want.kind in "iu"):
+        return True
+    return is_float(got) and is_float(want) and np.can_cast(got, want, "safe")
+
+
+def _convertible(got: np.dtype[Any], entry: Input, where: str) -> tuple[str, ...]:
+    want = entry.dtype
+    if got == want or (want.kind == "O" and got.kind in "OUS"):
+        return ()
+    if converts(got, want):
+        return (f"input {entry.name!r}: converted from {got} to {want}",)
+    raise DataError(
+        f"{where}: got {got}, expected {want}", hint=f"Convert it with .astype({str(want)!r}); the model takes: {entry}"
+    )
+
+
+def convert(array: Array, entry: Input) -> Array:
+    """An array that passed `check_array` in the input's dtype, contiguous; no value changes."""
+    return np.ascontiguousarray(array, dtype=entry.dtype).reshape(array.shape)
+
+
+def count_bad(array: Array, entry: Input) -> int:
+    """How many values are NaN or infinite; minus infinity is what an additive attention mask consists of."""
+    if not is_float(array.dtype):
+        return 0
+    good = np.isfinite(array)
+    if "mask" in entry.name.lower():
+        good |= np.isneginf(array)
+    return int(good.size - np.count_nonzero(good))
+
+
+def check_integers(array: Array, entry: Input, source: str) -> None:
+    """Whether integers fit the input's dtype and the table that they are looked up in.
+
+    Raises:
+        DataError: a value is out of range.
+    """
+    if array.dtype.kind not in "iu" or entry.dtype.kind not in "iu" or not array.size:
+        return
+    low, high, limits = int(array.min()), int(array.max()), np.iinfo(entry.dtype)
+    where = f"{source}, input {entry.name!r}"
+    if low < limits.min or high > limits.max:
+        raise DataError(f"{where}: values from {low} to {high} do not fit {entry.dtype}", hint=f"It takes: {entry}")
+    if entry.rows is not None and high >= entry.rows:
+        raise DataError(
+            f"{where}: ids up to {high}, the model's table has {entry.rows} rows",
+            hint="Take the tokenizer and the data that belong to this model",
+        )
+
+
+def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:
+    """The error for data that hold NaN or infinity."""
+    return DataError(
+        f"{source}, input {entry.name!r}: {bad} of {size} values are NaN or infinite", hint="Remove those samples"
+    )
+
+
+def padding_mask(feed: Mapping[str, Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Which (sample, token) positions are real, from a (B, S) integer or boolean attention-mask input of the feed.
+
+    Returns:
+        (B, S) booleans, or None when no input is such a mask or nothing is padded.
+    """
+    for name in ("attention_mask", "input_mask", "mask"):
+        array = feed.get(name)
+        if array is not None and array.ndim == 2 and array.dtype.kind in "iub":
+            mask = array != 0
+            return None if mask.all() else mask
+    return None

@@ -1,0 +1,270 @@
+"""From what the user gave to a traced model: load, read or draw data, run once, trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.branching import Maker, Seen, look
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.data import Source, read, read_apart
+from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, asked_for, few, words_of
+from onnxgrail.calibration.feeds.reading import reading_of
+from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.proof import prove
+from onnxgrail.calibration.runtime.session import shapes_of
+from onnxgrail.calibration.shapes.dims import Usual
+from onnxgrail.calibration.shapes.suiting import suited, told
+from onnxgrail.calibration.shapes.synthetic import synthetic
+from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.core import Array, Block, Bools, Floats, Recipe, Refusal
+from onnxgrail.errors import ModelError, StoppedError, UsageError
+from onnxgrail.graph.fittable.scales import widened
+from onnxgrail.graph.flatten.branches import Route, folded
+from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted, unlist
+from onnxgrail.graph.io.interop import from_any
+from onnxgrail.graph.io.mapped import unchanged
+from onnxgrail.graph.io.model_file import copy, load
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.rewrite.interface import changed, note
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
+from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.machine.files.paths import path_of
+from onnxgrail.machine.group.sums import SOLO, Group
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.machine.steps.steps import Steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prepared:
+    """A model that has been read, run once and traced.
+
+    Attributes:
+        source: path or bytes or object as given; path: of the file, where that is what was given.
+        model: the graph, with the branches of its Ifs laid out, never changed.
+        batches: calibration feeds; survey: its trace.
+        feed: the small feed of the trace; samples: how many samples it holds.
+        routes: the branches that each calibration feed takes; nothing for a model without any.
+        gradients: by block, what `View.gradient` is; nothing where no selector asks.
+        held_out: samples that judge the result and that nothing is fitted to; None where there are none.
+        asked: how the user asked for them.
+        unlisted: weights that were inputs of the graph and no longer are.
+    """
+
+    source: Any
+    path: Path | None
+    model: ir.Model
+    batches: Batches
+    survey: Survey
+    feed: Mapping[str, Array]
+    gradients: Mapping[str, Floats] = field(default_factory=dict)
+    held_out: HeldOut | None = None
+    asked: str = AUTO
+    unlisted: Unlisted = NOTHING
+    routes: Mapping[Maker, Route] = field(default_factory=dict)
+
+    @property
+    def given(self) -> ir.Model:
+        """The model with the inputs that it was given with: what a comparison of speed starts from."""
+        return relisted(self.model, self.unlisted)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the probe feed: the common first axis, 1 where there is none."""
+        return samples_of(self.feed)
+
+    def as_written(self) -> Prepared:
+        """Return the same with the graph as a file has it, for what does not follow channels into branches."""
+        return replace(self, model=folded(self.model))
+
+    @property
+    def judges(self) -> Batches:
+        """Feeds that judge the result: those held back from every fit, or else a few that fits have seen."""
+        return few(self.batches) if self.held_out is None else self.held_out.batches
+
+    def scarce(self) -> str:
+        """Return a warning where the data hold too few samples to rest statistics on, empty otherwise."""
+        held = self.held_out
+        return self.batches.scarce(0 if held is None or held.own else held.batches.samples)
+
+
+def samples_of(feed: Mapping[str, Array]) -> int:
+    """Return how many samples a feed holds: the common first axis, 1 where there is none."""
+    sizes = {array.shape[0] if array.ndim else 1 for array in feed.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = None) -> Prepared:
+    """Load a model, find its calibration data, run it once and trace it.
+
+    Args:
+        source: the model, as a path or an object.
+        data: calibration data of any kind; None for random inputs.
+        job: choices, clock and processes.
+        held_out: data that judge the result, or how many samples of `data` do.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+        DataError: the data do not fit it.
+        UsageError: samples are to be held out of data that nobody gave.
+    """
+    recipe, clock = job.recipe, job.clock
+    with clock.stage("load"):
+        model = load(from_any(source))
+        unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
+    with clock.stage("data"):
+        batches, held = _batches(model, data, recipe, job.group, held_out)
+    with clock.stage("observe"), unchanged(model):  # the model is run: its own price, not the tracer's
+        batches, seen = _running(model, batches, recipe)
+    with clock.stage("trace"), unchanged(model):
+        survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
+        survey = survey if recipe.norms == "none" else widened(seen.model, survey)
+    return Prepared(
+        source=source,
+        path=path_of(source),
+        model=seen.model,
+        unlisted=unlisted,
+        batches=batches,
+        survey=survey,
+        feed=seen.feed,
+        held_out=held,
+        asked=words_of(held_out) if held is None else held.asked,
+        routes=seen.routes,
+    )
+
+
+def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:
+    """Feeds that the model runs on, and what was seen: where sizes were drawn and do not suit it, others are tried."""
+    try:
+        return batches, look(model, batches, recipe.providers)
+    except ModelError as error:
+        stopped = isinstance(error, StoppedError)
+        if stopped or not batches.synthetic or recipe.input_shapes or error.hint != batches.hint:
+            raise
+        found, tried = suited(model, functools.partial(_drawn, model, recipe), providers=recipe.providers)
+        if found is None:
+            raise ModelError(str(error.args[0]), hint=f"{error.hint}. Tried: {told(tried)}") from error
+        note = f"the model does not run on the usual sizes; drawn instead: {shapes_of(found.first())}"
+        return replace(found, notes=(*found.notes, note)), look(model, found, recipe.providers)
+
+
+def _drawn(
+    model: ir.Model, recipe: Recipe, usual: Usual | None = None, sizes: Mapping[str, int] | None = None
+) -> Batches:
+    return synthetic(
+        model,
+        signature_of(model),
+        samples=recipe.samples,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        input_shapes=recipe.input_shapes,
+        usual=usual,
+        sizes=sizes,
+    )
+
+
+def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:
+    """Calibration feeds, and those that judge: samples held back from the same data, or data of their own."""
+    signature = signature_of(model)
+    common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
+    count, source = asked_for(held_out)
+    if count and data is None:
+        raise UsageError(f"--held-out {count} needs --data", hint="Drawn inputs say little about real ones")
+    reading = reading_of(
+        tokenizer=recipe.tokenizer,
+        sequence_length=recipe.sequence_length,
+        image_mean=recipe.image_mean,
+        image_std=recipe.image_std,
+        input_shapes=recipe.input_shapes,
+    )
+    own: Batches | None = None
+    if source is not None:
+        own = read(source, signature, reading=reading, group=group, batch_size=recipe.batch_size)
+    held: Batches | None = None
+    if data is not None:
+        batches, held = read_apart(data, signature, count, reading=reading, group=group, **common)
+    else:
+        if own is None:
+            reading.unused(frozenset(), "drawn inputs")
+        batches = _drawn(model, recipe)
+    if own is not None:
+        return batches, HeldOut(asked=own.source, batches=own, own=True)
+    return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
+
+
+def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:
+    """The calibration data on their way through the model, dealt out to the processes of a group.
+
+    It is one of `share` streams that keep to one cache budget.
+    """
+    return Stream(
+        prepared.model,
+        prepared.survey,
+        prepared.batches,
+        providers=recipe.providers,
+        budget=cache_bytes(recipe) // share,
+        group=group,
+        routes=prepared.routes,
+    )
+
+
+def proved(
+    prepared: Prepared,
+    recipe: Recipe,
+    blocks: Sequence[Block],
+    widths: Mapping[str, int],
+    dead: Bools | None = None,
+    *,
+    group: Group = SOLO,
+) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
+    """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`.
+
+    The first of several processes does it for all.
+    """
+
+    def proof() -> Record:
+        model, survey = prepared.model, prepared.survey
+        good, refusals = prove(model, survey, blocks, widths, prepared.feed, providers=recipe.providers, dead=dead)
+        return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
+
+    found = Steps(group=group).shared(proof).notes
+    return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
+
+
+def rounds(prepared: Prepared) -> bool:
+    """Whether activations are rounded to integers on the way, so that the last digit of a sum can tip over a step."""
+    constants = prepared.survey.facts.constants
+    return any(
+        node.op_type == "QuantizeLinear" and (node.outputs[0].name or "") not in constants
+        for node in prepared.model.graph
+    )
+
+
+def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
+    """A copy of the model with all decisions written in, as a file will have it."""
+    slim = copy(prepared.model)
+    apply(slim.graph, prepared.survey, ledger)
+    note(slim, changed(prepared.model, prepared.survey, ledger.dead))
+    return folded(slim)
+
+
+def judged_by(prepared: Prepared) -> dict[str, Any]:
+    """Return what the samples are that judge the result, and how the user asked for them."""
+    held = prepared.held_out
+    if held is not None:
+        return {"on": "held-out", **held_out_entry(held)}
+    batches = prepared.judges
+    on = "random" if batches.synthetic else "calibration"
+    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": sum(map(samples_of, batches))}
+
+
+def held_out_entry(held: HeldOut) -> dict[str, Any]:
+    """Return which samples are held out, and how the user asked for them."""
+    return {"asked": held.asked, "source": held.batches.source, "samples": held.batches.samples}

@@ -1,0 +1,1 @@
+"""ONNX Runtime: sessions, threads, timing, trial runs, quantization tools."""

@@ -1,0 +1,117 @@
+"""Half precision by the tool of ONNX Runtime; nodes with which ONNX Runtime dies stay in float32."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxgrail.calibration.runtime.trial import Trial
+
+TRIALS, SECONDS = 64, 60.0  # bounds of the search for the nodes to blame
+Works = Callable[[Sequence[str]], bool]
+
+
+def convert(source: Path, target: Path, blocked: Sequence[str] = ()) -> None:
+    """Write a model in half precision whose inputs and outputs keep their types.
+
+    Args:
+        source: a model in float32.
+        target: file to write.
+        blocked: names of nodes that stay in float32.
+    """
+    from onnxruntime.transformers import float16
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # small weights become zero, which the comparison judges
+        plain = named(source)
+        outputs = _apart(plain.graph)
+        made = float16.convert_float_to_float16(plain, keep_io_types=True, node_block_list=list(blocked))
+    _once(made.graph)
+    converted = {output.name: output for output in made.graph.output if not output.type.HasField("tensor_type")}
+    outputs = [converted.get(output.name, output) for output in outputs]  # what sequences hold has no cast
+    del made.graph.output[:]
+    made.graph.output.extend(outputs)
+    onnx.save(made, target)
+
+
+def named(source: Path) -> onnx.ModelProto:
+    """Return a model whose nodes have names, without recorded shapes, which would contradict the new types."""
+    proto: onnx.ModelProto = onnx.load(source)
+    del proto.graph.value_info[:]
+    taken = {node.name for node in proto.graph.node}
+    for number, node in enumerate(proto.graph.node):
+        if not node.name and (name := f"{node.op_type}_{number}") not in taken:
+            node.name = name
+    return proto
+
+
+def _apart(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Leave each output that a node makes once, since the tool adds a cast per output; return all of them."""
+    outputs = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in graph.output]
+    made = {name for node in graph.node for name in node.output}
+    del graph.output[:]
+    graph.output.extend({output.name: output for output in outputs if output.name in made}.values())
+    return outputs
+
+
+def _once(graph: onnx.GraphProto) -> None:
+    """Remove repeated casts: the tool adds one per node that reads a tensor, all with the same output."""
+    made: set[str] = set()
+    kept = []
+    for node in graph.node:
+        if node.op_type != "Cast" or node.output[0] not in made:
+            kept.append(node)
+        made.update(node.output)
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def culprits(source: Path, make: Callable[[Sequence[str]], Trial]) -> tuple[str, ...]:
+    """Return names of few nodes that must stay in float32 so that ONNX Runtime runs the model; none if nothing helps.
+
+    Args:
+        source: the model in float32.
+        make: converts the model with the named nodes in float32, and tries the result.
+    """
+    nodes = [node for node in named(source).graph.node if node.name and node.op_type != "Constant"]
+    end = time.monotonic() + SECONDS
+    cache: dict[frozenset[str], bool] = {}
+
+    def works(names: Sequence[str]) -> bool:
+        key = frozenset(names)
+        if key not in cache and (len(cache) >= TRIALS or time.monotonic() > end):
+            return False
+        if key not in cache:
+            cache[key] = not make(names).problem
+        return cache[key]
+
+    every = [node.name for node in nodes]
+    if not works(every):
+        return ()
+    kinds = {node.op_type: [n.name for n in nodes if n.op_type == node.op_type] for node in nodes}
+    small = sorted(kinds.values(), key=len)
+    return tuple(fewest(next((names for names in small if works(names)), every), works))
+
+
+def fewest(names: Sequence[str], works: Works) -> list[str]:
+    """Return few of the names for which `works` still holds.
+
+    References:
+        Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input" (ddmin).
+    """
+    left, parts = list(names), 2
+    while len(left) > 1:
+        size = -(-len(left) // parts)
+        pieces = [left[start : start + size] for start in range(0, len(left), size)]
+        rests = [[name for name in left if name not in piece] for piece in pieces] if len(pieces) > 2 else []
+        smaller = next((some for some in [*pieces, *rests] if works(some)), None)
+        if smaller is None and size == 1:
+            break
+        parts = 2 * parts if smaller is None else 2 if smaller in pieces else max(len(pieces) - 1, 2)
+        left = left if smaller is None else smaller
+    return left

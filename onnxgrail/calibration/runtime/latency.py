@@ -1,0 +1,65 @@
+"""How long one run takes in ONNX Runtime, two models in turn so that a busy machine slows both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.signature import Signature
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.timing import Times, summarise, take_turns
+from onnxgrail.core import Array, Feed, Floats
+from onnxgrail.graph.io.serial import Packed
+
+WARM, LEAST, MOST = 2, 9, 60  # runs of each model
+SECONDS = 1.0  # spent on a pair of models once there are enough runs
+LONGER = 1.5  # where times are reported with their spread
+
+Source = Packed | bytes | str | Path
+
+
+def single(feed: Feed, signature: Signature) -> dict[str, Array]:
+    """One sample of a feed where the model leaves the batch open, else the feed."""
+    arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
+    fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
+    if fixed or len({a.shape[0] if a.ndim else -1 for a in arrays.values()}) != 1:
+        return arrays
+    return {name: a[:1] if a.ndim else a for name, a in arrays.items()}
+
+
+def in_turn(
+    first: Source,
+    second: Source,
+    feeds: tuple[Feed, Feed],
+    *,
+    providers: Sequence[str],
+) -> tuple[float, float]:
+    """Median milliseconds per run of two models, measured alternately.
+
+    Raises:
+        ModelError: ONNX Runtime does not load or run one of them.
+    """
+    times = _turns((first, second), feeds, providers, seconds=SECONDS, warm=WARM)
+    one, two = np.median(times, axis=1).tolist()
+    return one, two
+
+
+def times_of(sources: Iterable[Source], feeds: Sequence[Feed], *, providers: Sequence[str]) -> tuple[Times, ...]:
+    """What runs of some models take, measured alternately, each on its feed.
+
+    Raises:
+        ModelError: ONNX Runtime does not load or run one of them.
+    """
+    return summarise(_turns(sources, feeds, providers, seconds=LONGER))
+
+
+def _turns(
+    sources: Iterable[Source], feeds: Sequence[Feed], providers: Sequence[str], *, seconds: float, **more: int
+) -> Floats:
+    """Milliseconds (models, rounds)."""
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(open_session(source, providers=providers)) for source in sources]
+        return take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=seconds, **more)

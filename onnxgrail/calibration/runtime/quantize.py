@@ -1,0 +1,306 @@
+"""Weights and activations in fewer bits, by the tools of ONNX Runtime; always behind the narrowing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.calibration.runtime import half
+from onnxgrail.calibration.runtime.session import CPU, open_session, reason, runtime
+from onnxgrail.calibration.runtime.trial import Trial, try_out
+from onnxgrail.core import Feed
+from onnxgrail.errors import ModelError, QuantisedError
+from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
+from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.io.tails import cut, joined
+from onnxgrail.machine.files.temporary import scratch
+
+LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no kernel for Conv on a CPU
+MARKS = ("QLinear", "DequantizeLinear", "QuantizeLinear", "DynamicQuantize", "MatMulNBits", "QAttention", "QGemm")
+INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
+NOISE = 7e-4  # share of an activation's energy that 8 bits may add as noise; beyond, its layer stays in float
+STEPS = 255
+FIRST_OPSET = 13  # scales per channel
+OUTLIERS = "outliers in their inputs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Quantised:
+    """A model in fewer bits.
+
+    Attributes:
+        model: the graph.
+        kept: names of layers that stay in float; why: the reason.
+        ops: how many operators of each kind were added.
+        bytes_before, bytes_after: of the file, with and without.
+    """
+
+    model: ir.Model
+    kept: tuple[str, ...]
+    why: str
+    ops: Mapping[str, int]
+    bytes_before: int
+    bytes_after: int
+
+
+def is_quantised(model: ir.Model) -> bool:
+    """Whether a graph computes with integers, or stores weights as such."""
+    return any(node.op_type.startswith(MARKS) or node.op_type in INTEGER for node in model.graph)
+
+
+def refuse(model: ir.Model, kind: str) -> None:
+    """Whether a model can still be quantised.
+
+    Raises:
+        QuantisedError: it is already, or has half precision already.
+        ModelError: it is too large, or its opset too old.
+    """
+    if is_quantised(model):
+        raise QuantisedError(
+            f"--quantize {kind}: the model is quantised already",
+            hint="Narrow and quantise the float model it was made from; leave out --quantize to narrow it as it is",
+        )
+    types = {value.dtype for value in model.graph.initializers.values()}
+    if kind != "fp16" and any(_weight_type(node) == ir.DataType.FLOAT16 for node in model.graph):
+        raise QuantisedError(
+            f"--quantize {kind}: the model has half precision already, and ONNX Runtime quantises float32 weights only",
+            hint="Narrow and quantise the float32 model it was made from; leave out --quantize to narrow it as it is",
+        )
+    if kind == "fp16" and ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in types:
+        raise QuantisedError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
+    if ir.DataType.BFLOAT16 in types:
+        raise ModelError(f"--quantize {kind}: ONNX Runtime quantises no bfloat16", hint="Give the float32 model")
+    if weight_bytes(model) > LIMIT:
+        raise ModelError(
+            f"--quantize {kind}: the model is over 2 GiB", hint="Quantise the written file with a tool for such models"
+        )
+    opset = model.opset_imports.get("", 0)
+    if kind.startswith("int8") and opset < FIRST_OPSET:
+        raise ModelError(
+            f"--quantize {kind} needs opset {FIRST_OPSET}, the model has {opset}", hint="Export it with a newer opset"
+        )
+
+
+def _weight_type(node: ir.Node) -> ir.DataType | None:
+    """Type of the weight of a layer; None for every other node."""
+    if node.op_type not in LAYERS or len(node.inputs) < 2 or node.inputs[1] is None:
+        return None
+    return node.inputs[1].dtype if node.inputs[1].const_value is not None else None
+
+
+def quantise(
+    model: ir.Model,
+    feeds: Iterable[Feed],
+    kind: str,
+    *,
+    symmetric: bool = False,
+    probe: Feed | None = None,
+    providers: Sequence[str] = CPU,
+) -> Quantised:
+    """The model in `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
+
+    The result is tried in a child process.  Nodes with which ONNX Runtime dies in half precision stay in float32.
+
+    Args:
+        model: a float model; not changed.
+        feeds: calibration data, read once or twice, for `int8` only.
+        kind: one of the three.
+        symmetric: zero points are zero and activations signed, as TensorRT wants it; on a CPU unsigned ones are faster.
+        probe: a small feed that the result is tried on; without one it is only opened.
+        providers: execution providers that the result is tried with.
+
+    Raises:
+        ModelError: ONNX Runtime's tool fails, or ONNX Runtime dies with the result.
+    """
+    runtime()
+    core, tail = cut(model)
+    kept: tuple[str, ...] = ()
+    why = OUTLIERS
+    with scratch() as folder, _quiet():
+        source, target = folder / "narrowed.onnx", folder / "quantised.onnx"
+        save(core, source)
+        trial = partial(_tried, core, target, probe, providers)
+        try:
+            if kind == "fp16":
+                kept, why, found = _halve(source, target, trial)
+            elif kind == "int8-dynamic":
+                _dynamic(source, target)
+                found = trial()
+            else:
+                kept = _static(source, list(feeds), target, symmetric=symmetric)
+                found = trial()
+        except (ModelError, OSError):
+            raise
+        except Exception as error:  # whatever the tool meets in a graph it does not know
+            raise ModelError(
+                f"--quantize {kind}: {type(error).__name__}: {reason(error)}",
+                hint="The narrowed model without --quantize is not affected",
+            ) from error
+        if found.died:
+            hint = "The narrowed model without --quantize is not affected"
+            raise ModelError(f"--quantize {kind}: {found.problem} when it opens or runs the result", hint=hint)
+        made = joined(load(target.read_bytes()), tail)
+        sizes = source.stat().st_size, target.stat().st_size
+    return Quantised(
+        model=made, kept=kept, why=why, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]
+    )
+
+
+def _tried(model: ir.Model, target: Path, probe: Feed | None, providers: Sequence[str]) -> Trial:
+    """Write a tool's result again as the final file will be, and try that."""
+    made = load(target.read_bytes())
+    made.metadata_props.clear()
+    made.metadata_props.update(model.metadata_props)
+    made.graph.name = model.graph.name
+    save(made, target)  # the tools leave shapes of intermediates in their files
+    inputs = [value.name for value in made.graph.inputs if value.name not in made.graph.initializers]
+    arrays = [np.asarray(probe[name]) for name in inputs if name] if probe is not None else []
+    return try_out(target, arrays, providers=providers)
+
+
+def _halve(source: Path, target: Path, trial: Callable[[], Trial]) -> tuple[tuple[str, ...], str, Trial]:
+    """Return names of the nodes that stay in float32, the reason, and how the written file did."""
+
+    def make(blocked: Sequence[str]) -> Trial:
+        half.convert(source, target, blocked)
+        return trial()
+
+    first = make(())
+    kept = half.culprits(source, make) if first.problem else ()
+    last = make(kept) if first.problem else first
+    return kept, f"in half precision {first.problem}" if kept else "", last
+
+
+def _plain(source: Path) -> onnx.ModelProto:
+    """A model without recorded shapes, which would contradict weights that a tool turns."""
+    proto: onnx.ModelProto = onnx.load(source)
+    del proto.graph.value_info[:]
+    return proto
+
+
+def _added(before: ir.Model, after: ir.Model) -> dict[str, int]:
+    counts = Counter(node.op_type for node in after.graph)
+    counts.subtract(Counter(node.op_type for node in before.graph))
+    return {name: number for name, number in sorted(counts.items()) if number > 0}
+
+
+def _dynamic(source: Path, target: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        _plain(source),
+        target,
+        op_types_to_quantize=list(DYNAMIC),
+        per_channel=True,
+        reduce_range=True,  # as in `_static`
+        weight_type=QuantType.QInt8,
+    )
+
+
+def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -> tuple[str, ...]:
+    """Names of layers that stay in float."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(feeds)
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next((dict(feed) for feed in self.left), None)
+
+    first = target.with_name("prepared.onnx")
+    # Normalisations go into convolutions first: what is between them would be rounded twice.
+    quant_pre_process(source, first, skip_symbolic_shape=True)
+    _flatten_biases(first)
+    ready = load(first.read_bytes())
+    loud = _loud(ready, feeds)
+    weights = ready.graph.initializers
+    tables = [
+        node.name or ""
+        for node in ready.graph
+        if node.op_type == "Gather" and (node.inputs[0] is None or node.inputs[0].name not in weights)
+    ]
+    quantize_static(
+        first,
+        target,
+        Reader(),
+        per_channel=True,
+        # Weights of 7 bits: sums of 8-bit products saturate in the kernels of x86 processors without VNNI.
+        reduce_range=not symmetric,
+        activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        op_types_to_quantize=[*LAYERS, "Gather"],
+        nodes_to_exclude=[*loud, *tables],
+        extra_options={"ActivationSymmetric": symmetric},
+    )
+    return loud
+
+
+def _flatten_biases(path: Path) -> None:
+    """Give biases of Gemm one axis: of the two that skl2onnx writes, the tool takes the first for the channels."""
+    proto: onnx.ModelProto = onnx.load(path)
+    nodes = proto.graph.node
+    biases = {node.input[2] for node in nodes if node.op_type == "Gemm" and len(node.input) > 2}
+    biases -= {name for node in nodes for name in (node.input[:2] if node.op_type == "Gemm" else node.input)}
+    rows = [t for t in proto.graph.initializer if t.name in biases and len(t.dims) == 2 and t.dims[0] == 1]
+    if rows:
+        for tensor in rows:
+            del tensor.dims[0]
+        del proto.graph.value_info[:]
+        onnx.save(proto, path)
+
+
+def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
+    """Layers that read an activation of which 8 bits over its whole range would leave little.
+
+    A step of s adds noise of energy s²/12 per element, and outliers make s large where most values are small.
+    """
+    reads: dict[str, list[str]] = {}
+    for node in model.graph:
+        if node.op_type in LAYERS:
+            names = [v.name or "" for v in node.inputs[:2] if v is not None]
+            reads[node.name or ""] = [name for name in names if name not in model.graph.initializers]
+    inputs = {value.name for value in model.graph.inputs}
+    wanted = sorted({name for names in reads.values() for name in names} - inputs)
+    sums: dict[str, tuple[float, float, float, int]] = {}
+    with open_session(pack(model, outputs=wanted), providers=CPU, once=True) as session:
+        for feed in feeds:
+            for name, array in {**session.run(feed), **feed}.items():
+                if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "f":
+                    sums[name] = _summed(sums.get(name, (0.0, 0.0, 0.0, 0)), np.asarray(array, np.float64))
+    noisy = {
+        name: ((high - low) / STEPS) ** 2 / 12 * count > NOISE * energy
+        for name, (low, high, energy, count) in sums.items()
+    }
+    return tuple(node for node, names in reads.items() if any(noisy.get(name, False) for name in names))
+
+
+def _summed(so_far: tuple[float, float, float, int], array: Any) -> tuple[float, float, float, int]:
+    """Least and greatest value (zero among them, as quantisation has it), sum of squares, count."""
+    low, high, energy, count = so_far
+    return min(low, array.min()), max(high, array.max()), energy + float(np.square(array).sum()), count + array.size
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The tools log and print advice for people who call them by hand."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)

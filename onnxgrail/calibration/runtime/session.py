@@ -1,0 +1,324 @@
+"""The one place that opens ONNX Runtime sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from onnxgrail.calibration.runtime.limit import limited
+from onnxgrail.calibration.runtime.threads import count
+from onnxgrail.core import Array, Feed
+from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, OnnxGrailError, UsageError
+from onnxgrail.graph.io.mapped import ROOT
+from onnxgrail.graph.io.serial import Packed
+from onnxgrail.graph.io.widen import wide
+from onnxgrail.machine.device import CUDA, Device, device_of
+
+CPU = ("CPUExecutionProvider",)
+REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
+
+LIBRARIES: ContextVar[tuple[str, ...]] = ContextVar("LIBRARIES", default=())  # of custom operators, for all sessions
+LIBRARY = "Give a shared library built for ONNX Runtime, one that exports RegisterCustomOps"
+
+NAMED = 4  # inputs whose shapes are told in a message
+
+CHECK_CUDA = (
+    "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
+    "nothing was run on the CPU instead"
+)
+_CUSTOM_OP = re.compile(r"(?<!\S)(?!com\.microsoft|ai\.onnx)[^\s:]+:\S+\(-?\d+\) is not a registered function/op")
+_FAILED_DEVICE = re.compile(
+    r"CUDA failure|CUDA error|cudaSetDevice|libcu|CUBLAS failure|CUDNN failure|no CUDA-capable|Invalid device ID",
+    re.IGNORECASE,
+)
+
+
+class Session:
+    """Owns one ONNX Runtime session; a context manager that lets go of it.
+
+    Attributes:
+        inputs: names of the inputs a feed must hold.
+        output_names: names of what `run` returns, in order.
+        types: ONNX Runtime's word for the type of each output, such as `tensor(float)`.
+        providers: execution providers the session really got.
+    """
+
+    def __init__(self, handle: Any, outputs: tuple[str, ...]) -> None:
+        self._handle = handle
+        self.types: dict[str, str] = {o.name: o.type for o in handle.get_outputs()}
+        self.inputs: tuple[str, ...] = tuple(i.name for i in handle.get_inputs())
+        self.output_names = outputs
+        self.providers: tuple[str, ...] = tuple(handle.get_providers())
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        """Outputs by name, owned by the caller.
+
+        Raises:
+            ModelError: ONNX Runtime fails on this feed.
+        """
+        with self._explaining(feed):
+            arrays = {n: wide(feed[n]) for n in self.inputs}
+            with limited() as options:
+                values = self._handle.run(list(self.output_names), arrays, options)
+        return dict(zip(self.output_names, values, strict=True))
+
+    def run_bound(self, feed: Feed, bind: Callable[[Any], None]) -> list[Any]:
+        """OrtValues of a run whose inputs and outputs lie where `bind` ties them, in the order it ties the outputs.
+
+        Raises:
+            ModelError: ONNX Runtime fails on this feed.
+        """
+        with self._explaining(feed):
+            binding = self._handle.io_binding()  # a new one each time: an old one would write over what it gave before
+            bind(binding)
+            binding.synchronize_inputs()
+            with limited() as options:
+                self._handle.run_with_iobinding(binding, options)
+            binding.synchronize_outputs()
+            return list(binding.get_outputs())
+
+    @contextlib.contextmanager
+    def _explaining(self, feed: Feed) -> Iterator[None]:
+        """Say in a line what went wrong with a feed."""
+        if self._handle is None:
+            raise ModelError("the session is closed")
+        try:
+            yield
+        except OnnxGrailError:
+            raise
+        except KeyError as error:
+            raise ModelError(f"the feed has no value for input {error}") from error
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime failed on the feed {shapes_of(feed)}: {reason(error)}") from error
+
+    def close(self) -> None:
+        """Free the session; running it afterwards is an error."""
+        self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_session(
+    source: Packed | bytes | str | Path,
+    *,
+    providers: Sequence[str] = CPU,
+    outputs: Sequence[str] | None = None,
+    optimise: bool = True,
+    threads: int | None = None,
+    once: bool = False,
+    extended: bool = True,
+    sizes: Mapping[str, int] | None = None,
+    deep: bool = False,
+) -> Session:
+    """A session for a model file or a serialised model.
+
+    Args:
+        source: path, bytes of a ModelProto, or such bytes with weights beside them.
+        providers: execution providers, the preferred one first (see `device_of`); it must really be got.
+        outputs: graph outputs to compute; None computes all.
+        optimise: let ONNX Runtime optimise the graph.
+        threads: threads inside one operator; None is what BLAS gets, too.
+        once: few runs: weights stay where they are and are not packed for faster products.
+        extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
+            layouts would be converted back for each.
+        sizes: of dimensions of the inputs, by name, where all feeds have the same; with open ones, the runtime takes
+            quadratic time for a deep model (measured: 0.58 s for 1586 nodes, 0.05 s with the batch size).
+        deep: do not plan which tensors share memory; with open sizes that plan is what takes quadratic time (measured:
+            4.0 s for 2001 nodes, 0.11 s without).
+
+    Raises:
+        MissingExtraError: ONNX Runtime is not installed, or two builds of it fight.
+        UsageError: a provider that this build does not have.
+        DeviceError: the device does not start.
+        ModelError: ONNX Runtime refuses the model.
+    """
+    ort, device = runtime(), device_of(providers)
+    _check_providers(ort, device.names)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # what matters arrives as an exception
+    register(options)
+    level = ort.GraphOptimizationLevel
+    wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
+    options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads or count()
+    if not once and device.names == CPU and _one_arena(ort):
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    if device.kind == "cuda":
+        options.use_deterministic_compute = True
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    # Spinning workers would take the cores from the linear algebra between two runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_mem_reuse = not deep
+    for name, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
+    if isinstance(source, bytes | Packed):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", ROOT)
+    if once:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # The default order runs whatever needs no input first: all casts of a half precision model, on a CPU that has
+        # no kernels for it, would be in memory at once (measured: 3.2 GB where 0.3 GB do).
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    if isinstance(source, Packed):
+        values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in source.weights.values()]
+        options.add_external_initializers(list(source.weights), values)
+        source = source.data
+    handle = _started(ort, source if isinstance(source, bytes) else str(source), options, device)
+    names = [o.name for o in handle.get_outputs()]
+    unknown = [n for n in outputs or () if n not in names]
+    if unknown:
+        raise ModelError(f"the model has no output {', '.join(map(repr, unknown))}", hint=f"It has {', '.join(names)}")
+    return Session(handle, tuple(outputs if outputs is not None else names))
+
+
+def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device) -> Any:
+    """An InferenceSession that really has the preferred provider; left to itself, the runtime would take another."""
+    try:
+        handle = ort.InferenceSession(source, sess_options=options, providers=device.providers, enable_fallback=0)
+    except Exception as error:
+        if device.kind == "cuda" and _FAILED_DEVICE.search(str(error)):
+            raise DeviceError(f"{device.place} does not start: {reason(error)}", hint=CHECK_CUDA) from error
+        hint = "Try it in onnxruntime alone; a newer release may know its opset"
+        if _CUSTOM_OP.search(str(error)):
+            hint = "Give the library that has this operator: --custom-ops LIBRARY"
+        raise ModelError(f"ONNX Runtime cannot run this model: {reason(error)}", hint=hint) from error
+    got = handle.get_providers()
+    if device.names and device.names[0] not in got:
+        raise DeviceError(f"asked for {device.names[0]}, ONNX Runtime gave {', '.join(got)}", hint=CHECK_CUDA)
+    return handle
+
+
+def register(options: Any) -> None:
+    """Register the libraries of custom operators that the command or the call names with the options of a session.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load one.
+    """
+    for path in LIBRARIES.get():
+        try:
+            options.register_custom_ops_library(path)
+        except Exception as error:
+            raise UsageError(f"--custom-ops {path} cannot be loaded: {reason(error)}", hint=LIBRARY) from error
+
+
+def open_piece(
+    source: Packed | bytes,
+    *,
+    providers: Sequence[str],
+    outputs: Sequence[str],
+    extended: bool = True,
+    threads: int | None = None,
+    deep: bool = False,
+) -> Session:
+    """An optimised session; the runtime's optimiser stumbles over some graphs that it runs well as they are.
+
+    Raises:
+        ModelError: as `open_session`, for the graph as it is.
+    """
+    try:
+        return open_session(source, providers=providers, outputs=outputs, extended=extended, threads=threads, deep=deep)
+    except ModelError:
+        return open_session(source, providers=providers, outputs=outputs, optimise=False, threads=threads, deep=deep)
+
+
+def runtime() -> ModuleType:
+    """The onnxruntime module, which from release 1.29 on would send what it sees of models and machine to its maker.
+
+    That is turned off unless the environment says otherwise or somebody has imported it before.
+
+    Raises:
+        MissingExtraError: not installed, or the CPU and the GPU wheel are both installed and overwrite each other.
+    """
+    builds = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
+    if len(builds) == 2:
+        raise MissingExtraError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files", hint=REPAIR
+        )
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise MissingExtraError("ONNX Runtime is not installed", hint="Run: pip install 'onnxgrail[cpu]'") from error
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise MissingExtraError("the installation of ONNX Runtime is broken", hint=REPAIR)
+    onnxruntime.set_default_logger_severity(4)  # what matters arrives as an exception
+    return onnxruntime
+
+
+@functools.cache
+def _one_arena(ort: ModuleType) -> bool:
+    """Let sessions that follow each other use the same memory: fresh pages cost more than they hold."""
+    kind, place = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, ort.OrtMemType.DEFAULT
+    grown_as_asked = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1}
+    try:
+        arena = ort.OrtArenaCfg({**grown_as_asked, "max_dead_bytes_per_chunk": -1})
+        ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, place), arena)
+    except Exception:  # noqa: BLE001  an older runtime, or the program has registered one of its own
+        return False
+    return True
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_providers(ort: ModuleType, providers: Sequence[str]) -> None:
+    available = ort.get_available_providers()
+    for name in providers:
+        if name == CUDA and name not in available:
+            fix = "Run: pip uninstall -y onnxruntime && pip install 'onnxgrail[gpu]'"
+            raise DeviceError(f"this build of ONNX Runtime has no {name}, only {', '.join(available)}", hint=fix)
+        if name not in available:
+            raise UsageError(f"this build of ONNX Runtime has no {name}", hint=f"It has {', '.join(available)}")
+    if CUDA in providers and hasattr(ort, "preload_dlls"):
+        _preload(ort.preload_dlls)
+
+
+@functools.cache
+def _preload(load: Callable[[], None]) -> None:
+    """Load the libraries of CUDA from where pip has put them, once: it looks at a dozen files."""
+    with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+        load()
+
+
+def shapes_of(feed: Feed) -> str:
+    """The inputs of a feed with their shapes; the caches of all layers of a model are not listed one by one."""
+    shapes = [f"{name}{list(np.shape(array))}" for name, array in feed.items()]
+    more = f" and {len(shapes) - NAMED} more" if len(shapes) > NAMED + 1 else ""
+    return ", ".join(shapes[:NAMED] if more else shapes) + more
+
+
+def reason(error: BaseException) -> str:
+    """The message of an ONNX Runtime exception without its error-code prefix, source lines and stack."""
+    return reason_of(str(error))
+
+
+def reason_of(message: str) -> str:
+    """Return a message of ONNX Runtime without its error-code prefix, source lines and stack."""
+    text = " ".join(message.split())
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"/\S+?/onnxruntime/\S+:\d+ .*?\) ", "", text)
+    text = re.sub(r" ; GPU=-?\d+ ; hostname=.*", "", text)
+    return text[:400]

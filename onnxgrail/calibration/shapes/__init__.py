@@ -1,0 +1,1 @@
+"""Sizes and values for inputs that the model leaves open."""

@@ -1,0 +1,131 @@
+"""Activations between two stretches of the network: in memory up to a budget, mapped from files beyond it.
+
+Where a lane keeps them on a device, that has a budget of its own, and what it has no room for comes here.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+
+from onnxgrail.calibration.devices.lanes import HOST, Lane
+from onnxgrail.core import Array, Feed
+from onnxgrail.machine.files.temporary import no_room, temporary_folder
+
+BUDGET = 2**30  # bytes
+SMALL = 2**16  # arrays below this stay in memory: a mapping costs more than it saves
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An array in a file."""
+
+    file: IO[bytes]
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def load(self) -> Array:
+        """The array, mapped: pages are read when they are looked at, and the system may drop them again."""
+        return np.memmap(self.file, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)
+
+
+class Cache:
+    """Per batch, named arrays.  What does not fit into the budget goes to temporary files that have no name.
+
+    There is one file per name, so what is no longer wanted frees its room at once, and a killed run leaves nothing.
+    """
+
+    def __init__(self, feeds: Iterable[Feed], budget: int = BUDGET, lane: Lane = HOST) -> None:
+        self._budget, self._held = budget, 0
+        self._lane, self._away = lane, 0  # bytes on the device
+        self._files: dict[str, IO[bytes]] = {}
+        self._batches: list[dict[str, Array | _Stored]] = []
+        for number, feed in enumerate(feeds):
+            self._batches.append({})
+            self.add(number, feed)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether every batch has an array of this name."""
+        return bool(self._batches) and name in self._batches[0]
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        """Batch by batch, all arrays."""
+        return map(self.batch, range(len(self)))
+
+    def batch(self, number: int) -> dict[str, Array]:
+        """All arrays of one batch."""
+        return {name: a.load() if isinstance(a, _Stored) else a for name, a in self._batches[number].items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays, the same in every batch."""
+        return list(self._batches[0]) if self._batches else []
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return self._held
+
+    @property
+    def room(self) -> int:
+        """Bytes that still fit into memory."""
+        return self._budget - self._held
+
+    def add(self, number: int, arrays: Feed) -> None:
+        """More arrays of one batch."""
+        for name, given in arrays.items():
+            array = self._lane.kept(given, self._lane.room - self._away)
+            self._away += self._lane.size(array)
+            size = _size(array)
+            if self._held + size > self._budget and size >= SMALL:
+                self._batches[number][name] = self._stored(name, array)
+            else:
+                self._batches[number][name] = array
+                self._held += size
+
+    def keep(self, names: Collection[str]) -> None:
+        """Drop all other arrays."""
+        self._batches = [{n: a for n, a in batch.items() if n in names} for batch in self._batches]
+        here = [a for batch in self._batches for a in batch.values() if not isinstance(a, _Stored)]
+        self._held, self._away = (sum(measure(a) for a in here) for measure in (_size, self._lane.size))
+        for name in self._files.keys() - set(names):
+            self._files.pop(name).close()
+
+    def trim(self, number: int, names: Collection[str]) -> None:
+        """Drop all other arrays of one batch; the files they may be in stay until `keep`."""
+        batch = self._batches[number]
+        gone = [a for name, a in batch.items() if name not in names and not isinstance(a, _Stored)]
+        self._held -= sum(_size(array) for array in gone)
+        self._away -= sum(self._lane.size(array) for array in gone)
+        self._batches[number] = {name: array for name, array in batch.items() if name in names}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.keep(())
+        self._batches.clear()
+
+    def _stored(self, name: str, array: Array) -> _Stored:
+        try:
+            if name not in self._files:
+                self._files[name] = tempfile.TemporaryFile(dir=temporary_folder())  # noqa: SIM115  closed by `keep`
+            file = self._files[name]
+            start = file.seek(0, 2)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+        except OSError as error:
+            raise no_room(error) from error
+        return _Stored(file, start, array.shape, array.dtype)
+
+
+def _size(array: Array) -> int:
+    """Bytes that a file could take: text and sequences, which are rare and small, count as nothing."""
+    return array.nbytes if isinstance(array, np.ndarray) and array.dtype != object else 0

@@ -1,0 +1,184 @@
+"""Second moments of the original model's activations: collected in one pass, kept in a file, used again.
+
+They do not depend on a ratio, a selector or a budget, so a file of them saves the pass when only those change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.core import Block, Probe, Stats
+from onnxgrail.errors import DataError
+from onnxgrail.graph.io.serial import skeleton
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.files.paths import write_whole
+from onnxgrail.machine.progress import Progress, ticking
+
+Dense = Mapping[str, tuple[Stats, ...]]
+"""Block name -> statistics of its probes."""
+
+TOGETHER = 2**31  # bytes of second moments that are collected in one pass where they need not be kept
+FORMAT = 1
+
+
+def dense_pass(
+    stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
+) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
+    """Each block with the statistics of its probes in the original model.
+
+    One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
+    reads them one by one and lets them go needs no more memory than that.  Where several processes share the work, only
+    the first one gets statistics, the others get empty tuples.
+
+    Args:
+        stream: one that has not moved yet.
+        untouched: the ledger without decisions.
+        blocks: what is asked about.
+        together: bytes.
+        progress: told of every feed of every pass.
+    """
+    parts = _groups(blocks, together)
+    tick = ticking(progress, "measuring", len(parts) * len(stream.masks))
+    for part in parts:
+        found = stream.measure([p for b in part for p in b.probes], untouched, tick)
+        yield from zip(part, by_block(part, found), strict=True)
+
+
+def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
+    """Statistics of all probes dealt out to their blocks; empty tuples where there are none."""
+    left = iter(found)
+    return [tuple(islice(left, len(b.probes))) for b in blocks]
+
+
+def size_of(block: Block) -> int:
+    """Bytes of a block's second moments."""
+    return sum(8 * probe.width**2 for probe in block.probes)
+
+
+def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
+    groups: list[list[Block]] = []
+    room = 0
+    for block in blocks:
+        size = size_of(block)
+        if not groups or size > room:
+            groups.append([])
+            room = together
+        groups[-1].append(block)
+        room -= size
+    return groups
+
+
+def model_key(model: ir.Model) -> str:
+    """Checksum of a model with all its weights."""
+    digest = hashlib.sha256(skeleton(model).SerializeToString(deterministic=True))
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            digest.update(value.const_value.tobytes())
+    return digest.hexdigest()
+
+
+def data_key(batches: Batches) -> str:
+    """Checksum of everything that is fed."""
+    digest = hashlib.sha256()
+    for feed in batches:
+        for name in sorted(feed):
+            array = np.ascontiguousarray(feed[name])
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return digest.hexdigest()
+
+
+def save(path: Path, dense: Dense, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> None:
+    """Write statistics with checksums of the model and of the data they belong to.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    entries: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    for block in blocks:
+        for probe, stats in zip(block.probes, dense[block.name], strict=True):
+            number = len(entries)
+            entries.append({"block": block.name, "probe": _name(probe), "count": stats.count})
+            arrays[f"gram{number}"], arrays[f"total{number}"] = stats.gram, stats.total
+    head = {"format": FORMAT, "model": model_key(model), "data": data_key(batches), "entries": entries}
+    arrays["head"] = np.array(json.dumps(head))
+    write_whole(path, lambda file: np.savez(file, **arrays))
+
+
+def load(path: Path, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> dict[str, tuple[Stats, ...]]:
+    """Statistics of all of `blocks` from a file that `save` wrote.
+
+    Raises:
+        DataError: not such a file, made from another model or other data, or without one of the blocks.
+    """
+    if not path.is_file():
+        raise DataError(f"no statistics file {str(path)!r}", hint="Make it with --save-stats")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return _read(file, str(path), blocks, model, batches)
+    except DataError:
+        raise
+    except Exception as error:  # numpy, zipfile and the tokenizer of Python raise whatever comes up
+        raise DataError(f"{str(path)!r} holds no statistics: {error}", hint="Make it with --save-stats") from error
+
+
+def _read(
+    file: Any, label: str, blocks: Sequence[Block], model: ir.Model, batches: Batches
+) -> dict[str, tuple[Stats, ...]]:
+    head = json.loads(str(file["head"]))
+    if head["format"] != FORMAT:
+        raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Make it anew")
+    for what, said, key, hint in (
+        ("model", "another model", model_key(model), "Make them anew with --save-stats"),
+        ("data", "other data", data_key(batches), "Data, --samples, --batch-size and --seed must be as they were"),
+    ):
+        if head[what] != key:
+            why = f"checksum {head[what][:12]}, expected {key[:12]}"
+            raise DataError(f"statistics {label!r} were made from {said}: {why}", hint=hint)
+    places = {(e["block"], e["probe"]): (n, int(e["count"])) for n, e in enumerate(head["entries"])}
+    found: dict[str, tuple[Stats, ...]] = {}
+    for block in blocks:
+        some = []
+        for probe in block.probes:
+            if (block.name, _name(probe)) not in places:
+                raise DataError(
+                    f"statistics {label!r} hold nothing about block {block.name}",
+                    hint="Make the file with the same --blocks, --include, --exclude and --kv-io",
+                )
+            number, count = places[block.name, _name(probe)]
+            some.append(_sums(file, number, count, probe))
+        found[block.name] = tuple(some)
+    return found
+
+
+def _sums(file: Any, number: int, count: int, probe: Probe) -> Stats:
+    """The sums of one probe.
+
+    Raises:
+        ValueError: they are not sums over rows of its width.
+    """
+    gram, total, width = file[f"gram{number}"], file[f"total{number}"], probe.width
+    shapes = {(width, width), (width,)} if probe.alone else {(width, width)}
+    if gram.shape not in shapes or total.shape != (width,) or count < 1:
+        found = f"{count} rows, products {list(gram.shape)} and sums {list(total.shape)}"
+        raise ValueError(f"{found} for {width} channels of {probe.value!r}")
+    if any(array.dtype != np.float64 or not np.isfinite(array).all() for array in (gram, total)):
+        raise ValueError(f"products or sums of {probe.value!r} are not finite numbers of float64")
+    return Stats(gram=gram, total=total, count=count)
+
+
+def _name(probe: Probe) -> str:
+    """A probe in words and the checksum of its positions."""
+    index = hashlib.sha256(np.ascontiguousarray(probe.index).tobytes()).hexdigest()[:16]
+    return f"{probe.value} axis {probe.axis} pooled {probe.pooled} also {','.join(probe.also)} index {index}"

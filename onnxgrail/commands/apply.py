@@ -1,0 +1,73 @@
+"""Repeat a saved recipe.  The module is not called `apply`: it would hide the function `onnxgrail.apply`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from onnxgrail.commands.compress import compress
+from onnxgrail.core import Recipe
+from onnxgrail.job.places import KEYWORDS, target_of, writes_of
+from onnxgrail.machine.files.paths import Read, default_output
+from onnxgrail.recipe import storage
+from onnxgrail.recipe.check import merged
+from onnxgrail.recipe.choices import Options
+from onnxgrail.recipe.keywords import checked
+from onnxgrail.report.report import Report
+from onnxgrail.report.result import Result
+
+
+@checked
+def apply(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    model: Any,
+    output: str | Path | None = None,
+    *,
+    data: Any = None,
+    held_out: Any = None,
+    **options: Unpack[Options],
+) -> Result:
+    """Compress a model as a saved recipe says.
+
+    A recipe carries numbers and choices.  A recipe file may also name data, held-out data and a tokenizer in its own
+    folder; whatever else is read, run or written is named by the call (see SECURITY.md).
+
+    Args:
+        recipe: a file that `--save-recipe` wrote, a JSON report, a model that onnxgrail wrote, or choices by name.
+        model: as for `compress`.
+        output: file to write; beside a path it defaults to `IN.compressed.onnx`.
+        data: calibration data instead of what the recipe names.
+        held_out: the same for the samples that judge.
+        **options: everything else that `compress` takes; choices among them go before those of the recipe.
+
+    Raises:
+        UsageError: a key of the recipe is unknown, a value is impossible, or the recipe names what no recipe may name.
+        OnnxGrailError: whatever `compress` raises.
+    """
+    if isinstance(recipe, Recipe):  # made by the program that calls
+        choices = merged(dataclasses.asdict(recipe), options)
+        return compress(model, output, data=data, held_out=held_out, **choices)
+    found = storage.read(recipe)
+    found.check_plugins({name for name, value in options.items() if value is not None})
+    if output is None and not options.get("dry_run"):
+        found.check_output()
+    choices = merged(found.choices, options)
+    if isinstance(recipe, str | Path):
+        places: dict[str, Any] = {name: value for name, value in options.items() if name in KEYWORDS}
+        target = target_of(model, output, default_output)
+        writes_of(target, **places).apart([Read(path=Path(recipe), what="the recipe")])
+    if choices.get("tokenizer") is None:
+        choices["tokenizer"] = found.place("tokenizer")
+    result = compress(
+        model,
+        output,
+        data=data if data is not None else found.place("data"),
+        held_out=held_out if held_out is not None else found.place("held_out"),
+        **choices,
+    )
+    if not found.note:
+        return result
+    said = result.report.data
+    return dataclasses.replace(result, report=Report(data={**said, "notes": [found.note, *said["notes"]]}))

@@ -1,0 +1,227 @@
+"""How long models take.  The module is not called `bench`: it would hide the function `onnxgrail.bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.data import Source, fixed_batch
+from onnxgrail.calibration.feeds.reading import Numbers, reading_of
+from onnxgrail.calibration.feeds.signature import Signature, signature_of
+from onnxgrail.calibration.runtime.custom import Libraries
+from onnxgrail.calibration.runtime.custom import custom_ops as registered
+from onnxgrail.calibration.runtime.session import CPU, open_session
+from onnxgrail.calibration.runtime.threads import count, pinned
+from onnxgrail.calibration.runtime.timing import Times, machine, summarise, take_turns
+from onnxgrail.commands.compare import given, opened, runnable, weigh
+from onnxgrail.core import Array, Feed
+from onnxgrail.errors import UsageError
+from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.machine.plain import SCHEMA, to_json
+from onnxgrail.machine.progress import Progress, silent
+from onnxgrail.recipe.keywords import checked
+from onnxgrail.report.environment import calibration_entry, environment
+
+LEAST, MOST = 9, 10_000  # rounds, where seconds rule
+MOST_ROUNDS, MOST_THREADS = 1_000_000, 4096
+TAIL = 100  # rounds from which the 99th percentile is more than the slowest run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """One model at one batch size.
+
+    Attributes:
+        path: of the model; bytes: of its files; batch_size: samples per run; rounds: how often it ran.
+        times: milliseconds per run and what they say.
+        throughput: samples per second at the median.
+    """
+
+    path: str
+    bytes: int
+    batch_size: int
+    rounds: int
+    times: Times
+    throughput: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """All rows, batch size by batch size, and how, when and where they were measured."""
+
+    rows: tuple[Timing, ...]
+    threads: int
+    notes: tuple[str, ...]
+    calibration: Mapping[str, Any]
+    date: str
+    machine: str
+    environment: Mapping[str, Any]
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data; `hidden` says where noise hides the difference to the first model."""
+        data = asdict(self)
+        for entry, row in zip(data["rows"], self.rows, strict=True):
+            times = entry.pop("times")
+            entry |= {("ratio_interval" if key == "interval" else key): value for key, value in times.items()}
+            entry["hidden"] = row.times.hidden
+        return {"schema": SCHEMA} | data
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return to_json(self.to_data())
+
+
+@checked
+@pinned()
+def bench(
+    *models: Any,
+    data: Source | None = None,
+    batch_sizes: Sequence[int] = (1,),
+    seconds: float = 3.0,
+    rounds: int | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    tokenizer: str | Path | None = None,
+    sequence_length: int | None = None,
+    image_mean: Numbers = None,
+    image_std: Numbers = None,
+    providers: Sequence[str] = CPU,
+    custom_ops: Libraries = (),
+    progress: Progress = silent,
+) -> Benchmark:
+    """Time models on the same feed, in turn.
+
+    Args:
+        *models: paths or objects, as for `compress`; ratios are to the first.
+        data: as for `compress`; inputs are drawn where it is None, which serves timing as well unless the work depends
+            on values.
+        batch_sizes: samples per run, one after another; a model that prescribes a size is run at that one.
+        seconds: time for all models together, per batch size.
+        rounds: how often each model runs, instead of `seconds`.
+        threads: inside one operator; None is what the process may use.
+        seed: of drawn inputs.
+        input_shapes: shapes for drawn inputs.
+        tokenizer: a tokenizers JSON file, for text.
+        sequence_length: tokens per sample at most, for text.
+        image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
+        image_std: then divided by.
+        providers: ONNX Runtime execution providers.
+        custom_ops: as for `compress`.
+        progress: called per batch size.
+
+    Raises:
+        UsageError: no model, or a number below 1.
+        ModelError: a model cannot be read or run, or takes other inputs than the first.
+        DataError: the data do not fit.
+    """
+    _check(models, batch_sizes, seconds, rounds, threads)
+    paths, loaded = opened(models)
+    signature = signature_of(loaded[0])
+    reading = reading_of(
+        tokenizer=tokenizer,
+        sequence_length=sequence_length,
+        image_mean=image_mean,
+        image_std=image_std,
+        input_shapes=input_shapes,
+    )
+    fixed = fixed_batch(signature)
+    sizes = (fixed,) if fixed else tuple(dict.fromkeys(batch_sizes))
+    notes = [f"the model takes batches of {fixed} only"] if fixed and set(sizes) != set(batch_sizes) else []
+    threads = threads or count()
+    rows: list[Timing] = []
+    batches: Batches | None = None
+    with registered(custom_ops), ExitStack() as stack:
+        sources = [runnable(model, path) for model, path in zip(loaded, paths, strict=True)]
+        sessions = [stack.enter_context(open_session(s, providers=providers, threads=threads)) for s in sources]
+        for number, size in enumerate(sizes):
+            progress("bench", number, len(sizes))
+            drawn = size if data is None else None
+            batches = given(data, loaded[0], reading, samples=drawn, batch_size=size, seed=seed)
+            feed, samples = _filled(batches.first(), signature, size)
+            if samples != size:  # data or --input-shapes prescribe it
+                notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
+            feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
+            least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
+            with batches.advising():
+                times = take_turns(sessions, feeds, least=least, most=most, seconds=seconds)
+            rows += _rows(paths, loaded, times, samples)
+        progress("bench", len(sizes), len(sizes))
+    assert batches is not None
+    return Benchmark(
+        rows=tuple(rows),
+        threads=threads,
+        notes=(*notes, *_doubts(rows)),
+        # Notes on drawn inputs say what they cost in fidelity, which is not asked here.
+        calibration=calibration_entry(batches) | ({"notes": []} if batches.synthetic else {}),
+        date=datetime.now(UTC).date().isoformat(),
+        machine=machine(),
+        environment={"onnxgrail": metadata.version("onnxgrail"), **environment(providers=providers, threads=threads)},
+    )
+
+
+def _rows(paths: Sequence[Path | None], models: Sequence[ir.Model], times: Array, samples: int) -> list[Timing]:
+    """One row per model, from milliseconds (models, rounds) of runs on so many samples."""
+    weights = [weigh(m, path, f"model {number}") for number, (m, path) in enumerate(zip(models, paths, strict=True), 1)]
+    return [
+        Timing(
+            path=weight.path,
+            bytes=weight.bytes,
+            batch_size=samples,
+            rounds=times.shape[1],
+            times=found,
+            throughput=samples / found.median * 1e3,
+        )
+        for weight, found in zip(weights, summarise(times), strict=True)
+    ]
+
+
+def _check(
+    models: Sequence[Any], batch_sizes: Sequence[int], seconds: float, rounds: int | None, threads: int | None
+) -> None:
+    if not models:
+        raise UsageError("no model to time", hint="Give at least one file")
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise UsageError("batch sizes must be at least 1")
+    if not seconds > 0:
+        raise UsageError(f"seconds must be above 0, got {seconds:g}")
+    for name, value, most in (("rounds", rounds, MOST_ROUNDS), ("threads", threads, MOST_THREADS)):
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"{name} must be at least 1 and at most {most}, got {value}")
+
+
+def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Array], int]:
+    """A feed of `size` samples, with samples again where the data have too few; and how many it has."""
+    arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
+    lengths = {a.shape[0] if a.ndim else -1 for a in arrays.values()}
+    if len(lengths) != 1 or lengths == {-1}:
+        return arrays, 1
+    have = lengths.pop()
+    open_axis = all(entry.shape and not isinstance(entry.shape[0], int) for entry in signature)
+    if have >= size or not open_axis:
+        return arrays, have
+    return {name: np.ascontiguousarray(a[np.arange(size) % have]) for name, a in arrays.items()}, size
+
+
+def _doubts(rows: Sequence[Timing]) -> list[str]:
+    """What the numbers do not say."""
+    found = []
+    for row in rows:
+        if row.times.hidden and row.times.interval is not None:
+            low, high = row.times.interval
+            found.append(
+                f"noise hides the difference between {row.path} and the first model at batch {row.batch_size}: "
+                f"ratio {low:.3f} to {high:.3f}; try more --seconds"
+            )
+    if rows and min(row.rounds for row in rows) < TAIL:
+        found.append(f"p99 of fewer than {TAIL} runs is little more than the slowest of them")
+    return found

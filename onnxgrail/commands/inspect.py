@@ -1,0 +1,137 @@
+"""`inspect`: every block, every refusal and what narrowing would save, in seconds and without data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxgrail.allocation.choose import by_ratio
+from onnxgrail.calibration.prepare import Prepared, prepare
+from onnxgrail.calibration.runtime.custom import Libraries
+from onnxgrail.calibration.runtime.custom import custom_ops as registered
+from onnxgrail.core import KINDS, Block, Bools, Recipe
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import dead_of
+from onnxgrail.graph.cuts.places import located
+from onnxgrail.graph.flatten.listed import unlisted_text
+from onnxgrail.graph.io.mapped import check_unchanged
+from onnxgrail.graph.io.model_file import bytes_on_disk
+from onnxgrail.graph.io.opaque import maps_text
+from onnxgrail.job.places import reads, writes_of
+from onnxgrail.machine.files.paths import path_of
+from onnxgrail.machine.job import Job
+from onnxgrail.recipe import selection
+from onnxgrail.recipe.keywords import checked
+from onnxgrail.report.report import Inspection
+
+RATIOS = (0.25, 0.5)
+
+
+@checked
+def inspect(
+    model: Any,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    data: Any = None,
+    tokenizer: str | Path | None = None,
+    kv_io: bool = False,
+    custom_ops: Libraries = (),
+    report: str | Path | Iterable[str | Path] = (),
+    force: bool = False,
+) -> Inspection:
+    """What can be narrowed in a model, what cannot and why.
+
+    Args:
+        model: path, bytes, ModelProto, onnx_ir.Model or gs.Graph.
+        input_shapes: sizes for open input dimensions.
+        data: calibration data, as for `compress`; two samples are read, for models that random inputs do not suit.
+        tokenizer: for data that are text.
+        kv_io: as for `compress`: key-value caches may be narrowed though they are inputs and outputs.
+        custom_ops: as for `compress`.
+        report: files for the result: pages where the suffix is .html, JSON where it is .json.
+        force: replace files that exist. What is read never is.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+        OutputError: a report exists and `force` is not given, is read, or cannot be written.
+    """
+    writes = writes_of(None, report=report)
+    writes.apart(reads({"the input": model}, data, files={"the tokenizer": tokenizer}))
+    writes.ready(force=force, owned=lambda _: False)
+    recipe = Recipe(
+        samples=2,
+        batch_size=2,
+        blocks=KINDS,
+        input_shapes=input_shapes or {},
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        kv_io=kv_io,
+    )
+    with registered(custom_ops):
+        prepared = prepare(model, data, Job(recipe=recipe))
+        check_unchanged(prepared.model)
+    found = _inspected(prepared, path_of(model) or Path("model"), recipe)
+    for path in writes.reports:
+        found.save(path, force=True)
+    return found
+
+
+def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
+    survey = prepared.survey
+    params, macs = counting.parameters(prepared.model), counting.macs(prepared.model, survey)
+    size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
+    shares: dict[str, dict[str, float]] = {}
+    for kind in (*KINDS, "all"):
+        some = [b for b in survey.blocks if kind in (b.kind, "all")]
+        if some:
+            gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
+            shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
+    usual = selection.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
+    predicted = []
+    for ratio in RATIOS:
+        gone, saved = _gone(prepared, dead_of(survey, by_ratio(prepared, usual, ratio, recipe.round_to)), macs)
+        left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": _left(size, gone[1])}
+        predicted.append({"ratio": ratio, **left})
+    return Inspection(
+        path=str(path),
+        params=params,
+        macs=macs // prepared.samples,
+        bytes=size,
+        blocks=tuple(
+            _entry(b, held, prepared.samples)
+            for b, held in zip(survey.blocks, counting.block_shares(survey, prepared.model), strict=True)
+        ),
+        refusals=located(prepared.model, survey.refusals),
+        shares=shares,
+        predicted=tuple(predicted),
+        notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),
+    )
+
+
+def _serialised(prepared: Prepared) -> bytes:
+    from onnxgrail.graph.io.serial import to_bytes
+
+    return to_bytes(prepared.given, run=False)
+
+
+def _left(size: int, gone: int) -> int | None:
+    """Bytes that stay; nobody knows where weights are not in the file at full size."""
+    return size - gone if gone < size else None
+
+
+def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:
+    return counting.removed(prepared.survey, dead), macs - counting.macs(prepared.model, prepared.survey, dead)
+
+
+def _entry(block: Block, held: tuple[int, int], samples: int) -> dict[str, Any]:
+    return {
+        "name": block.name,
+        "kind": block.kind,
+        "units": block.units,
+        "unit_size": block.unit_size,
+        "span": list(block.span),
+        "producers": sorted({s.initializer for s in block.producers}),
+        "consumers": sorted({s.initializer for s in block.consumers}),
+        "params": held[0],
+        "macs": held[1] // samples,
+    }

@@ -1,0 +1,1 @@
+"""Finish a model: simplify, verify, quantize, check against a runtime."""

@@ -1,0 +1,54 @@
+"""Runs that end without a model: nothing to narrow, or a result larger than the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.errors import NothingToCompressError
+from onnxgrail.finishing.ship import Shipped, outgrown
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.decide import Decision
+from onnxgrail.report.build import Made, report_of
+from onnxgrail.report.summary import nothing_text
+
+
+def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, reports: Sequence[Path]) -> None:
+    """Refuse a result that is larger than the input.
+
+    Raises:
+        NothingToCompressError: it is; its report is also written to `reports`.
+    """
+    grown = outgrown(prepared, shipped.model, job.recipe)
+    if grown is not None:
+        raise _refused(prepared, decision, job, reports, *grown)
+
+
+def nothing(prepared: Prepared, decision: Decision, job: Job, reports: Sequence[Path]) -> NothingToCompressError:
+    """Return the error of a run without any narrowed block; its report is also written to `reports`."""
+    recipe, found, chosen, hint = job.recipe, prepared.survey.blocks, decision.chosen, ""
+    budget = decision.allocation.budget
+    if chosen and budget is not None and budget.before <= budget.limit:
+        text = (
+            f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
+            f"the model has {budget.before:.6g}"
+        )
+    elif chosen and not decision.refusals and budget is None:
+        asked = f"ratio {recipe.ratio:g}" if recipe.unit_ratio is None else f"unit ratio {recipe.unit_ratio:g}"
+        text = f"nothing could be compressed: {asked} removes no unit from any of {len(chosen)} blocks"
+    elif found and not chosen:
+        text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
+        hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
+    else:
+        text = nothing_text([*prepared.survey.refusals, *decision.refusals])
+    return _refused(prepared, decision, job, reports, text, hint)
+
+
+def _refused(
+    prepared: Prepared, decision: Decision, job: Job, reports: Sequence[Path], text: str, hint: str
+) -> NothingToCompressError:
+    report = report_of(prepared, job, decision, Made())
+    for path in reports if job.first else ():
+        report.save(path, force=True)
+    return NothingToCompressError(text, hint=hint, report=report)

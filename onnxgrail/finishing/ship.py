@@ -1,0 +1,223 @@
+"""From the narrowed model to the file that is deployed: simplify, check, quantise, hold against a runtime's limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.runtime import quantize
+from onnxgrail.calibration.runtime.latency import single, times_of
+from onnxgrail.calibration.runtime.session import LIBRARIES
+from onnxgrail.calibration.runtime.timing import Times
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+from onnxgrail.fidelity import Fidelity, entries
+from onnxgrail.finishing import simplify, targets
+from onnxgrail.finishing.verify import verify
+from onnxgrail.graph.io.model_file import HEAVY, bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.io.writing import written_bytes
+from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.plain import plain
+from onnxgrail.recipe import storage
+from onnxgrail.report.report import Report, Verification
+
+LARGEST_GRAPH = 2**24  # bytes that names, nodes and notes of a model can take
+NAMES, TINY = 2**12, 2**16  # bytes: of a few names, and of a file that is hardly larger
+STEPS = ("original", "narrowed", "quantised")
+LITTLE = 0.9  # share of the bytes from which on quantising was hardly worth it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shipped:
+    """The model as it is written, and what was found on the way.
+
+    Attributes:
+        model: the graph; narrowed: the same before it was quantised.
+        verification, results: narrowed against original, None and nothing without `recipe.check`; where the model was
+            quantised, `results` are those of the quantised one.
+        keys: `simplify`, `quantization`, `target` and `latency` of the report, None where nobody asked.
+    """
+
+    model: ir.Model
+    narrowed: ir.Model
+    verification: Verification | None
+    results: tuple[Fidelity, ...]
+    keys: Mapping[str, Any]
+
+    @property
+    def gates_passed(self) -> bool:
+        """Whether the runtime that was asked for takes the model, where that is a gate."""
+        target = self.keys["target"]
+        return target is None or not target["strict"] or target["passed"]
+
+    def told(self, report: Report, said: Sequence[str] = ()) -> Report:
+        """The report with what was found here, and other notes."""
+        notes = [*report.data["notes"], *said]
+        quantization = self.keys["quantization"]
+        if quantization is not None:
+            notes += quantization["notes"]
+        return Report(data={**report.data, **plain(self.keys), "notes": notes})
+
+
+def require(recipe: Recipe) -> None:
+    """Whether what was asked for is installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if recipe.simplify:
+        simplify.require()
+
+
+def check(model: ir.Model, recipe: Recipe) -> None:
+    """Whether the original can go this way, before hours are spent on it.
+
+    Raises:
+        QuantisedError: it is quantised already, and that was asked for.
+        UsageError: ONNX Runtime's quantizer would open it without the custom operators it needs.
+    """
+    if recipe.quantize == "int8" and LIBRARIES.get():
+        hint = "Choose --quantize int8-dynamic or fp16"
+        raise UsageError("--quantize int8 opens the model without the libraries of --custom-ops", hint=hint)
+    if recipe.quantize != "none":
+        quantize.refuse(model, recipe.quantize)
+
+
+def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
+    """Make the narrowed model what is written; with `latency` it is timed beside the original.
+
+    Simplifying comes behind the narrowing, since names of nodes and weights in options and report are those of the
+    given file; and in front of the comparison, which then judges both.  Quantising comes last: least squares needs
+    weights that are free to move.
+
+    Raises:
+        ModelError: a tool fails, or ONNX Runtime does not run the result.
+    """
+    recipe, clock, simplified = job.recipe, job.clock, None
+    if recipe.simplify:
+        with clock.stage("simplify"):
+            slim, simplified = simplify.simplify(slim)
+    storage.mark(slim, recipe)
+    verification: Verification | None = None
+    results: tuple[Fidelity, ...] = ()
+    if recipe.check:
+        with clock.stage("verify"):
+            verification, results = verify(prepared, slim, job)
+    final, quantization = slim, None
+    if recipe.quantize != "none":
+        with clock.stage("quantize"):
+            final, quantization, last = _quantised(prepared, slim, job)
+            results = last if recipe.check else results
+    times: tuple[Times, ...] | None = None
+    if latency or (quantization is not None and recipe.check):
+        with clock.stage("latency"):
+            times = _latency([prepared.given, slim, *([final] if quantization else [])], prepared, recipe)
+    named = None if times is None else dict(zip(STEPS, times, strict=False))
+    if quantization is not None and named:
+        quantization["latency_ms"] = {name: one.median for name, one in named.items()}
+    keys = {
+        "latency": None if named is None else [{"name": n, **dataclasses.asdict(one)} for n, one in named.items()],
+        "simplify": None if simplified is None else dataclasses.asdict(simplified),
+        "quantization": quantization,
+        "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
+    }
+    return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys)
+
+
+def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, str] | None:
+    """Return why a result may not be written, and what helps: it takes more bytes than what it was made from.
+
+    The note of how it was made is shortened where it would be what makes the file larger.  A few names more do not
+    count in a file that is hardly larger than these.
+    """
+    path = prepared.path
+    before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.model, path)
+    if weight_bytes(model) + LARGEST_GRAPH < before:
+        return None
+    after = written_bytes(model)
+    if after > before:
+        storage.shorten(model)
+        after = written_bytes(model)
+    nothing_asked = recipe.keeps_everything and recipe.quantize == "none"
+    if nothing_asked or "ic" in recipe.refine or after <= before + (NAMES if before < TINY else 0):
+        return None
+    text = f"the result would take {after:,} bytes, more than the {before:,} of the input; nothing is written"
+    if recipe.simplify:
+        return text, "Leave out --simplify, which writes repeated constants out"
+    if recipe.quantize != "none":
+        return text, "Leave out --quantize: few bytes of this model are weights of layers"
+    return text, "Remove more, or choose other blocks; --compensate none writes no new weights"
+
+
+def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
+    """The quantised model, its entry in the report, and how close it is to the original."""
+    recipe, ports = job.recipe, between(prepared.model, slim)
+    feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
+    symmetric = recipe.target == "tensorrt"
+    probe = fit(prepared.feed, ports)
+    made = quantize.quantise(slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers)
+    results: tuple[Fidelity, ...] = ()
+    entry: dict[str, Any] = {
+        "kind": recipe.quantize,
+        "samples": prepared.batches.samples if feeds else 0,
+        "symmetric": symmetric,
+        "kept_float": list(made.kept),
+        "kept_float_reason": made.why if made.kept else "",
+        "ops": dict(made.ops),
+        "bytes_before": made.bytes_before,
+        "bytes_after": made.bytes_after,
+        "outputs": [],
+        "held_out": None,
+        "judged": None,
+        "headline": None,
+        "to_narrowed": [],
+        "latency_ms": None,
+        "notes": [
+            *_little(made, recipe.quantize),
+        ],
+    }
+    if recipe.check:
+        verification, results = verify(prepared, made.model, job)
+        entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
+        entry |= {"judged": verification.judged, "headline": verification.headline}
+        batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
+        tally = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
+        entry["to_narrowed"] = entries(tally.results())
+    return made.model, entry, results
+
+
+def _little(made: quantize.Quantised, kind: str) -> list[str]:
+    """That a file is hardly smaller, and why that may be."""
+    share = made.bytes_after / made.bytes_before
+    if share < LITTLE:
+        return []
+    kinds = {node.op_type for node in made.model.graph}
+    dynamic = kind == "int8-dynamic" and "Conv" in kinds
+    why = (
+        "convolutions stay in float, --quantize int8 has them" if dynamic else "few of its bytes are weights of layers"
+    )
+    return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
+
+
+def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
+    """Feeds for the narrowed model."""
+    ports = between(prepared.model, slim)
+    return [lambda make=make: fit(make(), ports) for make in prepared.judges.feeds]
+
+
+def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:
+    """Milliseconds of one sample, the models in turn; None where opening them again is too much."""
+    if max(weight_bytes(model) for model in models) > HEAVY:
+        return None
+    feed = single(prepared.feed, signature_of(prepared.model))
+    feeds = [fit(feed, between(prepared.model, model)) for model in models]
+    return times_of(map(pack, models), feeds, providers=recipe.providers)

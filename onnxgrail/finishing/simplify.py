@@ -1,0 +1,66 @@
+"""What a narrowed graph no longer needs, taken out by onnxslim."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import MissingExtraError, ModelError, OutputError
+from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
+from onnxgrail.graph.io.tails import cut, joined
+from onnxgrail.machine.files.temporary import scratch
+
+FOLDED = 1024  # bytes of the largest constant that may be folded where folding makes the model larger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simplified:
+    """Nodes before and after."""
+
+    nodes_before: int
+    nodes_after: int
+
+
+def require() -> None:
+    """Whether onnxslim is there.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if importlib.util.find_spec("onnxslim") is None:
+        raise MissingExtraError(
+            "--simplify needs onnxslim, which is not installed", hint="Run: pip install 'onnxgrail[simplify]'"
+        )
+
+
+def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
+    """The model with constants folded and nodes fused or left out.
+
+    Raises:
+        ModelError: onnxslim fails, or the model is over 2 GiB.
+        OutputError: there is no room for temporary files.
+    """
+    import onnxslim
+
+    before = len(model.graph)
+    if weight_bytes(model) > LIMIT:
+        raise ModelError("--simplify: the model is over 2 GiB", hint="Simplify the written file with onnxslim itself")
+    try:
+        with scratch() as folder:
+            path = folder / "narrowed.onnx"
+            core, tail = cut(model)
+            save(core, path)
+            found = load(onnxslim.slim(onnx.load(path)))
+            if weight_bytes(found) > weight_bytes(model):  # it has folded what repeats small constants
+                found = load(onnxslim.slim(onnx.load(path), size_threshold=FOLDED))
+    except OutputError:
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ModelError(f"--simplify: onnxslim failed: {text}", hint="Leave out --simplify") from error
+    found.metadata_props.update(model.metadata_props)
+    found = joined(found, tail)
+    return found, Simplified(nodes_before=before, nodes_after=len(found.graph))

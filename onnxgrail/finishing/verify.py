@@ -1,0 +1,75 @@
+"""Verify the result: check it, run it beside the original, judge it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.feeds.signature import free_sizes, signature_of
+from onnxgrail.calibration.prepare import Prepared, held_out_entry, judged_by
+from onnxgrail.calibration.stream.relay import DEEP
+from onnxgrail.core import Recipe
+from onnxgrail.errors import ModelError
+from onnxgrail.fidelity import Fidelity, entries, headline
+from onnxgrail.graph.io.mapped import in_files, weight_files
+from onnxgrail.graph.io.serial import pack, skeleton
+from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.rewrite.interface import between
+from onnxgrail.machine.job import Job
+from onnxgrail.report.report import Verification
+
+
+def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, tuple[Fidelity, ...]]:
+    """Run the ONNX checker and compare original and result, before anything is written.
+
+    They are compared on the samples that were held back from every fit; where there are none, on a few that the fits
+    have seen.  Gates judge the same.
+
+    Raises:
+        ModelError: ONNX Runtime does not load or run the result.
+    """
+    narrow = has_bfloat16(prepared.model)
+    held = in_files(prepared.model)
+    inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
+    before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
+    apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
+    common: dict[str, Any] = {"providers": job.recipe.providers, "once": held, "texts": True, "progress": job.progress}
+    run = functools.partial(run_both, before, pack(slim), batches, ports=ports, **common)
+    deep = len(prepared.model.graph) >= DEEP and not ports
+    sizes = free_sizes(signature_of(prepared.model), batches) if deep else {}
+    try:
+        results = run(sizes=sizes).results()
+    except ModelError:
+        if not sizes:
+            raise
+        results = run().results()  # a file that contradicts itself may run with open sizes only
+    outputs = tuple(entries(results))
+    verification = Verification(
+        checker=_checks(slim),
+        ort_load=True,
+        outputs=outputs,
+        held_out=None if apart is None else {**held_out_entry(apart), "outputs": outputs},
+        judged=judged_by(prepared),
+        headline=headline(results),
+    )
+    return verification, results
+
+
+def _checks(slim: ir.Model) -> bool:
+    """Whether the ONNX checker accepts the result; files with ops outside the standard fail it before and after."""
+    try:
+        onnx.checker.check_model(skeleton(slim))
+    except (onnx.checker.ValidationError, ValueError):
+        return False
+    return True
+
+
+def passes(results: Sequence[Fidelity], recipe: Recipe) -> bool:
+    """Whether the worst output keeps `min_cosine`."""
+    cosines = [r.cosine for r in results if r.cosine is not None]
+    return recipe.min_cosine is None or (bool(cosines) and min(cosines) >= recipe.min_cosine)

@@ -1,0 +1,1 @@
+"""Parameters and multiply-accumulates."""

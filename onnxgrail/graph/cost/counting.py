@@ -1,0 +1,213 @@
+"""Parameters and multiply-accumulates, of the dense model and of any plan, without running anything."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Bools, Ints
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.trace.facts import key
+from onnxgrail.graph.trace.labels import narrowed_shape
+from onnxgrail.graph.trace.mixture import INPUT, MIXTURES, mixture_of, name_of
+from onnxgrail.graph.trace.survey import Holding, Survey
+
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+Shapes = Callable[[str], tuple[int, ...]]
+
+PRODUCTS = RECURRENT | {
+    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits",
+    "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
+    *MIXTURES,
+}  # fmt: skip
+BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their second factor is the fourth input
+CONVOLUTIONS = frozenset({"Conv", "FusedConv", "DeformConv", "ConvInteger", "QLinearConv"})
+READERS = PRODUCTS | {"BatchNormalization"}
+
+
+def parameters(model: ir.Model) -> int:
+    """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted).
+
+    Those in bodies of If, Loop and Scan count, too.
+
+    A weight may also be the value of a `Constant` node; single numbers in such nodes belong to formulas.  Weights that
+    a `ConstantOfShape` fills and packed ones count as what the node that reads them computes with.
+    """
+    return sum(_parameters(graph) for graph in model.graphs())
+
+
+def _parameters(graph: ir.Graph) -> int:
+    """Count those of one graph, without the bodies of its nodes."""
+    stored = [v.const_value for v in graph.initializers.values() if v.const_value is not None]
+    written = (node.attributes.get("value") for node in graph if node.op_type == "Constant")
+    spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
+    weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
+    return sum(int(tensor.size) for tensor in weights if is_weight(tensor.dtype)) + _filled(graph) + _packed(graph)
+
+
+def _filled(graph: ir.Graph) -> int:
+    """Elements of weights that are one number in the file, and a shape."""
+    total = 0
+    for node in graph:
+        sizes = node.inputs[0].const_value if node.op_type == "ConstantOfShape" and node.inputs[0] is not None else None
+        uses = node.outputs[0].uses() if sizes is not None else ()
+        if sizes is not None and any(use.node.op_type in READERS and use.idx > 0 for use in uses):
+            total += math.prod(sizes.numpy().tolist())
+    return total
+
+
+def _packed(graph: ir.Graph) -> int:
+    """Elements of weights of which several share a byte, without those bytes."""
+    more: dict[str, int] = {}
+    for node in graph:
+        form = mixture_of(node) if node.op_type == "QMoE" else None
+        for matrix, bits in zip((form.up, form.down, form.gate), form.bits, strict=True) if form else ():
+            weight = node.inputs[matrix.weight] if name_of(node, matrix.weight) else None
+            held = weight.const_value if weight is not None else None
+            more[name_of(node, matrix.weight)] = held.size * (8 // bits - 1) if held is not None and bits else 0
+    for node in graph:
+        weight = node.inputs[1] if node.op_type == "MatMulNBits" else None
+        if weight is not None and weight.const_value is not None:
+            more[weight.name or ""] = integer(node, "K") * integer(node, "N") - weight.const_value.size
+    return sum(more.values())
+
+
+def is_weight(dtype: ir.DataType) -> bool:
+    """Return True if stored numbers of this type count as parameters."""
+    return dtype not in (ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING)
+
+
+def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
+    """Multiply-accumulates of one run on the probe feed, of the dense model or with `dead` units gone."""
+    shape = shapes(survey, dead)
+    return sum(_node_macs(node, survey, shape, dead) for node in model.graph)
+
+
+def effort(model: ir.Model, survey: Survey) -> list[int]:
+    """What every node costs to run: its multiply-accumulates and the elements it puts out."""
+    shape = shapes(survey, None)
+    costs = []
+    for node in model.graph:
+        names = [v.name for v in node.outputs if v.name and v.name in survey.facts.shapes]
+        costs.append(_node_macs(node, survey, shape, None) + sum(math.prod(shape(name)) for name in names))
+    return costs
+
+
+def shapes(survey: Survey, dead: Bools | None) -> Shapes:
+    """Shape of every tensor by name, narrowed when units are gone."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        full = survey.facts.shapes[name]
+        return full if dead is None else narrowed_shape(full, survey.marks.get(name, ()), dead)
+
+    return shape
+
+
+def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
+    """Multiply-accumulates of one node on the probe feed."""
+    return _node_macs(node, survey, shapes(survey, dead), dead)
+
+
+def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
+    names = [v.name or "" if v is not None else "" for v in node.inputs]
+    output = key(node)
+    known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
+    if node.op_type not in PRODUCTS or not known:
+        return survey.repeated.get(output, 0)
+    if node.op_type in MIXTURES:
+        return _mixture_macs(node, names, survey, shape, dead)
+    factor = 3 if node.op_type in BEHIND_SCALES else 1
+    weight = _operand_shape(node, factor, names[factor], survey, shape, dead)
+    if node.op_type in RECURRENT:  # every step of every sample meets both matrices once
+        steps = math.prod(shape(names[0])[:2])
+        return steps * (math.prod(weight) + math.prod(_operand_shape(node, 2, names[2], survey, shape, dead)))
+    if node.op_type in CONVOLUTIONS:
+        return math.prod(shape(output)) * math.prod(weight[1:])
+    if node.op_type == "ConvTranspose":
+        return math.prod(shape(names[0])) * math.prod(weight[1:])
+    inner = _operand_shape(node, 0, names[0], survey, shape, dead)
+    contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
+    return math.prod(shape(output)) * contracted
+
+
+def _mixture_macs(node: ir.Node, names: list[str], survey: Survey, shape: Shapes, dead: Bools | None) -> int:
+    """Every token goes through the matrices of the experts that are chosen for it."""
+    form = mixture_of(node)
+    places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
+    each = sum(math.prod(_operand_shape(node, k, names[k], survey, shape, dead)[1:]) for k in places)
+    return math.prod(shape(names[INPUT])[:-1]) * form.top * each
+
+
+def _operand_shape(
+    node: ir.Node, position: int, name: str, survey: Survey, shape: Shapes, dead: Bools | None
+) -> tuple[int, ...]:
+    operand = survey.operands.get((key(node), position))
+    return shape(name) if operand is None or dead is None else operand.left(shape(name), dead)
+
+
+def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
+    """Count the parameters and the bytes of weights that the file loses when units go."""
+    return removed_of(survey.holdings, dead)
+
+
+def removed_of(holdings: Iterable[Holding], dead: Bools) -> tuple[int, int]:
+    """Count the same of some of its constants."""
+    lost = [holding.removed(dead) for holding in holdings]
+    return sum(numbers for numbers, _ in lost), sum(size for _, size in lost)
+
+
+def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
+    """Per block, the parameters and MACs that would go if all of its units went.
+
+    Each block looks only at the nodes and constants that it touches, so this is linear in the size of the graph.
+    """
+    owner = owners(survey)
+    holdings: dict[int, list[Holding]] = defaultdict(list)
+    for holding in survey.holdings:
+        for number in owned(owner, units_in(holding)):
+            holdings[number].append(holding)
+    nodes: dict[int, list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        for number in owned(owner, units_of(node, survey)):
+            nodes[number].append(node)
+    found = []
+    for number, block in enumerate(survey.blocks, start=1):
+        dead = np.zeros(survey.ids, dtype=bool)
+        dead[block.ids] = True
+        full, left = (sum(_node_macs(n, survey, shapes(survey, d), d) for n in nodes[number]) for d in (None, dead))
+        found.append((removed_of(holdings[number], dead)[0], full - left))
+    return found
+
+
+def owners(survey: Survey) -> Ints:
+    """(ids,) number of the block that owns each unit, counted from 1; 0 where there is none."""
+    owner = np.zeros(survey.ids, dtype=np.int64)
+    for number, block in enumerate(survey.blocks, start=1):
+        owner[block.ids] = number
+    return owner
+
+
+def owned(owner: Ints, units: Iterable[Ints]) -> set[int]:
+    """Numbers of the blocks whose units these are."""
+    return {n for labels in units for n in np.unique(owner[labels]).tolist()} - {0}
+
+
+def units_in(holding: Holding) -> list[Ints]:
+    """Return the units on the axes of constants that are made of the same numbers."""
+    return [units for form in holding.forms for units in form.operand.units.values()]
+
+
+def units_of(node: ir.Node, survey: Survey) -> list[Ints]:
+    """Units on the tensors and operands of a node that computes products."""
+    if node.op_type not in PRODUCTS:
+        return []
+    names = [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]
+    found = [mark.labels for name in names for mark in survey.marks.get(name, ())]
+    for position in range(len(node.inputs)):
+        operand = survey.operands.get((key(node), position))
+        found += [] if operand is None else list(operand.units.values())
+    return found

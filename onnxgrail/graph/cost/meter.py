@@ -1,0 +1,96 @@
+"""Exact cost of any choice of widths, fast enough to be asked thousands of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Block, Bools, Ints
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.trace.survey import Holding, Survey
+
+Counted = Literal["params", "macs", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some weights or one node, what goes of it with some units, and the blocks that matter to it."""
+
+    blocks: tuple[int, ...]
+    saved: Callable[[Bools], int]
+
+
+class Meter:
+    """What widths save, in parameters, multiply-accumulates or bytes.
+
+    A weight or node depends only on the widths of the few blocks that cut it, so each is worked out once per
+    combination of those; blocks that share a weight are counted together, as they act.
+    """
+
+    def __init__(self, model: ir.Model, survey: Survey, counted: Counted) -> None:
+        self._survey = survey
+        self._number = {block.name: number for number, block in enumerate(survey.blocks, start=1)}
+        owner = counting.owners(survey)
+        self._parts = _nodes(model, survey, owner) if counted == "macs" else _weights(survey, owner, counted)
+        self._of: dict[int, list[int]] = {number: [] for number in self._number.values()}
+        for place, part in enumerate(self._parts):
+            for number in part.blocks:
+                self._of[number].append(place)
+        self._known: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def saved(self, widths: Mapping[str, int]) -> int:
+        """What goes when each block keeps so many units; blocks that are not named keep all."""
+        numbers = self._numbers(widths)
+        return sum(self._part(place, numbers) for place in range(len(self._parts)))
+
+    def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> int:
+        """What goes in the weights and nodes that one block cuts, when it keeps `kept` and the others `widths`."""
+        number = self._number[block.name]
+        numbers = self._numbers(widths)
+        numbers[number] = kept
+        return sum(self._part(place, numbers) for place in self._of[number])
+
+    def _numbers(self, widths: Mapping[str, int]) -> list[int]:
+        return [0, *(widths.get(block.name, block.units) for block in self._survey.blocks)]
+
+    def _part(self, place: int, kept: list[int]) -> int:
+        part = self._parts[place]
+        key = (place, tuple([kept[number] for number in part.blocks]))
+        found = self._known.get(key)
+        if found is None:
+            dead = np.zeros(self._survey.ids, dtype=bool)
+            for number in part.blocks:
+                dead[self._survey.blocks[number - 1].ids[kept[number] :]] = True
+            found = self._known[key] = part.saved(dead)
+        return found
+
+
+def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
+    """Some units that go so that blocks have these widths; units of one block cost the same."""
+    dead = np.zeros(survey.ids, dtype=bool)
+    for block in survey.blocks:
+        dead[block.ids[widths.get(block.name, block.units) :]] = True
+    return dead
+
+
+def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[_Part]:
+    place = 0 if counted == "params" else 1
+
+    def part(holding: Holding) -> _Part:
+        blocks = tuple(sorted(counting.owned(owner, counting.units_in(holding))))
+        return _Part(blocks, lambda dead: holding.removed(dead)[place])
+
+    return [part(holding) for holding in survey.holdings]
+
+
+def _nodes(model: ir.Model, survey: Survey, owner: Ints) -> list[_Part]:
+    def part(node: ir.Node, blocks: set[int]) -> _Part:
+        full = counting.node_macs(node, survey, None)
+        return _Part(tuple(sorted(blocks)), lambda dead: full - counting.node_macs(node, survey, dead))
+
+    touched = ((node, counting.owned(owner, counting.units_of(node, survey))) for node in model.graph)
+    return [part(node, blocks) for node, blocks in touched if blocks]

@@ -1,0 +1,1 @@
+"""Cut a graph into pieces that run on their own."""

@@ -1,0 +1,75 @@
+"""Which tensors are alive between two nodes: where a run of the network can be stopped and taken up again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.trace.facts import Facts, captures
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lives:
+    """Live ranges of all activations, in node positions.  A cut at c lies in front of node c.
+
+    Attributes:
+        names: activations; born: first cut at which each exists; last: last node that reads it.
+        load: (nodes + 1,) bytes alive at every cut, model inputs not counted (they are there anyway).
+        work: (nodes + 1,) effort of all nodes in front of every cut.
+    """
+
+    names: tuple[str, ...]
+    born: Ints
+    last: Ints
+    load: Ints
+    work: Ints
+
+    def at(self, position: int) -> list[str]:
+        """Names of the tensors that a cut has to keep."""
+        return [self.names[k] for k in np.flatnonzero((self.born <= position) & (self.last >= position)).tolist()]
+
+    def best(self, low: int, high: int, again: float = 0.2, slack: float = 1.5) -> int:
+        """A cut in [low, high] that keeps little, near the end.
+
+        Work between the cut and `high` is done again the next time, so only cuts that leave at most a share `again` of
+        the work in [low, high] are looked at: however small the tensors near the inputs are, a run through the network
+        costs at most 1 / (1 - again) of its nodes.  Among those it is the latest within `slack` of the smallest.
+        """
+        left = self.work[high] - self.work[low : high + 1]
+        near = left <= again * left[0]
+        load = np.where(near, self.load[low : high + 1], np.iinfo(np.int64).max)
+        return low + int(np.flatnonzero(load <= slack * load.min())[-1])
+
+
+def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
+    """Live ranges over the nodes of a graph; constants and what follows from them never live.
+
+    `effort` says what each node costs to run, in any unit.
+    """
+    born: dict[str, int] = {v.name: 0 for v in model.graph.inputs if v.name and v.name not in facts.constants}
+    inputs = set(born)
+    last: dict[str, int] = {}
+    count = 0
+    for position, node in enumerate(model.graph):
+        count = position + 1
+        read = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
+        last.update(dict.fromkeys(read & born.keys(), position))
+        for value in node.outputs:
+            if value.name and value.name not in facts.constants:
+                born[value.name] = position + 1
+    names = [n for n in born if n in last]
+    load = np.zeros(count + 2, dtype=np.int64)
+    for name in names:
+        if name not in inputs and name in facts.shapes:
+            size = math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize
+            load[born[name]] += size
+            load[last[name] + 1] -= size
+    starts = np.array([born[n] for n in names], dtype=np.int64)
+    stops = np.array([last[n] for n in names], dtype=np.int64)
+    work = np.concatenate([[0], np.cumsum(np.asarray(effort, dtype=np.int64))])
+    return Lives(tuple(names), starts, stops, np.cumsum(load)[: count + 1], work)

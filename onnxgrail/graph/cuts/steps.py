@@ -1,0 +1,172 @@
+"""Steps: nodes at which the last digit of a number decides, such as TopK, NonMaxSuppression or a rounding.
+
+Two graphs that compute the same up to rounding may differ behind a step by a whole box, class or level of quantisation.
+So they are compared in front of each step, and behind it both go on with what one of them made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.graph.attributes import text
+from onnxgrail.graph.flatten.branches import scope_of
+from onnxgrail.graph.trace.facts import RANDOM, Facts, bodies, captures, is_choice, key
+from onnxgrail.graph.trace.sizes import arithmetic
+
+ROUNDING = frozenset(
+    {"QuantizeLinear", "DynamicQuantizeLinear", "Round", "Floor", "Ceil", "Sign", "DynamicQuantizeMatMul"}
+)
+RANKING = frozenset({"TopK", "NonMaxSuppression", "ArgMax", "ArgMin", "Hardmax", "Unique"})
+PICKING = frozenset({"NonZero", "OneHot", "MaxRoiPool", "Mod", "IsInf"})
+COMPARING = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
+STEPS = ROUNDING | RANKING | PICKING | COMPARING | RANDOM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One such node: its name for people, the tensors that it reads and those that it makes."""
+
+    node: str
+    op: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.node}"
+
+
+def steps(model: ir.Model, facts: Facts) -> tuple[Step, ...]:
+    """Every step of a graph that follows from floats of its input, in order; a body with a step in it is one step."""
+    found = []
+    sizes = arithmetic(model, facts).behind
+    for node in model.graph:
+        if scope_of(node):  # nobody outside reads what is inside of a branch
+            continue
+        makes = tuple(v.name for v in node.outputs if v.name)
+        if not makes or any(name in facts.constants or name not in facts.dtypes for name in makes):
+            continue
+        if all(name in sizes for name in makes):
+            continue
+        reads = tuple(n for n in _reads(node) if _is_float(n, facts) and n not in facts.constants)
+        if (reads and _decides(node, facts)) or node.op_type in RANDOM:
+            found.append(Step(node=node.name or key(node), op=node.op_type, reads=reads, makes=makes))
+    return tuple(found)
+
+
+def _decides(node: ir.Node, facts: Facts) -> bool:
+    """Return True if a digit more or less can make the node's outputs jump."""
+    if node.op_type == "Cast":
+        return not _is_float(key(node), facts)
+    if node.op_type == "GridSample":
+        return text(node, "mode") == "nearest"
+    if node.op_type == "MaxPool":
+        return len(node.outputs) > 1 and bool(node.outputs[1].name)
+    return node.op_type in STEPS or any(_inside(body) for body in bodies(node))
+
+
+def _inside(body: ir.Graph) -> bool:
+    return any(node.op_type in STEPS or any(_inside(inner) for inner in bodies(node)) for node in body)
+
+
+def _reads(node: ir.Node) -> list[str]:
+    return [v.name for v in node.inputs if v is not None and v.name] + sorted(captures(node))
+
+
+def _is_float(name: str, facts: Facts) -> bool:
+    return name in facts.dtypes and facts.dtypes[name].kind == "f"
+
+
+def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str, ...]:
+    """Return the tensors by which two runs of a graph are compared.
+
+    These are its outputs, what the last steps upstream of them read, and for outputs that are no tensors, such as maps,
+    what they are made of.
+    """
+    made = {name: step for step in some for name in step.makes}
+    values = {v.name: v for node in model.graph for v in node.outputs if v.name}
+    names = [v.name for v in model.graph.outputs if v.name]
+    found = dict.fromkeys(name for name in names if _is_float(name, facts))
+    seen = set[str]()
+    while names:
+        name = names.pop()
+        if name in seen or name not in values or name in facts.constants:
+            continue
+        seen.add(name)
+        node = values[name].producer()
+        assert node is not None
+        if name in made:
+            found |= dict.fromkeys(made[name].reads)
+            continue
+        names += _reads(node)
+        if name not in facts.dtypes and not scope_of(node) and not is_choice(node):
+            found |= dict.fromkeys(n for n in _reads(node) if _is_float(n, facts) and n not in facts.constants)
+    return tuple(name for name in found if name in values) or tuple(v.name for v in model.graph.outputs if v.name)
+
+
+def led(model: ir.Model, some: Collection[Step]) -> tuple[Step, ...]:
+    """The steps that an output of the model follows from, in order."""
+    values = {v.name: v for node in model.graph for v in node.outputs if v.name}
+    queue, seen = [v.name or "" for v in model.graph.outputs], set[str]()
+    while queue:
+        name = queue.pop()
+        node = values[name].producer() if name in values else None
+        if name in seen or node is None:
+            continue
+        seen.add(name)
+        queue += _reads(node)
+    return tuple(step for step in some if seen & set(step.makes))
+
+
+def held(model: ir.Model, some: Collection[Step], facts: Facts, tried: Collection[Step] = ()) -> None:
+    """Take the steps out of a graph, in place: what they make becomes inputs.
+
+    Those that are `tried` stay beside it, with inputs of their own: under `handed` names they are given what they read,
+    under `tried_name` names they put out what they make of that.
+    """
+    gone = {name for step in some for name in step.makes}
+    trying = {name for step in tried for name in step.makes}
+    reads: dict[str, ir.Value] = {}
+    for node in [n for n in model.graph if key(n) in gone]:
+        stays = key(node) in trying
+        for value in [v for v in node.outputs if v.name]:
+            name = value.name or ""
+            value.replace_all_uses_with(_input(model, name, name, facts), replace_graph_outputs=True)
+            value.name = tried_name(name)
+        if not stays:
+            model.graph.remove(node, safe=True)
+            continue
+        for position, source in enumerate(node.inputs):
+            name = (source.name or "") if source is not None else ""
+            if any(name in step.reads for step in tried):
+                reads[name] = reads.get(name) or _input(model, handed(name), name, facts)
+                node.replace_input_with(position, reads[name])
+    for position in reversed(range(len(model.graph.outputs))):
+        if model.graph.outputs[position].name in gone:  # an input that is an output says nothing
+            del model.graph.outputs[position]
+
+
+def handed(name: str) -> str:
+    """Name of the input that a step which is tried reads in the place of a tensor."""
+    return f"{name}/handed"
+
+
+def tried_name(name: str) -> str:
+    """Name of what a step makes of the numbers that it was handed."""
+    return f"{name}/tried"
+
+
+def can_try(model: ir.Model, step: Step) -> bool:
+    """Return True if a step makes the same of the same numbers, and reads them through its inputs alone."""
+    node = next((n for n in model.graph if key(n) in step.makes), None)
+    return node is not None and not bodies(node) and node.op_type not in RANDOM
+
+
+def _input(model: ir.Model, name: str, like: str, facts: Facts) -> ir.Value:
+    """A new input with the type that a tensor has."""
+    kind = ir.TensorType(ir.DataType.from_numpy(facts.dtypes[like]))
+    fresh = ir.Value(name=name, type=kind, shape=ir.Shape([None] * len(facts.shapes[like])))
+    model.graph.inputs.append(fresh)
+    return fresh

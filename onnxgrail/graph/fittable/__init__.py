@@ -1,0 +1,1 @@
+"""Layers whose weights a fit may change."""

@@ -1,0 +1,213 @@
+"""Matrices and convolutions whose weights can be fitted: what they read, what they make, and where that is added to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Ints
+from onnxgrail.graph.attributes import integers, number
+from onnxgrail.graph.rewrite.holdings import is_compact
+from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
+from onnxgrail.graph.trace.survey import Operand, Survey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Window:
+    """The window of a convolution, per spatial axis; pads are (begin, end)."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Consumer:
+    """One node that contracts channels with a weight of its own.
+
+    Attributes:
+        node: key of the node; position: of the node in the graph.
+        param: working array of the weight; value: name of the weight; units: as those of an `Operand`.
+        inward, outward: axes of the weight; window: of a convolution, None for a matrix.
+        source: the activation it reads; axis: its channel axis.
+        output: the activation it makes; made: the channel axis of that.
+        bias: what is added to the output behind it or inside, (o,) or zeros; inner: whether inside.
+        plain: whether the output is a product and an inner bias, nothing else that is not known here, and not rounded
+            to a half precision either.
+        room: whether there is a bias, or a place for one without another node.
+        total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
+    """
+
+    node: str
+    position: int
+    param: str
+    value: str
+    units: Mapping[int, Ints]
+    inward: int
+    outward: int
+    window: Window | None
+    source: str
+    axis: int
+    output: str
+    made: int
+    bias: Array
+    inner: bool
+    plain: bool
+    room: Literal["bias", "slot", "none"]
+    total: str
+    residual: str
+
+
+def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
+    """Every matrix and plain convolution with a constant weight, in node order.
+
+    Weights that several nodes read are left out: no single output says what they should be.  So are weights of which
+    the file holds fewer numbers than they have.
+    """
+    readers: dict[str, int] = {}
+    compact = survey.compact()
+    for claim in survey.operands.values():
+        readers[claim.param] = readers.get(claim.param, 0) + 1
+    found = []
+    for position, node in enumerate(model.graph):
+        operand = survey.operands.get((key(node), 1))
+        axes = _axes(node, survey.facts) if operand is not None else None
+        single = operand is not None and readers[operand.param] == 1 and operand.param not in compact
+        if operand is not None and axes is not None and single:
+            found.append(_consumer(node, position, operand, axes, survey.facts))
+    return tuple(found)
+
+
+def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
+    """Weights of matrices and convolutions that lose no position: operands too, so that new numbers are written.
+
+    Only weights that nothing else reads, and whose numbers the file holds: others would make the file larger.
+    """
+    found = {}
+    for node in model.graph:
+        place = key(node), 1
+        if place in survey.operands or _axes(node, survey.facts) is None:
+            continue
+        weight = node.inputs[1]
+        name = (weight.name or "") if weight is not None else ""
+        if weight is None or name in survey.facts.stored or not _sole(weight, survey.facts):
+            continue
+        if is_compact(weight, survey.facts):
+            continue
+        if weight.const_value is not None or name in survey.facts.values:
+            found[place] = Operand(param=name, value=name, units={})
+    return found
+
+
+def behind(model: ir.Model, names: Iterable[str]) -> set[str]:
+    """Every tensor that depends on one of these, and these."""
+    found = set(names)
+    for node in model.graph:
+        read = {v.name for v in node.inputs if v is not None} | captures(node)
+        if read & found:
+            found |= {v.name for v in node.outputs if v.name}
+    return found
+
+
+def _sole(value: ir.Value, facts: Facts) -> bool:
+    """Whether a constant and all it is computed from have one reader."""
+    if value.name not in facts.constants or len(value.uses()) != 1 or value.is_graph_output() or value.is_graph_input():
+        return False
+    node = value.producer()
+    return node is None or all(v is None or _sole(v, facts) for v in node.inputs)
+
+
+def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
+    """Inward and outward axis of a node's weight; None where its output is no plain sum of products."""
+    known = all(v is None or v.name in facts.shapes for v in (*node.inputs, *node.outputs))
+    if node.domain not in ("", "ai.onnx") or not known:
+        return None
+    shapes = [facts.shapes[v.name or ""] for v in node.inputs[:2] if v is not None]
+    ranks = [len(shape) for shape in shapes]
+    if any(0 in shape for shape in shapes[1:]):  # a sum over nothing, or no sum at all
+        return None
+    if node.op_type == "MatMul":
+        return (0, 1) if ranks[0] > 1 and ranks[1] == 2 else None
+    if node.op_type == "Gemm":
+        plain = all(number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
+        return ((1, 0) if number(node, "transB", 0) else (0, 1)) if plain else None
+    padded = node.attributes.get("auto_pad")
+    if node.op_type == "Conv" and number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
+        return 1, 0
+    return None
+
+
+def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer:
+    source, output = node.inputs[0], node.outputs[0]
+    assert source is not None
+    conv = node.op_type == "Conv"
+    rank = len(facts.shapes[output.name or ""])
+    width = facts.shapes[operand.value][axes[1]]
+    bias = _constant(node.inputs[2], facts, width) if len(node.inputs) > 2 else None
+    last, added = (output, None) if len(node.inputs) > 2 else _biased(output, facts, width, conv=conv)
+    total, residual = _added(last, facts)
+    return Consumer(
+        node=key(node),
+        position=position,
+        param=operand.param,
+        value=operand.value,
+        units=operand.units,
+        inward=axes[0],
+        outward=axes[1],
+        window=_window(node, facts.shapes[operand.value]) if conv else None,
+        source=source.name or "",
+        axis=1 if conv else len(facts.shapes[source.name or ""]) - 1,
+        output=output.name or "",
+        made=1 if conv else rank - 1,
+        bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
+        inner=bias is not None,
+        plain=facts.dtypes[output.name or ""].itemsize > 2
+        and (bias is not None or len(node.inputs) < 3 or node.inputs[2] is None),
+        room="bias" if bias is not None or added is not None else "slot" if node.op_type != "MatMul" else "none",
+        total=total,
+        residual=residual,
+    )
+
+
+def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
+    kernel = shape[2:]
+    ones = (1,) * len(kernel)
+    strides, dilations = (integers(node, name, ones) for name in ("strides", "dilations"))
+    pads = integers(node, "pads", (0,) * (2 * len(kernel)))
+    sides = tuple((pads[a], pads[a + len(kernel)]) for a in range(len(kernel)))
+    return Window(kernel=kernel, strides=strides, dilations=dilations, pads=sides)
+
+
+def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
+    """A constant of one number per output."""
+    if value is None or value.name not in facts.constants:
+        return None
+    array = constant_of(value, value.name, facts)
+    return np.asarray(array, dtype=np.float64).ravel() if array is not None and array.size == width else None
+
+
+def _biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:
+    """Through the Add of a constant bias, if that is the only reader."""
+    readers = list(output.uses())
+    if conv or len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
+        return output, None
+    other = readers[0].node.inputs[1 - readers[0].idx]
+    bias = _constant(other, facts, width)
+    return (output, None) if bias is None else (readers[0].node.outputs[0], bias)
+
+
+def _added(output: ir.Value, facts: Facts) -> tuple[str, str]:
+    """The sum with a residual of the same shape, and that residual; ('', '') where the output goes elsewhere."""
+    readers = list(output.uses())
+    if len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
+        return "", ""
+    other = readers[0].node.inputs[1 - readers[0].idx]
+    name = (other.name or "") if other is not None else ""
+    total = readers[0].node.outputs[0].name or ""
+    same = facts.shapes.get(name) == facts.shapes.get(total) == facts.shapes.get(output.name or "")
+    return (total, name) if same and name not in facts.constants else ("", "")

@@ -1,0 +1,204 @@
+"""Matrices of a graph that two narrow ones can stand for, and the rewrite that puts them there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Refusal
+from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.fittable.trainable import FLOATS
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.trace.facts import captures, key
+from onnxgrail.graph.trace.scopes import scope
+
+LINEAR = frozenset({"MatMul", "Gemm", "FusedMatMul"})
+WEIGHTED = frozenset(
+    {
+        "Attention", "Conv", "ConvInteger", "ConvTranspose", "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul", "Einsum", "FusedConv", "FusedGemm", "GRU", "LSTM", "MatMulInteger",
+        "MatMulIntegerToFloat", "MatMulNBits", "MoE", "QAttention", "QLinearConv", "QLinearMatMul", "QMoE", "RNN",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Matrix:
+    """A weight (m, n) as in y = x W, and everything that reads it.
+
+    Attributes:
+        weight: the initializer; turned: it is stored as (n, m).
+        nodes: the products that multiply by it.
+        inputs, outputs: m and n.
+    """
+
+    weight: str
+    turned: bool
+    nodes: tuple[ir.Node, ...]
+    inputs: int
+    outputs: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What somebody may call it: the weight, its nodes, their modules, what they make."""
+        return (self.weight, *(n for node in self.nodes for n in (node.name or "", scope(node), key(node)) if n))
+
+
+def array_of(matrix: Matrix, graph: ir.Graph) -> Array:
+    """The numbers, (m, n)."""
+    tensor = graph.initializers[matrix.weight].const_value
+    assert tensor is not None
+    array = tensor.numpy()
+    return array.T if matrix.turned else array
+
+
+def matrices(model: ir.Model) -> dict[ir.Node, Matrix]:
+    """Per product the matrix that it multiplies by, where all readers of that are such products."""
+    fixed = {name for node in model.graph for name in captures(node)}
+    found: dict[ir.Node, Matrix] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in FLOATS or len(tensor.shape) != 2 or name in fixed:
+            continue
+        if value.is_graph_input() or value.is_graph_output():
+            continue
+        uses = list(_uses(value, turned=False))
+        ways = {_turned(node, place, turned) for node, place, turned in uses}
+        if len(ways) == 1 and None not in ways:
+            turned = bool(ways.pop())
+            rows, columns = (int(size) for size in tensor.shape.numpy())
+            sizes = (columns, rows) if turned else (rows, columns)
+            nodes = tuple(node for node, _, _ in uses)
+            matrix = Matrix(weight=name, turned=turned, nodes=nodes, inputs=sizes[0], outputs=sizes[1])
+            found.update(dict.fromkeys(nodes, matrix))
+    return found
+
+
+def _uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool]]:
+    """Readers of a constant, also behind what turns it over: node, operand, whether it is turned there."""
+    for use in value.uses():
+        node, out = use.node, use.node.outputs[0]
+        if node.op_type == "Identity" and not out.is_graph_output():
+            yield from _uses(out, turned=turned)
+        elif node.op_type == "Transpose" and integers(node, "perm", (1, 0)) == (1, 0) and not out.is_graph_output():
+            yield from _uses(out, turned=not turned)
+        else:
+            yield node, use.idx, turned
+
+
+def _turned(node: ir.Node, place: int, turned: bool) -> bool | None:
+    """Whether a product reads (n, m), None where it is no product from the right by a plain matrix."""
+    if node.op_type not in LINEAR or place != 1 or _odd(node):
+        return None
+    return turned != bool(integer(node, "transB"))
+
+
+def refusal(node: ir.Node, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> Refusal | None:
+    """Why a node with a weight keeps it; None where it has none, or one that can be replaced.
+
+    `fixed` names the values that depend on no input.
+    """
+    reason = "" if node in known else _reason(node, fixed)
+    weight = next((v.name or "" for v in node.inputs if v is not None and v.name in fixed), key(node))
+    return Refusal(value=weight, node=node.name or key(node), op=node.op_type, reason=reason) if reason else None
+
+
+def _reason(node: ir.Node, fixed: Collection[str]) -> str:
+    held = [v is not None and v.name in fixed for v in node.inputs]
+    if node.op_type in WEIGHTED:
+        return f"no low-rank form of {node.op_type}" if any(held) else ""
+    if node.op_type not in LINEAR or not any(held[:2]):
+        return ""
+    if not held[1]:
+        return "its weight is the left operand"
+    return "its operands are turned" if _odd(node) else _why(node.inputs[1])
+
+
+def _why(value: ir.Value | None) -> str:
+    """Why a constant on the right of a product is not a matrix that can be replaced."""
+    maker = value.producer() if value is not None else None
+    while value is not None and maker is not None and maker.op_type in ("Transpose", "Identity"):
+        value = maker.inputs[0]
+        maker = value.producer() if value is not None else None
+    if maker is not None:
+        quantised = maker.op_type in ("DequantizeLinear", "Cast")
+        return "its weight is stored in another type" if quantised else f"its weight is made by {maker.op_type}"
+    if value is None or value.const_value is None or len(value.const_value.shape) != 2:
+        return "its weight is no plain matrix"
+    if value.is_graph_input() or value.is_graph_output():
+        return "its weight is an input or output of the model"
+    others = [reader for reader, place, turned in _uses(value, turned=False) if _turned(reader, place, turned) is None]
+    if others:
+        return f"its weight is also read by {others[0].op_type} {others[0].name or key(others[0])}"
+    return "its weight is read both plain and transposed, or inside another node"
+
+
+def _odd(node: ir.Node) -> bool:
+    """Whether more than the right operand is turned."""
+    return any(integer(node, name) for name in ("transA", "transBatchA", "transBatchB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """What replaced a matrix: names of the two weights (`up` is stored as the products read it), and per product the
+    value between them.
+    """
+
+    down: str
+    up: str
+    turned: bool
+    between: Mapping[str, str]
+
+
+def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
+    """Multiply by `down` (m, k) and then by `up` (k, n); the second product is the old node, with its bias and name.
+
+    Both are rounded to the type of the weight, which goes.
+    """
+    old = graph.initializers[matrix.weight]
+    assert old.const_value is not None
+    dtype = old.const_value.dtype
+    turned = bool(integer(matrix.nodes[0], "transB"))
+    first = constant(graph, down.astype(dtype.numpy()), f"{matrix.weight}/down", old=old)
+    second = {}
+    for way in {bool(integer(node, "transB")) for node in matrix.nodes}:
+        second[way] = constant(graph, (up.T if way else up).astype(dtype.numpy()), f"{matrix.weight}/up", old=old)
+    between = {}
+    for node in matrix.nodes:
+        source = node.inputs[0]
+        assert source is not None
+        name = free_name(graph, f"{key(node)}/lowrank")
+        made = ir.Node("", "MatMul", [source, first], num_outputs=1, name=name)
+        made.metadata_props.update(node.metadata_props)
+        value = made.outputs[0]
+        value.name, value.type = name, ir.TensorType(dtype)
+        if source.shape is not None and len(source.shape):
+            value.shape = ir.Shape([*source.shape.dims[:-1], down.shape[1]])
+        graph.insert_before(node, made)
+        node.replace_input_with(0, value)
+        node.replace_input_with(1, second[bool(integer(node, "transB"))])
+        between[key(node)] = name
+    _swept(graph, old)
+    return Factored(first.name or "", second[turned].name or "", turned, between)
+
+
+def _swept(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove a weight that nobody reads, and what turned it over."""
+    for use in list(value.uses()):
+        maker = use.node
+        if maker.op_type in ("Transpose", "Identity") and not maker.outputs[0].is_graph_output():
+            _swept(graph, maker.outputs[0])
+            if not list(maker.outputs[0].uses()):
+                graph.remove(maker, safe=True)
+    if value.name and not list(value.uses()) and value.name in graph.initializers:
+        del graph.initializers[value.name]
+
+
+def work(matrix: Matrix, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Rows that the products multiply on the probe feed; 0 where that is not known."""
+    names = [key(node) for node in matrix.nodes]
+    return sum(int(np.prod(shapes[name][:-1])) for name in names if name in shapes)

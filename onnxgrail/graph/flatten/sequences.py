@@ -1,0 +1,105 @@
+"""Sequences that only hold the pieces of a split are taken out, so that channels can be followed through the pieces.
+
+Exports that were not optimised write `chunk` and `split` as `SplitToSequence`, read by one `SequenceAt` per piece.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.tensors.cut import constant
+
+
+def unpack(model: ir.Model) -> None:
+    """Write every `SplitToSequence` whose pieces are read at known places as one `Split`, in place."""
+    version = model.opset_imports.get("", 0)
+    for node in list(model.graph):
+        if node.op_type == "SplitToSequence" and not node.domain:
+            sizes = _sizes(node)
+            readers = _readers(model.graph, node, len(sizes)) if sizes is not None else None
+            if sizes is not None and readers is not None:
+                _replace(model.graph, node, sizes, readers, version)
+
+
+def _sizes(node: ir.Node) -> Ints | None:
+    """Sizes of the pieces; None where they are not known before the model runs."""
+    source, split = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    known = _value(split)
+    if source is None or known is None:
+        return None
+    if known.ndim:
+        return known.astype(np.int64)
+    whole = source.shape[integer(node, "axis")] if source.shape is not None else None
+    size = int(known)
+    if not isinstance(whole, int) or whole < 1 or size < 1:
+        return None
+    return np.array([min(size, whole - start) for start in range(0, whole, size)], dtype=np.int64)
+
+
+def _readers(graph: ir.Graph, node: ir.Node, count: int) -> list[tuple[int, ir.Node]] | None:
+    """The nodes that take pieces out of the sequence, with their place in it; None if there are others."""
+    sequence = node.outputs[0]
+    if sequence.is_graph_output():
+        return None
+    found = []
+    for reader, operand in sequence.uses():
+        place = _value(reader.inputs[1]) if len(reader.inputs) > 1 else None
+        if reader.op_type != "SequenceAt" or reader.graph is not graph or operand or place is None:
+            return None
+        at = int(place.ravel()[0])
+        if not -count <= at < count:
+            return None
+        found.append((at % count, reader))
+    return found
+
+
+def _value(value: ir.Value | None) -> Ints | None:
+    """The integers of an initializer or a Constant node."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def _replace(graph: ir.Graph, node: ir.Node, sizes: Ints, readers: list[tuple[int, ir.Node]], version: int) -> None:
+    source = node.inputs[0]
+    assert source is not None
+    attributes: list[ir.Attr] = [node.attributes["axis"]] if "axis" in node.attributes else []
+    inputs: list[ir.Value] = [source]
+    name = node.outputs[0].name or "split"
+    if version < 13:
+        attributes.append(ir.AttrInt64s("split", sizes.tolist()))
+    else:
+        inputs.append(constant(graph, sizes, f"{name}/sizes"))
+    split = ir.Node("", "Split", inputs, attributes, num_outputs=len(sizes), name=node.name)
+    split.metadata_props.update(node.metadata_props)
+    for position, piece in enumerate(split.outputs):
+        piece.name = f"{name}/{position}"
+    operands = {v for n in (node, *(reader for _, reader in readers)) for v in n.inputs[1:] if v is not None}
+    graph.insert_before(node, split)
+    taken: set[int] = set()
+    for at, reader in readers:
+        piece = split.outputs[at]
+        if at in taken:
+            copy = ir.Node("", "Identity", [piece], num_outputs=1, name=reader.name)
+            ir.convenience.replace_nodes_and_values(graph, reader, [reader], [copy], reader.outputs, copy.outputs)
+        else:
+            ir.convenience.replace_nodes_and_values(graph, reader, [reader], [], reader.outputs, [piece])
+        taken.add(at)
+    graph.remove(node, safe=True)
+    _forget(graph, operands)
+
+
+def _forget(graph: ir.Graph, values: set[ir.Value]) -> None:
+    """Remove constants that nothing reads any more."""
+    for value in values:
+        producer = value.producer()
+        if value.uses() or value.is_graph_output():
+            continue
+        if producer is not None and producer.graph is graph:
+            graph.remove(producer, safe=True)
+        elif value.name and value.name in graph.initializers:
+            del graph.initializers[value.name]

@@ -1,0 +1,126 @@
+"""Streamed states: inputs that a step reads and outputs that hand it the next ones.
+
+The state of a recurrent layer has that layer's hidden units on its last axis, the cache of a streamed convolution has
+channels on its second.  Both belong to the interface of a model, so they lose channels only where the caller allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.flow import Flow
+from onnxgrail.graph.trace.labels import Mark
+
+STATE = "its state is an input and an output of the model; --kv-io narrows the interface too"
+SAME = frozenset({"Identity", "Cast", "Slice", "Split", "Concat", "Pad"})
+RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+LIMIT = 256  # nodes that are looked at per input
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A tensor on the way from an input, and for each of its axes the axis of the input, None for one that is new."""
+
+    value: ir.Value
+    axes: tuple[int | None, ...]
+    joined: frozenset[int] = frozenset()  # axes of the input along which something else was joined to it
+
+
+def state_axes(model: ir.Model, facts: Facts) -> dict[str, int]:
+    """Return the channel axis of every input that is a state: one that an output of the same shape hands on."""
+    outputs = {facts.shapes.get(value.name or "") for value in model.graph.outputs}
+    found = {}
+    for value in model.graph.inputs:
+        name = value.name or ""
+        shape = facts.shapes.get(name)
+        if shape is None or name in facts.constants or facts.dtypes[name].kind in "iub" or shape not in outputs:
+            continue
+        axis = _channel_axis(value, len(shape), facts)
+        if axis is not None:
+            found[name] = axis
+    return found
+
+
+def seed(flow: Flow) -> None:
+    """Give states labels of their own, before any node is visited."""
+    for name, axis in flow.state_axes.items():
+        labels = flow.labels.fresh(flow.facts.shapes[name][axis])
+        flow.marks[name] = (Mark((axis,), labels),)
+        flow.states[name] = labels
+
+
+def hands_on(flow: Flow, marks: Iterable[Mark], shape: tuple[int, ...]) -> bool:
+    """Return True if a tensor has the channels of a state of the same shape, each at the same position."""
+    alike = [labels for name, labels in flow.states.items() if flow.facts.shapes[name] == shape]
+    return all(any(_same(flow, mark.labels, labels) for labels in alike) for mark in marks)
+
+
+def _same(flow: Flow, found: Ints, labels: Ints) -> bool:
+    return found.shape == labels.shape and np.array_equal(flow.labels.find(found), flow.labels.find(labels))
+
+
+def _channel_axis(value: ir.Value, rank: int, facts: Facts) -> int | None:
+    """The axis of an input that a recurrent layer reads as its units, or a convolution as its channels."""
+    queue, seen = [_Step(value, tuple(range(rank)))], 0
+    while queue and seen < LIMIT:
+        step = queue.pop(0)
+        for node, slot in step.value.uses():
+            seen += 1
+            axis = None
+            if slot in RECURRENT.get(node.op_type, ()) and not node.domain:
+                axis = step.axes[-1]
+            elif node.op_type in ("Conv", "ConvTranspose") and slot == 0 and step.joined and len(step.axes) > 1:
+                axis = step.axes[1]
+            if axis is not None and axis not in step.joined:
+                return axis
+            queue += _beyond(node, slot, step, facts)
+    return None
+
+
+def _beyond(node: ir.Node, slot: int, step: _Step, facts: Facts) -> list[_Step]:
+    """What a copy of a state, or a part of it, is on the other side of a node."""
+    axes, joined = step.axes, step.joined
+    if node.domain or (slot != 0 and node.op_type != "Concat"):
+        return []
+    if node.op_type == "Concat":
+        along = axes[integer(node, "axis") % len(axes)]
+        joined |= {along} if along is not None and len(node.inputs) > 1 else set()
+    elif node.op_type == "Transpose":
+        order = integers(node, "perm") or tuple(reversed(range(len(axes))))
+        axes = tuple(axes[k] for k in order)
+    elif node.op_type == "Gather":
+        index = facts.shapes.get(node.inputs[1].name or "") if node.inputs[1] is not None else None
+        if index is None or len(index) > 1:
+            return []
+        place = integer(node, "axis") % len(axes)
+        axes = axes if index else (*axes[:place], *axes[place + 1 :])
+    elif node.op_type in ("Squeeze", "Unsqueeze"):
+        changed = _reshaped(node, step, facts)
+        if changed is None:
+            return []
+        axes = changed
+    elif node.op_type not in SAME:
+        return []
+    return [_Step(out, axes, joined) for out in node.outputs]
+
+
+def _reshaped(node: ir.Node, step: _Step, facts: Facts) -> tuple[int | None, ...] | None:
+    """Axes after a Squeeze or Unsqueeze, from the axes that it names."""
+    named = facts.values.get(node.inputs[1].name or "") if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    places = integers(node, "axes") or (() if named is None else tuple(int(k) for k in np.ravel(named)))
+    if not places:
+        return None
+    rank = len(step.axes)
+    if node.op_type == "Squeeze":
+        gone = {place % rank for place in places}
+        return tuple(axis for k, axis in enumerate(step.axes) if k not in gone)
+    new = {place % (rank + len(places)) for place in places}
+    left = iter(step.axes)
+    return tuple(None if k in new else next(left) for k in range(rank + len(places)))

@@ -1,0 +1,1 @@
+"""Model files: load, map, serialize, write."""

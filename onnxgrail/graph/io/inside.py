@@ -1,0 +1,131 @@
+"""Large weights that lie in the model file itself, found without reading them: as good as external data from then on.
+
+A message that is parsed as a whole takes the room of all weights, and their sum decides how much a run needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import ModelError
+from onnxgrail.graph.io.mapped import LARGE, Mapped
+from onnxgrail.graph.io.wire import BYTES, Bytes, Field, fields, head
+from onnxgrail.machine.files.unchanged import SteadyFile
+
+BLOCK = 2**14  # bytes that are read at once to find fields
+MODEL = 2**23  # bytes of a file from which on its weights stay there; smaller ones are read
+_GRAPH, _INITIALIZER, _NAME, _RAW, _EXTERNAL = 7, 5, 8, 9, 13  # field numbers of the messages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """A model file without its large weights.
+
+    Attributes:
+        rest: the message, in which these weights refer to a file that is not named.
+        places: where the numbers of each lie in the model file.
+        file: the model file, which stays open: its weights outlive its name.
+    """
+
+    rest: bytes
+    places: dict[str, int]
+    file: SteadyFile
+
+
+class _Window:
+    """A file as bytes that are read when they are looked at."""
+
+    def __init__(self, file: SteadyFile) -> None:
+        self._file, self._start, self._block = file, 0, memoryview(b"")
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> memoryview: ...
+
+    def __getitem__(self, place: int | slice) -> int | memoryview:
+        first = place.start if isinstance(place, slice) else place
+        stop = place.stop if isinstance(place, slice) else place + 1
+        if stop - first > BLOCK:
+            return self._read(first, stop - first)
+        if first < self._start or stop > self._start + len(self._block):
+            self._start, self._block = first, self._read(first, min(BLOCK, self._file.size - first))
+        found = self._block[first - self._start : stop - self._start]
+        return found if isinstance(place, slice) else found[0]
+
+    def _read(self, start: int, size: int) -> memoryview:
+        found = memoryview(bytearray(size))
+        self._file.read_into(start, found)
+        return found
+
+
+def split(path: Path) -> Split | None:
+    """The file in two; None where it is small or not put together as expected, and is better read in one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if path.stat().st_size < MODEL:
+        return None
+    file = SteadyFile(path.resolve(), ModelError, held=True)
+    data, places = _Window(file), dict[str, int]()
+    try:
+        rest = b"".join(_copied(data, 0, file.size, {_GRAPH: lambda f: _graph(data, f, places)}))
+    except ValueError:
+        return None
+    return Split(rest, places, file) if places else None
+
+
+def hold(model: ir.Model, found: Split, path: Path) -> None:
+    """Let the weights that were left out lie where they are.
+
+    Raises:
+        ModelError: one has more or fewer bytes than its shape needs.
+    """
+    for name, offset in found.places.items():
+        value = model.graph.initializers[name]
+        tensor = value.const_value
+        assert isinstance(tensor, ir.ExternalTensor), name
+        if tensor.length != tensor.nbytes:
+            fault = f"{path}: weight {name!r} holds {tensor.length} bytes, its shape needs {tensor.nbytes}"
+            raise ModelError(fault, hint="Check that the file is complete and was exported as ONNX")
+        value.const_value = Mapped(found.file, offset, tensor)
+
+
+def _graph(data: Bytes, field: Field, places: dict[str, int]) -> bytes:
+    return b"".join(_copied(data, field.start, field.stop, {_INITIALIZER: lambda f: _tensor(data, f, places)}))
+
+
+def _tensor(data: Bytes, field: Field, places: dict[str, int]) -> bytes:
+    """A weight, without its numbers where they are many."""
+    parts = {part.number: part for part in fields(data, field.start, field.stop)}
+    raw, name = parts.get(_RAW), parts.get(_NAME)
+    if raw is None or name is None or raw.stop - raw.start < LARGE or _EXTERNAL in parts:
+        return bytes(data[field.start : field.stop])
+    label = bytes(data[name.start : name.stop]).decode()
+    if label in places:
+        raise ValueError(f"two weights {label}")
+    places[label] = raw.start
+    rest = b"".join(_copied(data, field.start, field.stop, {_RAW: None}))
+    away = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", "."), ("offset", raw.start), ("length", raw.stop - raw.start)):
+        away.external_data.add(key=key, value=str(value))
+    refers: bytes = away.SerializeToString()
+    return rest + refers
+
+
+def _copied(data: Bytes, start: int, stop: int, changed: dict[int, Any]) -> Iterator[bytes]:
+    """The fields of a message, some of them made anew (or left out, where there is nothing to make them)."""
+    for field in fields(data, start, stop):
+        if field.number not in changed or field.kind != BYTES:
+            yield bytes(data[field.head : field.stop])
+        elif (make := changed[field.number]) is not None:
+            body = make(field)
+            yield head(field.number, len(body)) + body

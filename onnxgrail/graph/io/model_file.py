@@ -1,0 +1,259 @@
+"""Load and save models: inline or external data in, one finished file (or pair) out, nothing half written."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
+from onnxgrail.graph.flatten.functions import inlined
+from onnxgrail.graph.flatten.sequences import unpack
+from onnxgrail.graph.io.inside import Split, hold, split
+from onnxgrail.graph.io.mapped import SOURCES, Mapped, check_unchanged, map_weights, weight_files
+from onnxgrail.graph.io.opaque import attach, set_aside
+from onnxgrail.graph.io.serial import INFORMED
+from onnxgrail.graph.io.soundness import check, tensors
+from onnxgrail.graph.io.writing import unload, write_inline
+from onnxgrail.machine.files import drafts
+from onnxgrail.machine.files.checksums import sha256
+from onnxgrail.machine.files.paths import make_folder
+from onnxgrail.machine.files.placing import Weights, place, weights_name
+from onnxgrail.machine.files.temporary import TEMPORARY
+from onnxgrail.machine.files.unchanged import SteadyFile
+
+HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
+
+Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
+PROTOBUF = 2**31 - 1  # bytes of the largest message
+LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
+
+
+def load(source: Source) -> ir.Model:
+    """Read a model; external data stay on disk, mapped when needed, and local functions are written out.
+
+    Sequences that only hold the pieces of a split become a Split.
+
+    Raises:
+        ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
+    """
+    try:
+        model = inlined(_read(source))
+    except (OnnxGrailError, MemoryError, OSError):
+        raise
+    except Exception as error:  # onnx-ir raises whatever comes up
+        raise ModelError(f"the model holds an inconsistent graph: {_brief(error)}") from error
+    held = sum(t.nbytes for t in _weights(model) if not isinstance(t, Mapped))
+    if held > PROTOBUF:
+        raise _too_large("the given model", held)
+    unpack(model)
+    return model
+
+
+def _read(source: Source) -> ir.Model:
+    if isinstance(source, ir.Model):
+        model = copy(source)
+        map_weights(model, None, "the given model")
+        return model
+    if isinstance(source, (str, Path)):
+        return _from_path(Path(source))
+    if isinstance(source, bytes):
+        return _from_proto(_parse(source, "the given bytes"), "the given bytes")
+    if isinstance(source, onnx.ModelProto):
+        return _from_proto(source, "the given model")
+    raise ModelError(
+        f"cannot read a model from {type(source).__name__}", hint="Give a path, bytes, a ModelProto or a graph"
+    )
+
+
+def _from_path(path: Path) -> ir.Model:
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder, expected an ONNX file")
+    try:
+        status = path.stat()
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            raise ModelError(f"{path} is a device, expected an ONNX file")  # some never end
+        size = status.st_size
+        if size > PROTOBUF:
+            raise _too_large(str(path), size)
+        file = SteadyFile(path.resolve(), ModelError)
+        apart = split(path)
+        data = path.read_bytes() if apart is None else apart.rest
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    model = _from_proto(_parse(data, str(path)), str(path), path, apart)
+    model.meta[SOURCES] = (file, *model.meta[SOURCES])
+    return model
+
+
+def beside(source: Source) -> list[Path]:
+    """Return the files that a model names for its weights; none if it is a file that cannot be read."""
+    if isinstance(source, ir.Model):
+        return sorted({Path(t.path) for t in _weights(source) if isinstance(t, ir.ExternalTensor)})
+    if not isinstance(source, str | Path):
+        return []
+    path = Path(source)
+    try:
+        if not path.is_file() or path.stat().st_size > PROTOBUF:
+            return []
+        apart = split(path)
+        proto = _parse(path.read_bytes() if apart is None else apart.rest, str(path))
+        named = {e.value for t in tensors(proto) for e in t.external_data if e.key == "location"}
+    except (ModelError, OSError, RecursionError):
+        return []
+    return [path.parent / name for name in sorted(named - {"."})]  # "." stands for the model file, see `split`
+
+
+def _too_large(label: str, size: int) -> ModelError:
+    hint = "Save it with external data (onnx.save(..., save_as_external_data=True)) and give the path of the file"
+    return ModelError(f"{label} holds {size / 2**30:.1f} GiB, and a message of ONNX ends at 2 GiB", hint=hint)
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    hint = "Check that the file is complete and was exported as ONNX"
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except Exception as error:  # the protobuf backends raise different types
+        raise ModelError(f"{label} is not an ONNX model, or is truncated", hint=hint) from error
+    if not proto.ir_version or not proto.opset_import or not proto.HasField("graph"):
+        raise ModelError(f"{label} is not an ONNX model (no graph or opset in it)", hint=hint)
+    return proto
+
+
+def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, apart: Split | None = None) -> ir.Model:
+    if proto.graph.sparse_initializer:
+        raise ModelError(f"{label} has sparse weights, which are not supported", hint="Store them dense first")
+    if not proto.graph.node:
+        raise ModelError(f"{label} has a graph without nodes")
+    check(proto, label)
+    plain, types = set_aside(proto, label)
+    try:
+        model = ir.from_proto(plain)
+    except Exception as error:
+        raise ModelError(f"{label} holds an inconsistent graph: {_brief(error)}") from error
+    attach(model.graph.outputs, types)
+    model.meta[INFORMED] = frozenset(info.name for info in proto.graph.value_info)
+    if apart is not None and path is not None:
+        hold(model, apart, path)
+    map_weights(model, path, label)
+    if not _sorted(model.graph):
+        model.graph.sort()
+    return model
+
+
+def _sorted(graph: ir.Graph) -> bool:
+    """Whether every node, in bodies too, stands behind what it reads (converters append their casts at the end)."""
+    seen: set[ir.Node] = set()
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if not all(producer is None or producer in seen for producer in producers):
+            return False
+        seen.add(node)
+    return True
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    return sum(tensor.nbytes for tensor in _weights(model))
+
+
+def external(model: ir.Model, asked: bool | None) -> bool:
+    """Return True if the result of a model has its weights in a file of their own: as asked, else as the model has."""
+    return bool(weight_files(model)) or weight_bytes(model) > LIMIT if asked is None else asked
+
+
+def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+
+
+def copy(model: ir.Model) -> ir.Model:
+    """A model that can be changed; weights are shared until they are replaced."""
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    return clone
+
+
+def save(
+    model: ir.Model,
+    path: Path,
+    *,
+    apart: bool = False,
+    scratch: Path | None = None,
+    sources: Iterable[ir.Model] = (),
+) -> dict[Path, str]:
+    """Write the model, with weights in a file beside it when asked or when they pass 2 GiB.
+
+    That file is called `NAME.CHECKSUM.data`.  Files are written in a hidden folder beside the target (or in `scratch`,
+    which must be on the same file system) and moved to their place, so a failure leaves nothing behind and the model
+    that was there before.  Weights are copied one by one.
+
+    Args:
+        model: the graph.
+        path: where to write it.
+        apart: weights in a file of their own.
+        scratch: where files are written first.
+        sources: models that it was made of, whose files must still be as they were.
+
+    Returns:
+        The checksums of the files, the model first.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        ModelError: a file that holds weights has changed.
+    """
+    apart = apart or weight_bytes(model) > LIMIT
+    make_folder(path.parent)
+    try:
+        with drafts.draft(scratch or path.parent) as folder:
+            whole = copy(model)
+            weights = unload(whole, folder / "weights", partial(weights_name, path)) if apart else None
+            digests = {path: write_inline(whole, folder / "model")}
+            for source in sources:
+                check_unchanged(source)
+            place(path, folder / "model", weights)
+        drafts.clear(path.parent)
+        return digests if weights is None else digests | {path.parent / weights.name: weights.sha256}
+    except OSError as error:
+        on_the_way = path.parent.parent.name.startswith(drafts.SCRATCH)
+        hint = TEMPORARY if on_the_way else "Choose another output folder"
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
+
+
+def move(draft: Path, path: Path) -> None:
+    """Move a model that another tool wrote, with at most one file beside it, to its place, as `save` does.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    make_folder(path.parent)
+    files = beside(draft)
+    try:
+        drafts.clear(path.parent)
+        if not files:
+            place(path, draft)
+            return
+        (file,), digest = files, sha256(files[0])
+        weights = Weights(path=file, name=weights_name(path, digest), sha256=digest)
+        proto = onnx.load(draft, load_external_data=False)
+        for entry in (entry for tensor in tensors(proto) for entry in tensor.external_data if entry.key == "location"):
+            entry.value = weights.name
+        draft.write_bytes(proto.SerializeToString())
+        place(path, draft, weights)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def _brief(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:200]
+
+
+def bytes_on_disk(model: ir.Model, path: Path) -> int:
+    """Size of the model file and of the external data files it names."""
+    return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())

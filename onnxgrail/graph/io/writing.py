@@ -1,0 +1,139 @@
+"""Write a model weight by weight: no more than one of them is ever in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.errors import ModelError
+from onnxgrail.graph.io import mapped
+from onnxgrail.graph.io.mapped import Mapped, fields, in_memory
+from onnxgrail.graph.io.serial import beside, to_file
+from onnxgrail.graph.io.wire import head
+from onnxgrail.machine.files.checksums import Hashed
+from onnxgrail.machine.files.placing import Weights
+
+SMALL = 256  # bytes up to which a weight stays in the model file beside external data
+ALIGN = 64  # bytes: what memory maps and wide loads like
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
+
+
+def unload(model: ir.Model, path: Path, named: Callable[[str], str]) -> Weights | None:
+    """Write all weights but the small ones to a file, and let the model refer to it, beside itself.
+
+    Args:
+        model: the graph, changed in place.
+        path: where the file is written.
+        named: what it will be called, by its checksum.
+
+    Returns:
+        The file; None if there are only small weights.
+    """
+    starts: dict[ir.Value, tuple[int, ir.TensorProtocol]] = {}
+    with path.open("wb") as raw:
+        file = Hashed(raw)
+        for value, tensor in _weights(model):
+            if tensor.nbytes <= SMALL or isinstance(tensor, ir.StringTensor):
+                value.const_value = in_memory(tensor)
+                continue
+            file.write(b"\0" * (-file.size % ALIGN))
+            starts[value] = file.size, tensor
+            _write(tensor, file)
+    if not starts:
+        return None
+    weights = Weights(path=path, name=named(file.digest), sha256=file.digest)
+    for value, (start, tensor) in starts.items():
+        value.const_value = ir.ExternalTensor(weights.name, start, tensor.nbytes, **fields(tensor))
+    return weights
+
+
+def _write(tensor: ir.TensorProtocol, file: Hashed) -> None:
+    """Write the numbers of a weight.
+
+    Raises:
+        ModelError: there are fewer than its shape says.
+    """
+    start = file.size
+    mapped.write(tensor, file)
+    if file.size - start != tensor.nbytes:
+        raise ModelError(
+            f"weight {tensor.name!r}: {file.size - start} bytes were written where its shape needs {tensor.nbytes}",
+            hint="The file that holds it may have changed while it was read: repeat the command",
+        )
+
+
+def write_inline(model: ir.Model, path: Path) -> str:
+    """Write a model with its weights inside, but for those that lie in the file that `unload` wrote.
+
+    Weights that lie in files are copied from there.  The fields that hold them are written by hand: a message that is
+    put together in memory would need several times the room of the model.
+
+    Returns:
+        The checksum of the file.
+    """
+    for value, held in _weights(model):
+        if isinstance(held, Mapped) and value.name not in model.graph.initializers:
+            value.const_value = in_memory(held)  # of a body: rare and small
+    proto = to_file(model)
+    stored = {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, Mapped)
+    }
+    if not stored:
+        return _written(path, [proto.SerializeToString()])
+    weights = [_split(tensor, stored.get(tensor.name)) for tensor in proto.graph.initializer]
+    del proto.graph.initializer[:]
+    graph = proto.graph.SerializeToString()
+    proto.ClearField("graph")
+    total = len(graph) + sum(len(head(_INITIALIZER, size)) + size for _, _, size in weights)
+    pieces: list[bytes | Mapped] = [proto.SerializeToString() + head(_GRAPH, total) + graph]
+    for start, tensor, size in weights:
+        pieces += [head(_INITIALIZER, size) + start, *([] if tensor is None else [tensor])]
+    return _written(path, pieces)
+
+
+def _written(path: Path, pieces: Iterable[bytes | Mapped]) -> str:
+    with path.open("wb") as raw:
+        file = Hashed(raw)
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                file.write(piece)
+            else:
+                _write(piece, file)
+    return file.digest
+
+
+def written_bytes(model: ir.Model) -> int:
+    """Return how many bytes `write_inline` would write; large weights are not looked at."""
+    with beside(model) as large:
+        proto = to_file(model)
+    sizes = {name: array.nbytes for name, array in large.items()}
+    sizes |= {v.name or "": held.nbytes for v, held in _weights(model) if isinstance(held, Mapped)}
+    for tensor in proto.graph.initializer:
+        if tensor.name in sizes:
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+    rest: int = proto.ByteSize()
+    return rest + sum(len(head(_RAW, size)) + size for size in sizes.values())
+
+
+def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value
+
+
+def _split(proto: onnx.TensorProto, tensor: Mapped | None) -> tuple[bytes, Mapped | None, int]:
+    """A tensor's message up to its numbers, where these are, and the length of both."""
+    if tensor is None:
+        whole = proto.SerializeToString()
+        return whole, None, len(whole)
+    del proto.external_data[:]
+    proto.ClearField("data_location")
+    start = proto.SerializeToString() + head(_RAW, tensor.nbytes)
+    return start, tensor, len(start) + tensor.nbytes

@@ -1,0 +1,155 @@
+"""Fused attention and rotary embedding of the standard: a head is one unit in query, key and value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.layers.cache import past, present
+from onnxgrail.graph.ops.layers.linear import SHARED
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.ops.tensors.reduce import mix
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+PARTIAL = "query, key and value do not all carry heads that can go"
+MICROSOFT = "com.microsoft"
+
+
+def heads_of(site: Site, marks: Sequence[Mark], axis: int, count: int) -> Ints | None:
+    """One label per head, given marks of an axis that holds `count` heads of any size; None when there are none."""
+    found = None
+    for mark in marks:
+        if axis in mark.axes:
+            table = site.collapse(mark, axis).reshape(count, -1)
+            site.union(np.broadcast_to(table[:, :1], table.shape), table)
+            found = table[:, 0]
+        elif mark.axes != (0,):
+            site.freeze([mark], "attention mixes these positions")
+    return found
+
+
+def key_value(site: Site, places: Sequence[tuple[int, int]], count: int, groups: int) -> tuple[list[Ints | None], str]:
+    """Labels of the key and value heads at (operand, axis), and why there are none; a single one for all stays.
+
+    Four axes without labels are a cache that is all there is, as in attention to an encoder.
+    """
+    if groups == 1 < count:
+        site.freeze([m for operand, _ in places for m in site.marks(operand) if m.axes != (0,)], SHARED)
+        return [None] * len(places), SHARED
+    found, why = [], ""
+    for operand, axis in places:
+        labels = heads_of(site, site.marks(operand), axis, groups)
+        if labels is None and len(site.shape(operand)) == 4:
+            fresh = site.flow.labels.fresh(groups)
+            reason = past(site, operand, axis, fresh, PARTIAL)
+            labels, why = (None, why or reason) if reason else (fresh, why)
+        found.append(labels)
+    return found, why
+
+
+def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups: int, why: str = "") -> Ints | None:
+    """What goes together among the query heads; None, and all frozen, when none can go.
+
+    A key-value head takes the query heads that read it along.  Where key-value heads stay (there is one for all, or
+    `why` says something else), every group must lose as many query heads as the others: one of each goes.
+    """
+    held = [labels for labels in shared if labels is not None]
+    if query is None:
+        site.freeze([Mark((0,), labels) for labels in held], PARTIAL)
+        return None
+    if groups == 1 < len(query):
+        why = SHARED
+    elif len(held) < len(shared):
+        why = why or PARTIAL
+    if not why:
+        for labels in held:
+            site.union(query, np.repeat(labels, len(query) // groups))
+    else:
+        site.freeze([Mark((0,), labels) for labels in held], why)
+        if len(query) == groups:
+            site.freeze([Mark((0,), query)], why)
+            return None
+        table = query.reshape(groups, -1)
+        site.union(np.broadcast_to(table[:1], table.shape), table)
+    site.kind(query, "heads")
+    return query
+
+
+def bias(site: Site, operand: int, heads: Ints) -> None:
+    """A mask or bias of shape (batch, heads, ...) follows the heads unless it is broadcast over them."""
+    shape = site.shape(operand) if site.name(operand) else ()
+    if len(shape) < 3 or shape[-3] == 1:
+        return
+    axis = len(shape) - 3
+    if site.is_constant(operand):
+        site.carry(operand, Mark((axis,), heads))
+        return
+    own = next((m for m in site.marks(operand) if axis in m.axes), None)
+    if own is None:
+        site.freeze([Mark((0,), heads)], "its mask differs from head to head and is computed at run time")
+    else:
+        site.union(site.collapse(own, axis), heads)
+
+
+def caches(site: Site, operands: Sequence[int], shared: Sequence[Ints | None], outputs: Sequence[int]) -> str:
+    """Past keys and values follow their heads on axis 1, and so do the present ones; why not, if they cannot."""
+    reasons = []
+    for operand, output, labels in zip(operands, outputs, shared, strict=True):
+        if labels is None:
+            continue
+        reasons.append(past(site, operand, 1, labels, PARTIAL) or present(site, output))
+        site.emit([Mark((1,), labels)] if site.out_name(output) else [], output)
+    return next((why for why in reasons if why), "")
+
+
+@rule("Attention", since=23)
+def attention(site: Site) -> None:
+    """Heads are tied across query, key and value; a key-value head takes its query heads along, unless it must stay."""
+    rank = len(site.shape(0))
+    axis = 1 if rank == 4 else 2
+    declared = [int(site.attribute(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
+    count, groups = (site.shape(0)[1], site.shape(1)[1]) if rank == 4 else declared
+    query = heads_of(site, site.marks(0), axis, count)
+    shared, why = key_value(site, [(1, axis), (2, axis)], count, groups)
+    heads = joined(site, query, shared, groups, why or caches(site, (4, 5), shared, (1, 2)))
+    if heads is None:
+        return
+    bias(site, 3, heads)
+    site.emit([Mark((axis,), np.repeat(heads, site.out_shape()[axis] // count))])
+    site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
+
+
+@narrow("Attention")
+def narrow_attention(cut: Cut) -> None:
+    """The head counts of the three-dimensional form follow."""
+    if "q_num_heads" in cut.node.attributes:
+        cut.recount("q_num_heads", cut.input_name(0), 2)
+        cut.recount("kv_num_heads", cut.input_name(1), 2)
+
+
+@rule("RotaryEmbedding", since=23)
+@rule("RotaryEmbedding", domain=MICROSOFT)
+def rotary(site: Site) -> None:
+    """Heads pass, the features of a head are one unit."""
+    if len(site.shape(0)) == 4:
+        site.emit(mix(site, site.marks(0), {3}))
+        return
+    count = int(site.attribute("num_heads", 0))
+    if not count:  # com.microsoft: the tables cover a whole head, two positions at a time
+        count = site.shape(0)[2] // (2 * site.shape(2)[-1])
+    heads_of(site, site.marks(0), 2, count)
+    site.emit(site.marks(0))
+
+
+@narrow("RotaryEmbedding")
+@narrow("RotaryEmbedding", domain=MICROSOFT)
+def narrow_rotary(cut: Cut) -> None:
+    """The head count follows."""
+    if integer(cut.node, "num_heads"):
+        name = cut.input_name(0)
+        cut.recount("num_heads", name, 1 if len(cut.shape(name)) == 4 else 2)

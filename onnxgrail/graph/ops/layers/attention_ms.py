@@ -1,0 +1,166 @@
+"""Fused attention of ONNX Runtime: packed and separate forms, key-value caches, grouped queries."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.ops.layers.attention import MICROSOFT, PARTIAL, bias, caches, heads_of, joined, key_value
+from onnxgrail.graph.ops.layers.cache import past, present
+from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.layers.linear import SHARED
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+QUANTISED = "its key-value cache is quantised"
+DECODING = "its cache is shared by the beams of a search, which is not followed"
+
+
+@rule("MultiHeadAttention", domain=MICROSOFT)
+def multi_head(site: Site) -> None:
+    """Heads are tied across query, key and value, packed or not; the packed bias is cut, caches follow."""
+    count = int(site.attribute("num_heads"))
+    query = heads_of(site, site.marks(0), 2, count)
+    # (batch, length, width), (batch, length, heads, 2, size) when packed, (batch, heads, length, size) as a past
+    places = [(k, 1 if len(site.shape(k)) == 4 else 2) for k in (1, 2) if site.name(k)]
+    parts, why = key_value(site, places, count, count)
+    if not why and query is not None:
+        why = caches(site, (6, 7), (query, query), (1, 2))
+    heads = joined(site, query, parts, count, why)
+    if heads is None:
+        return
+    if site.name(3):
+        _bias_of_projections(site, heads)
+    bias(site, 5, heads)
+    site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
+    site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
+
+
+def _bias_of_projections(site: Site, heads: Ints) -> None:
+    """Three biases in one: those of query, key and value."""
+    width = site.out_shape()[2]
+    first = (site.shape(3)[0] - width) // 2
+    if not site.is_constant(3):
+        site.freeze([Mark((0,), heads), *site.marks(3)], "its bias is computed at run time")
+        return
+    parts = [np.repeat(heads, size // len(heads)) for size in (first, first, width)]
+    site.carry(3, Mark((0,), np.concatenate(parts)))
+
+
+@narrow("MultiHeadAttention", domain=MICROSOFT)
+def narrow_multi_head(cut: Cut) -> None:
+    """The head count follows."""
+    cut.recount("num_heads", cut.input_name(0), 2)
+
+
+@rule("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
+def decoder_masked(site: Site) -> None:
+    """Left alone: its cache is a buffer that beams share."""
+    site.freeze([m for k in site.operands for m in site.marks(k) if m.axes != (0,)], DECODING)
+
+
+@rule("Attention", domain=MICROSOFT)
+def packed_attention(site: Site) -> None:
+    """The packed weight consumes the input and produces query, key and value heads, which are tied."""
+    if not site.is_constant(1):
+        site.freeze([*site.marks(0), *site.marks(1)], "its weight is computed at run time")
+        return
+    count = int(site.attribute("num_heads"))
+    width = site.shape(1)[1]
+    sizes = list(site.attribute("qkv_hidden_sizes", None) or [width // 3] * 3)
+    consumed, produced = site.weight(1, 0), site.weight(1, 1)
+    fed = next((m for m in site.marks(0) if 2 in m.axes), None)
+    if fed is None:
+        site.freeze([Mark((0,), consumed)], FIXED)
+    else:
+        site.union(site.collapse(fed, 2), consumed)
+    site.carry(1, Mark((0,), consumed), "consumer", (site.name(0), 2))
+    site.carry(1, Mark((1,), produced), "producer")
+    pieces = np.split(produced, np.cumsum(sizes)[:2])
+    parts = [heads_of(site, [Mark((0,), piece)], 0, count) for piece in pieces]
+    assert parts[0] is not None
+    # keys and values of the cache are stacked: (2, batch, heads, length, size)
+    heads = joined(site, parts[0], parts[1:], count, past(site, 4, 2, parts[0], PARTIAL) or present(site, 1))
+    if heads is None:
+        return
+    if site.name(2):
+        site.carry(2, Mark((0,), produced))
+    bias(site, 5, heads)
+    site.emit([Mark((2,), pieces[2])])
+    site.emit([Mark((2,), heads)] if site.out_name(1) else [], 1)
+
+
+@narrow("Attention", domain=MICROSOFT)
+def narrow_packed_attention(cut: Cut) -> None:
+    """The head count and the three widths follow."""
+    heads = integer(cut.node, "num_heads")
+    cut.recount("num_heads", cut.output_name(), 2)
+    if "qkv_hidden_sizes" in cut.node.attributes:
+        left = integer(cut.node, "num_heads")
+        scaled = [size // heads * left for size in integers(cut.node, "qkv_hidden_sizes")]
+        cut.node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", scaled)
+
+
+@rule("GroupQueryAttention", domain=MICROSOFT)
+def group_query(site: Site) -> None:
+    """A key-value head takes its query heads along, unless it must stay; packed or not, caches and sinks follow."""
+    count, groups = (int(site.attribute(name)) for name in ("num_heads", "kv_num_heads"))
+    if site.name(12) or site.name(13):
+        site.refuse(QUANTISED)
+        return
+    if site.name(1):
+        query = heads_of(site, site.marks(0), 2, count)
+        shared, why = key_value(site, [(1, 2), (2, 2)], count, groups)
+    else:
+        query, shared, why = *_unpacked(site, count, groups), ""
+    heads = joined(site, query, shared, groups, why or caches(site, (3, 4), shared, (1, 2)))
+    if heads is None:
+        return
+    bias(site, 10, heads)
+    _sink(site, 11, heads)
+    site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
+    site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
+
+
+def _unpacked(site: Site, count: int, groups: int) -> tuple[Ints | None, list[Ints | None]]:
+    """Heads of query, key and value that lie one behind the other in the last axis of one tensor."""
+    mark = next((m for m in site.marks(0) if 2 in m.axes), None)
+    site.freeze([m for m in site.marks(0) if 2 not in m.axes and m.axes != (0,)], "attention mixes these positions")
+    if mark is None:
+        return None, [None, None]
+    labels = site.collapse(mark, 2)
+    size = len(labels) // (count + 2 * groups)
+    pieces = np.split(labels, [count * size, (count + groups) * size])
+    query = heads_of(site, [Mark((0,), pieces[0])], 0, count)
+    if groups == 1 < count:
+        site.freeze([Mark((0,), piece) for piece in pieces[1:]], SHARED)
+        return query, [None, None]
+    return query, [heads_of(site, [Mark((0,), piece)], 0, groups) for piece in pieces[1:]]
+
+
+def _sink(site: Site, operand: int, heads: Ints) -> None:
+    """One number per query head."""
+    if not site.name(operand):
+        return
+    if site.is_constant(operand):
+        site.carry(operand, Mark((0,), heads))
+    else:
+        site.freeze([Mark((0,), heads), *site.marks(operand)], "its sink is computed at run time")
+
+
+@narrow("GroupQueryAttention", domain=MICROSOFT)
+def narrow_group_query(cut: Cut) -> None:
+    """Both head counts follow."""
+    count, groups = (integer(cut.node, name) for name in ("num_heads", "kv_num_heads"))
+    cut.recount("num_heads", cut.output_name(), 2)
+    if cut.input_name(1):
+        cut.recount("kv_num_heads", cut.input_name(1), 2)
+        return
+    labels = cut.labels(cut.input_name(0), 2)
+    if labels is not None:
+        keys = labels.reshape(count + 2 * groups, -1)[count : count + groups, 0]
+        cut.set_int("kv_num_heads", int((~cut.dead[keys]).sum()))

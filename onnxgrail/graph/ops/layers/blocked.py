@@ -1,0 +1,30 @@
+"""Convolutions that ONNX Runtime has laid out anew for one kind of processor: left alone, with their weights named."""
+
+from __future__ import annotations
+
+from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+BLOCKED = "it is in ONNX Runtime's own blocked layout: compress the file before optimising it offline"
+NCHWC = "com.microsoft.nchwc"
+
+
+@rule("Conv", domain=NCHWC)
+@rule("NhwcConv", "NhwcFusedConv", domain="com.microsoft")
+def blocked_conv(site: Site) -> None:
+    """Nothing passes: its weight is laid out for one kind of processor."""
+    blocked(site)
+    if site.is_constant(1):
+        labels = site.weight(1, 0)
+        site.carry(1, Mark((0,), labels), "producer")
+        site.freeze([Mark((0,), labels)], BLOCKED)
+
+
+@rule(
+    "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample",
+    domain=NCHWC,
+)  # fmt: skip
+def blocked(site: Site) -> None:
+    """Nothing passes: channels lie in blocks of a size that the processor sets."""
+    site.refuse(BLOCKED)

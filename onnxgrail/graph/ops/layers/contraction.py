@@ -1,0 +1,87 @@
+"""A constant times an activation, both with a letter for every axis: Einsum, stacks of matrices, matrices on the left.
+
+Letters that vanish are consumed, letters of the constant alone are produced, letters that both have pass: a constant
+with a matrix for every head or every member of an ensemble is cut along these too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+FIXED = "the tensor it reads has a width that stays"
+CONTRACTED = "it is summed over in a product of two activations, none of them a weight"
+
+
+def contract(site: Site, w: int, terms: Sequence[str], result: str) -> list[Mark]:
+    """Marks of the product; `w` is the constant operand of the two."""
+    x = 1 - w
+    inner, weight = terms[x], terms[w]
+    marks = [_narrowest(site, m, inner, weight, result) for m in site.marks(x)]
+    fed = {inner[m.axes[0]]: m.labels for m in marks if len(m.axes) == 1}
+    stuck = [m for m in marks if any(inner[a] not in result and inner[a] not in weight for a in m.axes)]
+    site.freeze(stuck, CONTRACTED)
+    passing = [placed(m, inner, result) for m in marks if all(inner[a] in result for a in m.axes)]
+    for axis, letter in enumerate(weight):
+        if letter in inner and letter in result:
+            if letter in fed:
+                site.carry(w, Mark((axis,), fed[letter]))
+        elif letter in inner:
+            _consume(site, w, axis, (site.name(x), inner.index(letter)), fed.get(letter))
+        elif letter in result:
+            produced = site.weight(w, axis)
+            site.carry(w, Mark((axis,), produced), "producer")
+            passing.append(Mark((result.index(letter),), produced))
+    return passing
+
+
+def product_letters(
+    shapes: Sequence[tuple[int, ...]], turned: Sequence[bool], moved: Sequence[bool]
+) -> tuple[list[str], str]:
+    """Letters of a batched product of matrices: k is contracted, m and n stay, others are batch axes.
+
+    An operand may have its last two axes swapped, after its first axis was moved in front of its last one.  An axis of
+    size 1 that is broadcast has a letter that the result lacks.
+    """
+    orders = [order_of(len(s), moved=m) for s, m in zip(shapes, moved, strict=True)]
+    counted = [tuple(s[a] for a in order)[:-2] for s, order in zip(shapes, orders, strict=True)]
+    longest = max(len(c) for c in counted)
+    batch = [chr(0x391 + 2 * place) for place in range(longest)]
+    aligned = [(1,) * (longest - len(c)) + c for c in counted]
+    terms = []
+    for k, (own, other) in enumerate((aligned, aligned[::-1])):
+        letters = [chr(ord(c) + (a == 1 < b)) for c, a, b in zip(batch, own, other, strict=True)]
+        ends = "k" if len(shapes[k]) == 1 else ("mk", "kn")[k]
+        spelled = [*letters[longest - len(counted[k]) :], *(ends[::-1] if turned[k] else ends)]
+        terms.append("".join(spelled[orders[k].index(axis)] for axis in range(len(spelled))))
+    return terms, "".join(batch) + "m" * (len(shapes[0]) > 1) + "n" * (len(shapes[1]) > 1)
+
+
+def order_of(rank: int, *, moved: bool) -> list[int]:
+    """Axes in the order in which they count."""
+    return [*range(1, rank - 1), 0, rank - 1] if moved else list(range(rank))
+
+
+def placed(mark: Mark, own: str, result: str) -> Mark:
+    """A mark in the result's coordinates."""
+    places = [result.index(own[a]) for a in mark.axes]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return Mark(tuple(sorted(places)), mark.labels.transpose(order))
+
+
+def _narrowest(site: Site, mark: Mark, inner: str, weight: str, result: str) -> Mark:
+    """A mark on one axis where it meets the constant or is summed."""
+    met = [a for a in mark.axes if inner[a] in weight] + [a for a in mark.axes if inner[a] not in result]
+    return Mark((met[0],), site.collapse(mark, met[0])) if met else mark
+
+
+def _consume(site: Site, w: int, axis: int, source: tuple[str, int], fed: Ints | None) -> None:
+    consumed = site.weight(w, axis)
+    if fed is None:
+        site.freeze([Mark((axis,), consumed)], FIXED)
+    else:
+        site.union(fed, consumed)
+    site.carry(w, Mark((axis,), consumed), "consumer", source)

@@ -1,0 +1,202 @@
+"""Convolutions and spatial ops on NCHW tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+GROUPED = "a group of a grouped convolution goes as a whole"
+SHUFFLED = "groups, then a shuffle: channels of one group are dealt out to several groups of this convolution"
+
+
+@rule("Conv", "ConvTranspose")
+def conv(site: Site) -> None:
+    """Consumes axis 1 and produces axis 1; depthwise passes, grouped goes by whole groups."""
+    site.emit(conv_marks(site))
+
+
+def conv_marks(site: Site) -> list[Mark]:
+    """Marks of a convolution's output."""
+    if not site.is_constant(1):
+        site.refuse("its weight is computed at run time")
+        return []
+    groups = int(site.attribute("group", 1))
+    channels = site.shape(0)[1]
+    fed = channels_of(site, 0)
+    labels: Ints | None
+    if groups == 1:
+        labels = _dense(site, fed)
+    elif groups == channels:
+        labels = _depthwise(site, fed, channels)
+    else:
+        labels = _grouped(site, fed, groups)
+    if labels is None:
+        return []
+    bias = 3 if site.node.op_type == "DeformConv" else 2
+    if site.name(bias) and site.is_constant(bias):
+        site.carry(bias, Mark((0,), labels))
+    elif site.name(bias):
+        site.freeze([Mark((0,), labels)], "its bias is computed at run time")
+    return [Mark((1,), labels), *batch_of(site, 0)]
+
+
+def channels_of(site: Site, operand: int) -> Ints | None:
+    """Labels of axis 1, constant over space; marks on other axes stop at a convolution."""
+    found = None
+    for mark in site.marks(operand):
+        if 1 in mark.axes:
+            found = site.collapse(mark, 1)
+        elif mark.axes != (0,):
+            site.freeze([mark], "a convolution mixes neighbouring positions")
+    return found
+
+
+def batch_of(site: Site, operand: int) -> list[Mark]:
+    """Marks of the batch axis alone."""
+    return [m for m in site.marks(operand) if m.axes == (0,)]
+
+
+def _dense(site: Site, fed: Ints | None) -> Ints:
+    transposed = site.node.op_type == "ConvTranspose"
+    inward, outward = (0, 1) if transposed else (1, 0)
+    consumed, produced = site.weight(1, inward), site.weight(1, outward)
+    if fed is None:
+        site.freeze([Mark((inward,), consumed)], FIXED)
+    else:
+        site.union(fed, consumed)
+    site.carry(1, Mark((inward,), consumed), "consumer", (site.name(0), 1))
+    site.carry(1, Mark((outward,), produced), "producer")
+    site.kind(np.concatenate([consumed, produced]), "conv")
+    return produced
+
+
+def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
+    """Each channel is filtered alone: it rides along, repeated by the multiplier."""
+    if fed is None:
+        return None
+    labels = np.repeat(fed, site.out_shape()[1] // channels)
+    site.carry(1, Mark((0,), fed if site.node.op_type == "ConvTranspose" else labels))
+    site.kind(labels, "conv")
+    return labels
+
+
+def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
+    """A whole group goes: its inputs, its filters and its outputs."""
+    if fed is None:
+        return None
+    inputs = fed.reshape(groups, -1)
+    tied = _dealt(site.flow.labels.find(inputs))
+    if site.node.op_type == "ConvTranspose":  # its weight is (inputs, outputs of one group, ...)
+        site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
+        site.carry(1, Mark((0,), fed))
+        site.kind(fed, "conv")
+        return np.repeat(inputs[:, 0], site.shape(1)[1])
+    outputs = site.weight(1, 0).reshape(groups, -1)
+    site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
+    site.union(np.broadcast_to(inputs[:, :1], outputs.shape), outputs, tied)
+    site.carry(1, Mark((0,), outputs.ravel()))
+    site.kind(outputs.ravel(), "conv")
+    return outputs.ravel()
+
+
+def _dealt(inputs: Ints) -> str:
+    """Why the groups depend on each other; `inputs` holds the classes of each group's channels."""
+    classes = [np.unique(row) for row in inputs]
+    shared = np.unique(np.concatenate(classes)).size < sum(map(len, classes))
+    return SHUFFLED if shared and len(classes) > 1 else GROUPED
+
+
+@narrow("Conv", "ConvTranspose", "DeformConv")
+def narrow_conv(cut: Cut) -> None:
+    """`group` follows the input channels of a depthwise or grouped convolution."""
+    if integer(cut.node, "group", 1) > 1:
+        cut.recount("group", cut.input_name(0), 1)
+
+
+@rule(
+    "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "Resize", "Upsample",
+)  # fmt: skip
+def spatial(site: Site) -> None:
+    """Axis 1 passes, space changes."""
+    labels = channels_of(site, 0)
+    marks = batch_of(site, 0)
+    if site.out_shape()[0] != site.shape(0)[0]:
+        site.freeze(marks, "it resizes the batch axis")
+        marks = []
+    if labels is not None and site.out_shape()[1] != len(labels):
+        site.freeze([Mark((1,), labels)], "it resizes the channel axis")
+        labels = None
+    if labels is not None:
+        marks.append(Mark((1,), labels))
+    if site.node.op_type == "MaxPool" and site.out_name(1):
+        site.freeze(marks, "its indices number the channels")
+    site.emit(marks)
+
+
+@narrow("Resize")
+def narrow_resize(cut: Cut) -> None:
+    """A `sizes` operand that names the channel count follows it."""
+    stays = cut.alive(cut.output_name()).get(1)
+    name = cut.input_name(3)
+    if stays is None or not name or name not in cut.facts.values:
+        return
+    sizes = np.array(cut.facts.values[name])
+    if sizes.size == len(cut.shape(cut.output_name())):
+        sizes[1] = int(stays.sum())
+        computed = cut.node.inputs[3]
+        if name in cut.facts.constants or computed is None:
+            cut.set_operand(3, sizes, "sizes")
+        else:  # the sizes of space follow the input and stay computed
+            cut.compute_operand(3, "Where", [np.arange(sizes.size) == 1, sizes, computed], "sizes")
+
+
+@rule("DeformConv", since=19)
+def deformable(site: Site) -> None:
+    """As Conv where all channels share their offsets, which are no channels."""
+    for operand in (2, 4):
+        if site.name(operand):
+            site.freeze(site.marks(operand), "it reads them as coordinates")
+    if int(site.attribute("offset_group", 1)) > 1:
+        site.freeze(site.marks(0), "each group of its channels has offsets of its own")
+    site.emit(conv_marks(site))
+
+
+@rule("DepthToSpace")
+def depth_to_space(site: Site) -> None:
+    """A block of r*r channels becomes one."""
+    _shuffle(site, lambda labels: _to_space(labels, int(site.attribute("blocksize")), site.attribute("mode", "DCR")))
+
+
+@rule("SpaceToDepth")
+def space_to_depth(site: Site) -> None:
+    """One channel becomes a block of r*r."""
+    size = int(site.attribute("blocksize"))
+    _shuffle(site, lambda labels: np.tile(labels, size * size))
+
+
+def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
+    """Channels trade places with space; `move` gives the labels of each new channel, or all that meet in it."""
+    labels = channels_of(site, 0)
+    marks = batch_of(site, 0)
+    if labels is not None:
+        moved = move(labels)
+        if moved.ndim > 1:
+            site.union(np.broadcast_to(moved[:, :1], moved.shape), moved)
+            moved = moved[:, 0]
+        marks.append(Mark((1,), moved))
+    site.emit(marks)
+
+
+def _to_space(labels: Ints, size: int, mode: str) -> Ints:
+    """(channels out, r*r) labels that meet in one output channel."""
+    block = size * size
+    return labels.reshape(-1, block) if mode == "CRD" else labels.reshape(block, -1).T

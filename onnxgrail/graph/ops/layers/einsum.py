@@ -1,0 +1,65 @@
+"""Einsum: a batched product in letters."""
+
+from __future__ import annotations
+
+from onnxgrail.graph.ops.layers.contraction import CONTRACTED, contract, placed
+from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.tensors.broadcast import Operand, combine
+from onnxgrail.graph.trace.flow import Site
+
+FORM = "an Einsum with a repeated letter, or with a constant beside several operands, is not followed"
+
+
+@rule("Einsum", since=12)
+def einsum(site: Site) -> None:
+    """Summed letters become one unit, shared letters (heads) are tied; a constant operand consumes and produces."""
+    terms, result = _letters(site)
+    constants = [k for k in site.operands if site.is_constant(k)]
+    plain = all(len(set(term)) == len(term) for term in (*terms, result))
+    if not plain or (constants and len(site.operands) != 2) or not _agree(site, terms, constants):
+        site.refuse(FORM)
+    elif constants:
+        site.emit(contract(site, constants[0], terms, result))
+    else:
+        operands = [_operand(site, k, terms, result) for k in site.operands]
+        site.emit(combine(site, operands, site.out_shape()))
+
+
+def _letters(site: Site) -> tuple[list[str], str]:
+    """A letter for every axis of every operand and of the result.
+
+    An ellipsis stands for letters of its own; without an arrow, the result has these and then the letters that occur
+    once in alphabetical order.
+    """
+    left, arrow, right = str(site.attribute("equation")).replace(" ", "").partition("->")
+    terms = left.split(",")
+    hidden = [len(site.shape(k)) - len(t.replace("...", "")) if "..." in t else 0 for k, t in enumerate(terms)]
+    unused = "".join(chr(code) for code in range(0x3B1, 0x3B1 + max(hidden)))
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        right = "..." + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    spelled = [t.replace("...", unused[len(unused) - n :]) for t, n in zip(terms, hidden, strict=True)]
+    return spelled, right.replace("...", unused)
+
+
+def _agree(site: Site, terms: list[str], constants: list[int]) -> bool:
+    """Whether the letters of a constant have the same size wherever they stand, so that nothing is broadcast."""
+    sizes = [dict(zip(t, site.shape(k), strict=True)) for k, t in enumerate(terms)]
+    return all(sizes[k][c] == other.get(c, sizes[k][c]) for k in constants for other in sizes for c in terms[k])
+
+
+def _operand(site: Site, position: int, terms: list[str], result: str) -> Operand:
+    """An operand in the result's coordinates."""
+    own = terms[position]
+    shared = {c for k, term in enumerate(terms) if k != position for c in term}
+    marks = []
+    for mark in site.marks(position):
+        summed = [a for a in mark.axes if own[a] not in result]
+        tied = site.tie(mark, summed, CONTRACTED) if summed else mark
+        if tied is not None:
+            marks.append(placed(tied, own, result))
+            if any(own[a] in shared for a in tied.axes):
+                site.kind(tied.labels, "heads")
+    shape = site.shape(position)
+    sizes = tuple(shape[own.index(c)] if c in own else 1 for c in result)
+    return Operand(position, sizes, tuple(marks), constant=False, offset=0)

@@ -1,0 +1,138 @@
+"""Fusions that ONNX Runtime writes into files: a known op with an activation, a bias or a residual sum inside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.layers.conv import conv_marks, narrow_conv
+from onnxgrail.graph.ops.layers.linear import VECTOR, Form, gemm, linear, product, stacked
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.broadcast import Operand, combine, operand
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.ops.tensors.pointwise import binary, unary
+from onnxgrail.graph.ops.tensors.reduce import MIXED, mix
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+MICROSOFT = "com.microsoft"
+COMPUTED = "its weight is computed at run time or has more than two axes"
+
+rule("Gelu", domain=MICROSOFT)(unary)
+rule("BiasGelu", "FastGelu", "BiasAdd", domain=MICROSOFT)(binary)
+rule("FusedGemm", domain=MICROSOFT)(gemm)
+narrow("FusedConv", domain=MICROSOFT)(narrow_conv)
+
+
+@rule("FusedConv", domain=MICROSOFT)
+def fused_conv(site: Site) -> None:
+    """As Conv; a summed tensor is tied to the outputs position by position."""
+    marks = conv_marks(site)
+    if site.name(3):
+        shape = site.out_shape()
+        own = Operand(0, shape, tuple(marks), constant=False, offset=0)
+        site.kind(marks[0].labels if marks else np.zeros(0, dtype=np.int64), "stream")
+        site.emit(combine(site, [own, operand(site, 3, len(shape))], shape))
+    else:
+        site.emit(marks)
+
+
+@rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
+def fused_matmul(site: Site) -> None:
+    """As MatMul, with either operand transposed, or its first axis moved behind its other batch axes."""
+    transposed, moved = (
+        tuple(bool(site.attribute(f"{name}{letter}", 0)) for letter in "AB") for name in ("trans", "transBatch")
+    )
+    form = Form((transposed[0], transposed[1]), (moved[0], moved[1]))
+    constant = [site.is_constant(k) for k in (0, 1)]
+    ranks = [len(site.shape(k)) for k in (0, 1)]
+    if min(ranks) < 2:
+        site.freeze(
+            [m for k in (0, 1) for m in site.marks(k)],
+            VECTOR,
+        )
+    elif constant == [False, True] and ranks[1] == 2:
+        second = form.transposed[1]
+        linear(site, 0, 1, inward=int(second), outward=int(not second), transposed=form.transposed[0])
+    elif any(constant):
+        stacked(site, form=form)
+    else:
+        product(site, form=form)
+
+
+@rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def skip_normalisation(site: Site) -> None:
+    """Input and skip are tied; the normalised last axis becomes one unit."""
+    shape = site.out_shape()
+    joined = combine(site, [operand(site, k, len(shape)) for k in (0, 1)], shape)
+    passing = mix(site, tuple(joined), {len(shape) - 1})
+    for output in (0, 3):
+        site.emit(passing, output)
+
+
+@rule("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_normalisation(site: Site) -> None:
+    """Its tables make channels that it mixes at once: they are one unit."""
+    tables = [k for k in (2, 3, 4) if site.name(k) and site.is_constant(k)]
+    for k in tables:
+        produced = site.weight(k, 1)
+        site.carry(k, Mark((1,), produced), "producer")
+        site.freeze([Mark((0,), produced)], MIXED)
+
+
+@rule("GemmFastGelu", domain=MICROSOFT)
+def gemm_fast_gelu(site: Site) -> None:
+    """A constant matrix consumes the last axis and produces one; the bias is cut with the outputs."""
+    if site.is_constant(1) and len(site.shape(1)) == 2:
+        linear(site, 0, 1, inward=0, outward=1, bias=2)
+    else:
+        site.refuse(COMPUTED)
+
+
+@rule("BiasSplitGelu", domain=MICROSOFT)
+def bias_split_gelu(site: Site) -> None:
+    """The two halves of the last axis gate each other: position i goes with its partner in the second half."""
+    shape = site.shape(0)
+    last = len(shape) - 1
+    joined = combine(site, [operand(site, k, len(shape)) for k in (0, 1)], shape)
+    found = []
+    for mark in joined:
+        if last in mark.axes:
+            first, second = np.split(mark.labels, 2, axis=mark.along(last))
+            site.union(first, second)
+            found.append(Mark(mark.axes, first))
+        else:
+            found.append(mark)
+    site.emit(found)
+
+
+@rule("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
+def group_norm(site: Site) -> None:
+    """Channels of one norm group are one unit; they are the last axis unless `channels_last` is 0."""
+    shape = site.shape(0)
+    axis = len(shape) - 1 if site.attribute("channels_last", 1) else 1
+    groups = int(site.attribute("groups"))
+    skipped = [k for k in (3, 4) if site.name(k)]
+    if any(len(site.shape(k)) not in (1, len(shape)) for k in skipped):
+        site.refuse("its inputs have different shapes")
+        return
+    marks = combine(site, [operand(site, k, len(shape)) for k in (0, *skipped)], shape)
+    sums = list(marks)
+    for mark in marks:
+        if axis in mark.axes:
+            table = site.collapse(mark, axis).reshape(groups, -1)
+            site.union(np.broadcast_to(table[:, :1], table.shape), table, "a group of the norm goes as a whole")
+            for k in (1, 2):
+                if site.is_constant(k):
+                    site.carry(k, Mark((0,), table.ravel()))
+                else:
+                    site.freeze([mark], "its parameters are computed at run time")
+    site.emit(mix(site, tuple(marks), set(range(1, len(shape))) - {axis}))
+    site.emit(sums, 1)
+
+
+@narrow("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
+def narrow_group_norm(cut: Cut) -> None:
+    """The number of groups follows."""
+    axis = len(cut.shape(cut.input_name(0))) - 1 if integer(cut.node, "channels_last", 1) else 1
+    cut.recount("groups", cut.input_name(0), axis)

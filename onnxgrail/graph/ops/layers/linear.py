@@ -1,0 +1,220 @@
+"""MatMul and Gemm: a constant matrix consumes the last axis and produces a new one; products of activations mix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.ops.layers.cache import adopt, is_input
+from onnxgrail.graph.ops.layers.contraction import CONTRACTED, FIXED, contract, order_of, product_letters
+from onnxgrail.graph.ops.layers.experts import CHOSEN, chosen, consume
+from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.tensors.broadcast import UNLABELLED, Operand, combine, operand
+from onnxgrail.graph.ops.tensors.layout import permuted
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+SHARED = "it is one value head that several query heads read; it stays, query heads can go"
+VECTOR = "it multiplies with a vector, not a matrix, that is computed at run time"
+COMPUTED = "its weight is computed at run time"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Per operand: whether its last two axes are swapped, after its first axis was moved behind its batch axes."""
+
+    transposed: tuple[bool, bool] = (False, False)
+    moved: tuple[bool, bool] = (False, False)
+
+
+PLAIN = Form()
+
+
+@rule("MatMul")
+def matmul(site: Site) -> None:
+    """A constant consumes and produces, as a matrix, a stack of matrices or from the left; activations tie (heads)."""
+    constant = [site.is_constant(k) for k in (0, 1)]
+    ranks = [len(site.shape(k)) for k in (0, 1)]
+    if constant == [False, True] and ranks[1] == 2:
+        linear(site, 0, 1, inward=0, outward=1)
+    elif any(constant):
+        stacked(site)
+    elif min(ranks) >= 2:
+        product(site)
+    else:
+        site.freeze([*site.marks(0), *site.marks(1)], VECTOR)
+
+
+@rule("Gemm")
+def gemm(site: Site) -> None:
+    """A constant matrix consumes one axis and produces another; the bias is cut with the outputs."""
+    turned = [bool(site.attribute(name, 0)) for name in ("transA", "transB")]
+    if site.is_constant(1) and not turned[0]:
+        linear(site, 0, 1, inward=int(turned[1]), outward=int(not turned[1]), bias=2)
+    elif site.is_constant(0) != site.is_constant(1):
+        shape = site.out_shape()
+        marks = _letters(site, Form((turned[0], turned[1])))
+        own = Operand(0, shape, tuple(marks), constant=False, offset=0)
+        site.emit(combine(site, [own, *(operand(site, 2, 2) for _ in range(bool(site.name(2))))], shape))
+    else:
+        site.refuse(COMPUTED)
+
+
+def stacked(site: Site, *, form: Form = PLAIN) -> None:
+    """One operand is constant: a stack of matrices, one on the left, or a vector."""
+    site.emit(_letters(site, form))
+
+
+def _letters(site: Site, form: Form) -> list[Mark]:
+    terms, result = product_letters([site.shape(k) for k in (0, 1)], form.transposed, form.moved)
+    return contract(site, 0 if site.is_constant(0) else 1, terms, result)
+
+
+def linear(
+    site: Site, x: int, w: int, *, inward: int, outward: int, bias: int | None = None, transposed: bool = False
+) -> None:
+    """A matrix that consumes `x`'s last axis through its axis `inward` and produces through `outward`.
+
+    Of a transposed `x` it consumes the last axis but one.
+    """
+    rank = len(site.out_shape())
+    last = len(site.shape(x)) - (2 if transposed else 1)
+    consumed, produced = site.weight(w, inward), site.weight(w, outward)
+    passing = []
+    fed = False
+    for mark in site.marks(x):
+        if last in mark.axes:
+            site.union(site.collapse(mark, last), consumed)
+            fed = True
+        elif transposed:
+            passing.append(Mark(tuple(a - (a == rank - 1) for a in mark.axes), mark.labels))
+        else:
+            passing.append(mark)
+    if not fed:
+        site.freeze([Mark((inward,), consumed)], FIXED)
+    site.carry(w, Mark((inward,), consumed), "consumer", (site.name(x), last))
+    site.carry(w, Mark((outward,), produced), "producer")
+    if bias is not None and site.name(bias):
+        _bias(site, bias, produced)
+    site.emit([*passing, Mark((rank - 1,), produced)])
+
+
+def _bias(site: Site, operand: int, produced: Ints) -> None:
+    """A bias of full width is cut with the outputs; one that is the same for all stays."""
+    shape = site.shape(operand)
+    if not shape or shape[-1] == 1:
+        return
+    if site.is_constant(operand):
+        site.carry(operand, Mark((len(shape) - 1,), produced))
+    else:
+        site.freeze([Mark((0,), produced), *site.marks(operand)], "its bias is computed at run time")
+
+
+def product(site: Site, *, form: Form = PLAIN) -> None:
+    """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands.
+
+    A matrix out of a stack of experts is no activation: it consumes what is contracted.
+    """
+    shape = site.out_shape()
+    rank = len(shape)
+    if not any(form.moved):
+        _cached(site)
+    sides = [_side(site, k, form) for k in (0, 1)]
+    passing = _fed(site, sides) or [_tied(site, side) for side in sides]
+    operands = []
+    for k, (side, marks) in enumerate(zip(sides, passing, strict=True)):
+        offset = rank - len(side.shape)
+        place = {a: a + offset for a in range(len(side.shape) - 2)} | {side.free: rank - 2 + k}
+        placed = [_placed(m, place) for m in marks]
+        for mark in placed:
+            if min(mark.axes) < rank - 2:
+                site.kind(mark.labels, "heads")
+        sizes = [1] * rank  # the contracted axis is no longer there to disagree
+        for axis, position in place.items():
+            sizes[position] = side.shape[axis]
+        operands.append(Operand(k, tuple(sizes), tuple(placed), constant=False, offset=offset))
+    site.emit(combine(site, _unshared(site, operands, rank), shape))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """One operand of a product with its first axis where it counts: `order` says which axes these were."""
+
+    operand: int
+    order: list[int]
+    shape: tuple[int, ...]
+    marks: list[Mark]
+    contracted: int
+    free: int
+
+
+def _side(site: Site, k: int, form: Form) -> _Side:
+    own = len(site.shape(k))
+    order = order_of(own, moved=form.moved[k])
+    shape = tuple(site.shape(k)[a] for a in order)
+    contracted = own - (1 if (k == 0) != form.transposed[k] else 2)
+    return _Side(k, order, shape, [permuted(m, order) for m in site.marks(k)], contracted, 2 * own - 3 - contracted)
+
+
+def _placed(mark: Mark, place: Mapping[int, int]) -> Mark:
+    """A mark on the axes of the output; their order may change."""
+    where = [place[a] for a in mark.axes]
+    ranking = np.argsort(where)
+    return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
+
+
+def _tied(site: Site, side: _Side) -> list[Mark]:
+    """An operand's marks with nothing left along the contracted axis."""
+    tied = [site.tie(m, [side.contracted], CONTRACTED) if side.contracted in m.axes else m for m in side.marks]
+    return [m for m in tied if m is not None]
+
+
+def _fed(site: Site, sides: Sequence[_Side]) -> list[list[Mark]] | None:
+    """Marks that pass where one operand is chosen from a stack of weights and consumes the other; None elsewhere."""
+    stacks = [chosen(site, k) for k in (0, 1)]
+    weight = next((side for side, found in zip(sides, stacks, strict=True) if found is not None), None)
+    found = stacks[weight.operand] if weight is not None else None
+    if weight is None or found is None or all(stacks):
+        return None
+    fed = sides[1 - weight.operand]
+    axis = found.axes[weight.order[weight.contracted]]
+    own, read = ([m for m in side.marks if side.contracted in m.axes] for side in (weight, fed))
+    if axis is None or not own or any(len(m.axes) > 1 for m in (*own, *read)):
+        return None
+    if read:
+        site.union(own[0].labels, read[0].labels)
+    else:
+        site.freeze(own, FIXED)
+    consume(site, found, axis, (site.name(fed.operand), fed.order[fed.contracted]))
+    for side in sides:
+        site.freeze([m for m in side.marks if m not in own + read and m.axes != (side.free,)], CHOSEN)
+    return [[m for m in side.marks if m.axes == (side.free,)] for side in sides]
+
+
+def _cached(site: Site) -> None:
+    """A cache that is all there is, as in attention to an encoder, goes with the heads that read it."""
+    for k, other in ((0, 1), (1, 0)):
+        shape = site.shape(k)
+        if site.marks(k) or len(shape) != len(site.shape(other)):
+            continue
+        for mark in site.marks(other):
+            heads = [a for a in mark.axes if 0 < a < len(shape) - 2 and shape[a] == site.shape(other)[a] > 1]
+            if len(heads) == 1 and is_input(site, k):
+                tied = site.tie(mark, [a for a in mark.axes if a not in heads], CONTRACTED)
+                why = adopt(site, k, tied, UNLABELLED) if tied is not None else ""
+                site.freeze([tied] if tied is not None and why else [], why)
+
+
+def _unshared(site: Site, operands: list[Operand], rank: int) -> list[Operand]:
+    """Heads or features: where query heads share one value head, merging both into one axis would tie them all."""
+    batched = any(min(m.axes) < rank - 2 for o in operands for m in o.marks)
+    found = []
+    for o in operands:
+        shared = [m for m in o.marks if batched and m.axes == (rank - 1,)]
+        for mark in shared:
+            site.tie(mark, mark.axes, SHARED)
+        found.append(replace(o, marks=tuple(m for m in o.marks if all(m is not s for s in shared))))
+    return found

@@ -1,0 +1,114 @@
+"""LSTM, GRU and RNN: the input width, and the hidden width, which the recurrence feeds back into the layer itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+INPUT, WEIGHT, RECURRENCE, BIAS, HIDDEN, CELL, PEEPHOLES = 0, 1, 2, 3, 5, 6, 7  # operands
+TIME = "a recurrent layer handles the steps and samples of a sequence as they are"
+UNSEEN = "none of its outputs holds the hidden state, which its own recurrent weight reads"
+
+
+@rule("LSTM", "GRU", "RNN")
+def recurrent(site: Site) -> None:
+    """The last axis is consumed; a hidden unit goes with its gates, its state and its recurrent column."""
+    if not all(site.is_constant(k) for k in (WEIGHT, RECURRENCE)):
+        site.refuse("its weights are computed at run time")
+        return
+    _consume(site)
+    hidden = _hidden(site)
+    for operand in (BIAS, PEEPHOLES):
+        _passenger(site, operand, hidden)
+    for operand in (HIDDEN, CELL):
+        _state(site, operand, hidden)
+    for output in range(len(site.node.outputs)):
+        if site.out_name(output):
+            site.emit([Mark((len(site.out_shape(output)) - 1,), hidden)], output)
+
+
+def _consume(site: Site) -> None:
+    """The input's features meet the last axis of W (directions, gates * hidden, input)."""
+    last = len(site.shape(INPUT)) - 1
+    consumed = site.weight(WEIGHT, 2)
+    fed = False
+    for mark in site.marks(INPUT):
+        if last in mark.axes:
+            site.union(site.collapse(mark, last), consumed)
+            fed = True
+        else:
+            site.freeze([mark], TIME)
+    if not fed:
+        site.freeze([Mark((2,), consumed)], FIXED)
+    site.carry(WEIGHT, Mark((2,), consumed), "consumer", (site.name(INPUT), last))
+
+
+def _hidden(site: Site) -> Ints:
+    """One label per hidden unit; its rows in W and R stand once per gate, both directions share it.
+
+    R reads the state of the step before, so the layer's own output is what its columns contract: the sequence of
+    states where it is there, else the last one.
+    """
+    hidden = site.weight(RECURRENCE, 2)
+    for operand in (WEIGHT, RECURRENCE):
+        rows = site.weight(operand, 1)
+        site.union(np.tile(hidden, len(rows) // len(hidden)), rows)
+        site.carry(operand, Mark((1,), rows), "producer")
+    seen = next((k for k in (0, 1) if site.out_name(k)), None)
+    if seen is None:
+        site.freeze([Mark((2,), hidden)], UNSEEN)
+    else:
+        source = (site.out_name(seen), len(site.out_shape(seen)) - 1)
+        site.carry(RECURRENCE, Mark((2,), hidden), "consumer", source)
+    return hidden
+
+
+def _passenger(site: Site, operand: int, hidden: Ints) -> None:
+    """Biases and peepholes (directions, n * hidden) repeat the units n times."""
+    if not site.name(operand):
+        return
+    if site.is_constant(operand):
+        site.carry(operand, Mark((1,), np.tile(hidden, site.shape(operand)[1] // len(hidden))))
+    else:
+        site.freeze([Mark((0,), hidden), *site.marks(operand)], "its bias is computed at run time")
+
+
+def _state(site: Site, operand: int, hidden: Ints) -> None:
+    """An initial state is tied to the units where it has channels; a rewrite picks from any other."""
+    if not site.name(operand):
+        return
+    last = len(site.shape(operand)) - 1
+    if site.is_constant(operand):
+        site.carry(operand, Mark((last,), hidden))
+    for mark in site.marks(operand):
+        if last in mark.axes:
+            site.union(site.collapse(mark, last), hidden)
+        else:
+            site.freeze([mark], TIME)
+
+
+@narrow("LSTM", "GRU", "RNN")
+def narrow_recurrent(cut: Cut) -> None:
+    """`hidden_size` follows; from an initial state of full width (zeros, an input) the units that stay are picked."""
+    outputs = [cut.output_name(k) for k in range(len(cut.node.outputs)) if cut.output_name(k)]
+    stays = cut.alive(outputs[0]).get(len(cut.shape(outputs[0])) - 1)
+    if stays is None:
+        return
+    if "hidden_size" in cut.node.attributes:
+        cut.set_int("hidden_size", int(stays.sum()))
+    for operand, hint in ((HIDDEN, "initial_h"), (CELL, "initial_c")):
+        name = cut.input_name(operand)
+        if not name or name in cut.facts.constants:
+            continue
+        axis = len(cut.shape(name)) - 1
+        if cut.labels(name, axis) is None:
+            state = cut.node.inputs[operand]
+            assert state is not None
+            cut.compute_operand(operand, "Gather", [state, np.flatnonzero(stays)], hint, [ir.AttrInt64("axis", axis)])

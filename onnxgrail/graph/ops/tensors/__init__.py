@@ -1,0 +1,1 @@
+"""Op rules of tensor operations: elementwise, shapes, slices, joins, reductions."""

@@ -1,0 +1,142 @@
+"""What the rewrite of one node sees: the node in the model being narrowed, and which positions stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Bools, Ints
+from onnxgrail.graph.io.mapped import like
+from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.labels import Mark
+from onnxgrail.graph.trace.survey import Sizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """One node during narrowing.
+
+    Attributes:
+        node: the node, edited in place.
+        facts: shapes and values of the *original* model.
+        marks: marks of the original model's tensors, labels being unit numbers.
+        dead: (ids,) which units go; entry 0 is False.
+        sizes: which computed sizes come right by themselves.
+    """
+
+    node: ir.Node
+    facts: Facts
+    marks: Mapping[str, tuple[Mark, ...]]
+    dead: Bools
+    sizes: Sizes
+
+    @property
+    def version(self) -> int:
+        """Opset of the standard operators."""
+        graph = self.node.graph
+        return graph.opset_imports.get("", 13) if isinstance(graph, ir.Graph) else 13
+
+    def input_name(self, operand: int) -> str:
+        """Name of an input in the original model, '' when absent."""
+        value = self.node.inputs[operand] if operand < len(self.node.inputs) else None
+        return (value.name or "") if value is not None else ""
+
+    def output_name(self, output: int = 0) -> str:
+        """Name of an output, '' when absent."""
+        return (self.node.outputs[output].name or "") if output < len(self.node.outputs) else ""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Original shape of a tensor."""
+        return self.facts.shapes[name]
+
+    def alive(self, name: str) -> dict[int, Bools]:
+        """For each axis of a tensor that loses positions: which stay."""
+        found: dict[int, Bools] = {}
+        for mark in self.marks.get(name, ()):
+            (axis,) = mark.axes
+            stays = ~self.dead[mark.labels]
+            if not stays.all():
+                found[axis] = stays
+        return found
+
+    def labels(self, name: str, axis: int) -> Ints | None:
+        """Unit numbers along an axis, None when nothing there can go."""
+        return next((m.labels for m in self.marks.get(name, ()) if m.axes == (axis,)), None)
+
+    def set_operand(self, operand: int, array: Array, hint: str) -> None:
+        """Give the node a constant of its own as input."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        while operand >= len(self.node.inputs):
+            self.node.resize_inputs(operand + 1)
+        self.node.replace_input_with(operand, constant(graph, array, f"{self.output_name()}/{hint}"))
+
+    def compute_operand(
+        self,
+        operand: int,
+        op: str,
+        inputs: Sequence[ir.Value | Array],
+        hint: str,
+        attributes: Sequence[ir.Attr] = (),
+    ) -> None:
+        """Give the node an input computed by one new node in front of it."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        name = free_name(graph, f"{self.output_name()}/{hint}")
+        values = [v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)]
+        node = ir.Node("", op, values, list(attributes), num_outputs=1, name=name)
+        node.outputs[0].name = name
+        graph.insert_before(self.node, node)
+        self.node.replace_input_with(operand, node.outputs[0])
+
+    def correct_output(self, steps: Sequence[tuple[str, Callable[[ir.Value], Sequence[ir.Value | Array]]]]) -> None:
+        """Put nodes behind the first output; whoever read it reads the last of them instead."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        value, last = self.node.outputs[0], self.node
+        readers = [(use.node, use.idx) for use in value.uses()]
+        for op, inputs in steps:
+            name = free_name(graph, f"{self.output_name()}/{op}")
+            values = [
+                v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs(value))
+            ]
+            node = ir.Node("", op, values, num_outputs=1, name=name)
+            node.outputs[0].name = name
+            graph.insert_after(last, node)
+            value, last = node.outputs[0], node
+        for reader, position in readers:
+            reader.replace_input_with(position, value)
+
+    def set_int(self, name: str, value: int) -> None:
+        """Set an integer attribute."""
+        self.node.attributes[name] = ir.AttrInt64(name, value)
+
+    def recount(self, attribute: str, name: str, axis: int) -> None:
+        """Set a count of groups or heads from those that stay along an axis of a tensor; each goes as a whole."""
+        labels = self.labels(name, axis)
+        if labels is not None:
+            groups = labels.reshape(self.node.attributes[attribute].as_int(), -1)
+            self.set_int(attribute, int((~self.dead[groups[:, 0]]).sum()))
+
+
+def constant(graph: ir.Graph, array: Array, name: str, *, old: ir.Value | None = None) -> ir.Value:
+    """A new constant under a name that is free in the graph.
+
+    It becomes an initializer, or a Constant node where every initializer is a model input too (IR version 3), since
+    inputs are the model's interface.  What replaces an `old` one that lay in a file lies in a file.
+    """
+    name = free_name(graph, name)
+    tensor = ir.tensor(np.array(array, order="C"), name=name)
+    if graph.initializers and all(v.is_graph_input() for v in graph.initializers.values()):
+        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=name)
+        node.outputs[0].name = name
+        graph.insert_before(graph[0], node)
+        return node.outputs[0]
+    stored = tensor if old is None else like(old.const_value, tensor)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=stored)
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,275 @@
+"""Concat, Split and the gathers: several tensors share an axis, or one is dealt out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.layers.cache import adopt
+from onnxgrail.graph.ops.layers.experts import stack
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.ops.tensors.filled import is_filled, pick
+from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
+from onnxgrail.graph.ops.tensors.repeated import claim
+from onnxgrail.graph.trace.causes import UNALIGNED
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
+CROSSED = f"the channels of its pieces {UNALIGNED}"
+UNEVEN = "another piece of the Concat cannot be narrowed"
+
+
+@rule("Concat")
+def concat(site: Site) -> None:
+    """Along the channels labels are strung together; along another axis the pieces are tied."""
+    shape = site.out_shape()
+    axis = int(site.attribute("axis")) % len(shape)
+    pieces = [k for k in site.operands if site.shape(k)[axis] > 0]
+    marks = [m for k in pieces for m in site.marks(k)]
+    strung = {a for m in marks if axis in m.axes for a in m.axes}
+    if not marks and axis == len(shape) - 1 and any(_loose(site, k) for k in pieces):
+        strung = {axis}  # the first state of an unrolled cell, beside its input
+    through = _distinct(site, [m for m in marks if not strung & set(m.axes)])
+    found = [_tied(site, mark, pieces) for mark in through]
+    site.emit([*found, _string(site, axis, sorted(strung), pieces)] if strung else found)
+
+
+def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
+    """Labels strung along the concatenated axis; a piece without labels is permanent there,
+    unless it is a constant, repeated or not, which is cut, or filled with one number, of which any part will do.
+
+    The two halves of a rotary embedding are strung per head, so other axes stay told apart.
+    """
+    parts = []
+    for k in pieces:
+        sizes = [site.shape(k)[a] for a in axes]
+        labels = np.zeros(sizes, dtype=np.int64)
+        for mark in site.marks(k):
+            if not set(mark.axes) & set(axes):
+                continue
+            if labels.any() or not set(mark.axes) <= set(axes):
+                site.freeze([mark], CROSSED)
+            else:
+                labels = mark.on(axes, sizes)
+        own = Mark(tuple(axes), site.flow.labels.fresh(math.prod(sizes)).reshape(sizes))
+        if _loose(site, k):
+            labels = own.labels
+            if site.is_constant(k):
+                site.carry(k, own)
+        elif not labels.any() and claim(site, k, own):
+            labels = own.labels
+        parts.append(labels)
+    return Mark(tuple(axes), np.concatenate(parts, axis=axes.index(axis)))
+
+
+def _loose(site: Site, k: int) -> bool:
+    """Whether a piece has no labels, and can be cut all the same."""
+    return not site.marks(k) and (site.letter(k) == "f" if site.is_constant(k) else is_filled(site, k))
+
+
+def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
+    """Marks on other axes, united where they share an axis; none of two where that cannot be."""
+    found: list[Mark] = []
+    queue = list(marks)
+    while queue:
+        mark = queue.pop(0)
+        other = next((m for m in found if set(m.axes) & set(mark.axes)), None)
+        if other is None:
+            found.append(mark)
+        elif other.axes == mark.axes:
+            site.union(other.labels, mark.labels)
+        else:
+            found = [m for m in found if m is not other]
+            shared = set(other.axes) & set(mark.axes)
+            both = [site.tie(m, [a for a in m.axes if a not in shared], CROSSED) for m in (other, mark)]
+            left = [m for m in both if m is not None]
+            if len(left) == len(both):
+                queue = left + queue
+            else:
+                site.freeze(left, CROSSED)
+    return found
+
+
+def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
+    """A mark that runs through all pieces: each must have it, or be a constant or a cache that can be cut."""
+    for k in pieces:
+        if any(set(m.axes) & set(mark.axes) for m in site.marks(k)):
+            continue
+        if site.is_constant(k):
+            site.carry(k, mark)
+            continue
+        if is_filled(site, k) or claim(site, k, mark):
+            continue
+        why = adopt(site, k, mark, UNEVEN)
+        if why:
+            site.freeze([mark], why)
+            return None
+    return mark
+
+
+@narrow("Concat")
+def narrow_concat(cut: Cut) -> None:
+    """Of a piece filled with one number as many positions are taken as stay."""
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.output_name()))
+    alive = cut.alive(cut.output_name())
+    start = 0
+    for operand in range(len(cut.node.inputs)):
+        name = cut.input_name(operand)
+        size = cut.shape(name)[axis]
+        if size and name not in cut.facts.constants:
+            own = cut.alive(name)
+            parts = {a: stays[start : start + size] if a == axis else stays for a, stays in alive.items()}
+            pick(cut, operand, {a: part for a, part in parts.items() if a not in own and not part.all()})
+        start += size
+
+
+@rule("Split")
+def split(site: Site) -> None:
+    """Each piece keeps its own labels; sizes are rewritten."""
+    axis = int(site.attribute("axis", 0)) % len(site.shape(0))
+    start = 0
+    for output in range(len(site.node.outputs)):
+        if not site.out_name(output):
+            site.freeze(
+                [m for m in site.marks(0) if axis in m.axes],
+                UNNAMED,
+            )
+            return
+        size = site.out_shape(output)[axis]
+        site.emit([taken(m, axis, np.arange(start, start + size)) for m in site.marks(0)], output)
+        start += size
+
+
+@narrow("Split")
+def narrow_split(cut: Cut) -> None:
+    """Sizes are counted anew; `num_outputs` goes when the pieces are no longer what it would deal."""
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.input_name(0)))
+    if axis not in cut.alive(cut.input_name(0)):
+        return
+    sizes = []
+    for output in range(len(cut.node.outputs)):
+        name = cut.output_name(output)
+        stays = cut.alive(name).get(axis)
+        sizes.append(cut.shape(name)[axis] if stays is None else int(stays.sum()))
+    if "split" in cut.node.attributes or cut.version < 13:
+        cut.node.attributes["split"] = ir.AttrInt64s("split", sizes)
+    elif len(set(sizes)) > 1 or cut.input_name(1):
+        cut.node.attributes.pop("num_outputs", None)
+        cut.set_operand(1, np.array(sizes, dtype=np.int64), "split")
+
+
+@rule("Gather")
+def gather(site: Site) -> None:
+    """Positions are picked; an embedding table produces its last axis."""
+    axis = int(site.attribute("axis", 0)) % len(site.shape(0))
+    if site.is_constant(0):
+        _table(site, axis)
+        return
+    marks = site.marks(0)
+    inner = len(site.shape(1))
+    index = site.value(1)
+    moved = []
+    for mark in marks:
+        if axis in mark.axes:
+            if index is None or not site.is_constant(1):
+                site.freeze([mark], RUNTIME)
+                continue
+            picked = _picked(mark, axis, index)
+            moved.append(picked)
+        else:
+            moved.append(Mark(tuple(a if a < axis else a + inner - 1 for a in mark.axes), mark.labels))
+    site.emit(moved)
+
+
+def _picked(mark: Mark, axis: int, index: np.ndarray) -> Mark:
+    position = mark.along(axis)
+    labels = np.take(mark.labels, index.astype(np.int64), axis=position)
+    inner = index.ndim
+    axes = [a for a in mark.axes if a < axis] + list(range(axis, axis + inner))
+    axes += [a + inner - 1 for a in mark.axes if a > axis]
+    return Mark(tuple(axes), labels)
+
+
+def _table(site: Site, axis: int) -> None:
+    """An embedding: rows are looked up, the remaining axis is produced; of experts whole matrices are."""
+    shape = site.shape(0)
+    if site.is_constant(1) or site.letter(0) != "f" or axis != 0:
+        return
+    if len(shape) == 3:
+        stack(site)
+    if len(shape) == 2:
+        produced = site.weight(0, 1)
+        site.carry(0, Mark((1,), produced), "producer")
+        site.emit([Mark((len(site.out_shape()) - 1,), produced)])
+
+
+@narrow("Gather")
+def narrow_gather(cut: Cut) -> None:
+    """Picked positions are renumbered."""
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.input_name(0)))
+    stays = cut.alive(cut.input_name(0)).get(axis)
+    if stays is None or cut.input_name(1) not in cut.facts.values:
+        return
+    index = cut.facts.values[cut.input_name(1)].astype(np.int64) % len(stays)
+    renumbered = (np.cumsum(stays) - 1)[index]
+    for moved, kept in cut.alive(cut.output_name()).items():
+        if axis <= moved < axis + index.ndim:
+            renumbered = np.compress(kept, renumbered, axis=moved - axis)
+    cut.set_operand(1, renumbered, "indices")
+
+
+@rule("GatherND")
+@rule("GatherND", domain="com.microsoft")
+def gather_nd(site: Site) -> None:
+    """Positions are picked along the axes after the batch; later axes pass, as do rows of a table."""
+    batch = int(site.attribute("batch_dims", 0))
+    depth = site.shape(1)[-1]
+    if site.is_constant(0):
+        if (batch, depth) == (0, 1):
+            _table(site, 0)
+        return
+    index = site.value(1) if site.is_constant(1) and not batch else None
+    shift = len(site.shape(1)) - 1 - batch - depth
+    found = []
+    for mark in site.marks(0):
+        if min(mark.axes) >= batch + depth:
+            found.append(Mark(tuple(a + shift for a in mark.axes), mark.labels))
+        elif index is None:
+            site.freeze([mark], RUNTIME)
+        else:
+            found.append(_picked_nd(mark, index.astype(np.int64)))
+    site.emit(found)
+
+
+def _picked_nd(mark: Mark, index: Ints) -> Mark:
+    """A mark after positions were picked by an index that counts along the first axes at once."""
+    depth, outer = index.shape[-1], index.ndim - 1
+    labels = mark.labels[tuple(index[..., a] for a in mark.axes if a < depth)]
+    return Mark((*range(outer), *(a + outer - depth for a in mark.axes if a >= depth)), labels)
+
+
+@narrow("GatherND")
+@narrow("GatherND", domain="com.microsoft")
+def narrow_gather_nd(cut: Cut) -> None:
+    """Picked positions are renumbered."""
+    name = cut.input_name(1)
+    if name not in cut.facts.constants or name not in cut.facts.values:
+        return
+    index = cut.facts.values[name].astype(np.int64)
+    before = index
+    for axis, stays in cut.alive(cut.input_name(0)).items():
+        if axis < index.shape[-1]:
+            index = index.copy()
+            index[..., axis] = (np.cumsum(stays) - 1)[index[..., axis] % len(stays)]
+    for axis, kept in cut.alive(cut.output_name()).items():
+        if axis < before.ndim - 1:
+            index = np.compress(kept, index, axis=axis)
+    if index is not before:
+        cut.set_operand(1, index, "indices")

@@ -1,0 +1,161 @@
+"""Ops that move positions: the op is run on the labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+RUNTIME = "which positions it takes is computed at run time"
+
+
+def factor(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Smallest groups of axes that a reshape maps onto each other."""
+    i = j = 0
+    while i < len(before) or j < len(after):
+        start, stop = i, j
+        left = right = 1
+        while True:
+            if left == right and (i > start or j > stop):
+                break
+            if (left < right or j >= len(after)) and i < len(before):
+                left *= before[i]
+                i += 1
+            elif j < len(after):
+                right *= after[j]
+                j += 1
+            else:
+                break
+        yield tuple(range(start, i)), tuple(range(stop, j))
+
+
+def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | None:
+    """A mark after a reshape, on the output axes of every group it touches."""
+    inner: list[int] = []
+    outer: list[int] = []
+    for left, right in factor(before, after):
+        if set(left) & set(mark.axes):
+            inner += left
+            outer += right
+    labels = mark.on(inner, [before[a] for a in inner]).reshape([after[a] for a in outer])
+    return Mark(tuple(outer), labels)
+
+
+@rule("Reshape", since=1)
+def reshape_by_attribute(site: Site) -> None:
+    """Nothing passes: the shape is an attribute."""
+    site.freeze(site.marks(0), "its shape is an attribute: convert the model to opset 13 or newer")
+
+
+@rule("Reshape", since=5)
+@rule("Flatten", "Squeeze", "Unsqueeze")
+@rule("ExpandDims", domain="com.microsoft")
+def reshape(site: Site) -> None:
+    """Labels are re-indexed exactly; the shape operand is rewritten."""
+    before, after = site.shape(0), site.out_shape()
+    if math.prod(before) == 0:
+        site.freeze(site.marks(0), "its tensor was empty in the trial run: give an input of another size")
+        return
+    site.emit(reshaped(m, before, after) for m in site.marks(0))
+
+
+@rule("Transpose")
+def transpose(site: Site) -> None:
+    """Axes are permuted."""
+    rank = len(site.shape(0))
+    order = list(site.attribute("perm", range(rank)[::-1]))
+    site.emit(permuted(m, order) for m in site.marks(0))
+
+
+def permuted(mark: Mark, order: list[int]) -> Mark:
+    """A mark after a transposition; `order` says for each axis which one it was."""
+    where = [order.index(a) for a in mark.axes]
+    ranking = np.argsort(where)
+    return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
+
+
+@rule("Expand")
+def expand(site: Site) -> None:
+    """Broadcast axes repeat; an axis that exists only by expansion brings channels of its own."""
+    before, after = site.shape(0), site.out_shape()
+    offset = len(after) - len(before)
+    sizes = [1] * offset + list(before)
+    marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
+    if all(m.axes == (len(after) - 1,) for m in marks) and site.letter(0) in "fb":
+        # copies made along an axis (a mask or a shared key for every head) can go one by one; the last holds features
+        varying = site.flow.facts.varying.get(site.out_name(), frozenset())
+        grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1 and a not in varying]
+        marks += [Mark((a,), site.flow.labels.fresh(after[a])) for a in grown]
+    site.emit(marks)
+
+
+@rule("Tile")
+def tile(site: Site) -> None:
+    """Axes repeat."""
+    before, after = site.shape(0), site.out_shape()
+    moved = []
+    for mark in site.marks(0):
+        repeats = [after[a] // before[a] for a in mark.axes]
+        moved.append(Mark(mark.axes, np.tile(mark.labels, repeats)))
+    site.emit(moved)
+
+
+def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
+    """A mark after positions were picked along one axis."""
+    if axis not in mark.axes:
+        return mark
+    return Mark(mark.axes, np.take(mark.labels, positions, axis=mark.along(axis)))
+
+
+@rule("Slice", since=10)
+def slicing(site: Site) -> None:
+    """Positions at equal distances are kept; the bounds are rewritten."""
+    ranges = slices(site)
+    if ranges is None:
+        site.freeze(site.marks(0), RUNTIME)
+        return
+    marks = list(site.marks(0))
+    for axis, bounds in ranges.items():
+        positions = np.arange(site.shape(0)[axis])[bounds]
+        marks = [taken(m, axis, positions) for m in marks]
+    site.emit(marks if 0 not in site.out_shape() else [])
+
+
+@rule("Slice", since=1)
+def slicing_by_attribute(site: Site) -> None:
+    """A range of positions is kept."""
+    shape = site.shape(0)
+    starts, ends = site.attribute("starts"), site.attribute("ends")
+    axes = site.attribute("axes", range(len(starts)))
+    marks = list(site.marks(0))
+    for axis, start, end in zip(axes, starts, ends, strict=True):
+        marks = [taken(m, axis % len(shape), np.arange(shape[axis])[start:end]) for m in marks]
+    site.emit(marks if 0 not in site.out_shape() else [])
+
+
+def slices(site: Site) -> dict[int, slice] | None:
+    """Axis -> slice of a Slice node, None when it is not known."""
+    values = [site.value(k) if site.name(k) else None for k in range(1, 5)]
+    if values[0] is None or values[1] is None or (site.name(3) and values[2] is None):
+        return None
+    return bounds_of(len(site.shape(0)), values)
+
+
+def bounds_of(rank: int, values: Sequence[Ints | None]) -> dict[int, slice]:
+    """Axis -> slice from the operands starts, ends, axes, steps of a Slice node."""
+    assert values[0] is not None
+    assert values[1] is not None
+    starts, ends = values[0].ravel().tolist(), values[1].ravel().tolist()
+    axes = list(range(len(starts))) if values[2] is None else [int(a) % rank for a in values[2].ravel()]
+    steps = [1] * len(starts) if values[3] is None else values[3].ravel().tolist()
+    found = {}
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        stop = None if step < 0 and end < -(2**31) else end
+        found[axis] = slice(start, stop, step)
+    return found

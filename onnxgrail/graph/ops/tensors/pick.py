@@ -1,0 +1,152 @@
+"""Ops that pick, sort or scatter positions along an axis: other axes pass, the index goes with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+BATCH = "its index follows the batch along this axis"
+RANKED = "it ranks the positions of this axis by their values"
+POSITION = "it treats these positions by where they stand"
+SCATTER = "it writes into a tensor at numbered positions, which is not followed"
+
+
+def _whole_along(site: Site, axes: set[int], reason: str) -> list[Mark]:
+    """Marks of input 0 with nothing that can go alone along the given axes."""
+    tied = [site.tie(m, sorted(axes), reason) if axes & set(m.axes) else m for m in site.marks(0)]
+    return [m for m in tied if m is not None]
+
+
+def _axis(site: Site, default: int = 0) -> int:
+    return int(site.attribute("axis", default)) % len(site.shape(0))
+
+
+@rule("GatherElements", since=11)
+def gather_elements(site: Site) -> None:
+    """Axes that are not picked along pass; the index is tied to them, or loses the same positions."""
+    passing = []
+    for mark in _whole_along(site, {_axis(site)}, RUNTIME):
+        found = _with_index(site, mark)
+        if found is not None:
+            passing.append(found)
+    for mark in site.marks(1):
+        if not any(m.axes == mark.axes for m in passing):
+            site.freeze([mark], RUNTIME)
+    site.emit(passing)
+
+
+def _with_index(site: Site, mark: Mark) -> Mark | None:
+    """A mark of the data as it lies on the index: of every axis the first positions."""
+    shape = site.shape(1)
+    if len(mark.axes) > 1:
+        site.freeze([mark], RUNTIME)
+        return None
+    (axis,) = mark.axes
+    varying = site.flow.facts.varying
+    if axis in varying.get(site.name(0), ()) or axis in varying.get(site.name(1), ()):
+        site.freeze([mark], BATCH)
+        return None
+    found = taken(mark, axis, np.arange(shape[axis]))
+    for other in site.marks(1):
+        if other.axes == found.axes:
+            site.union(other.labels, found.labels)
+    return found
+
+
+@narrow("GatherElements")
+def narrow_gather_elements(cut: Cut) -> None:
+    """An index without channels of its own loses the positions that go."""
+    name = cut.input_name(1)
+    own = cut.alive(name)
+    lost = {axis: stays for axis, stays in cut.alive(cut.output_name()).items() if axis not in own}
+    known = cut.facts.values.get(name) if name in cut.facts.constants else None
+    if known is not None and lost:
+        for axis, stays in lost.items():
+            known = np.compress(stays, known, axis=axis)
+        cut.set_operand(1, known, "index")
+        return
+    for axis, stays in lost.items():
+        index = cut.node.inputs[1]
+        assert index is not None
+        along = [ir.AttrInt64("axis", axis)]
+        cut.compute_operand(1, "Gather", [index, np.flatnonzero(stays)], f"index{axis}", along)
+
+
+@rule("TopK")
+def top_k(site: Site) -> None:
+    """The ranked axis stays whole, others pass."""
+    passing = _whole_along(site, {_axis(site, -1)}, RANKED)
+    for output in (0, 1):
+        site.emit(passing, output)
+
+
+@rule("Trilu", since=14)
+@rule("Trilu", domain="com.microsoft")
+def trilu(site: Site) -> None:
+    """Rows and columns stay whole, others pass."""
+    rank = len(site.shape(0))
+    site.emit(_whole_along(site, {rank - 2, rank - 1}, POSITION))
+
+
+@rule("ReverseSequence", since=10)
+def reverse_sequence(site: Site) -> None:
+    """Time and batch stay whole, others pass."""
+    axes = {int(site.attribute("time_axis", 0)), int(site.attribute("batch_axis", 1))}
+    site.emit(_whole_along(site, axes, POSITION))
+
+
+@rule("Compress", since=9)
+def compress(site: Site) -> None:
+    """A constant condition picks channels; axes it does not pick along pass."""
+    condition = site.value(1)
+    if site.attribute("axis") is None:
+        site.freeze(site.marks(0), "it has no axis, so channels are mixed with positions")
+        return
+    axis = _axis(site)
+    if condition is None or not site.is_constant(1):
+        site.emit(_whole_along(site, {axis}, RUNTIME))
+        return
+    picked = np.flatnonzero(condition)
+    site.emit(taken(m, axis, picked) for m in site.marks(0))
+
+
+@narrow("Compress")
+def narrow_compress(cut: Cut) -> None:
+    """The condition loses the positions that go."""
+    if "axis" not in cut.node.attributes:
+        return
+    stays = cut.alive(cut.input_name(0)).get(integer(cut.node, "axis") % len(cut.shape(cut.input_name(0))))
+    if stays is not None:
+        condition = cut.facts.values[cut.input_name(1)]
+        cut.set_operand(1, condition[stays[: len(condition)]], "condition")
+
+
+@rule("TensorScatter")
+def tensor_scatter(site: Site) -> None:
+    """Nothing passes: the positions it writes to span the channels."""
+    site.refuse(SCATTER)
+
+
+@rule("OneHot", "Unique", "Multinomial")
+def numbered(site: Site) -> None:
+    """Nothing passes: values become positions, or the other way round."""
+    site.refuse(POSITION)
+
+
+@rule("If")
+def whole(site: Site) -> None:
+    """Both branches are entered, as far as samples take them; nothing passes an If that makes sequences."""
+    site.refuse(f"the body of {site.node.op_type} handles it")
+
+
+@rule("Loop", "Scan")
+def body(site: Site) -> None:
+    """Nothing passes: what a body does with a tensor is not traced."""
+    site.refuse(f"the body of {site.node.op_type} handles it")

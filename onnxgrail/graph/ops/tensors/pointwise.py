@@ -1,0 +1,87 @@
+"""Ops that act on every position alone: activations, arithmetic with broadcasting, selection."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.broadcast import combine, operand
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.ops.tensors.filled import is_filled, pick
+from onnxgrail.graph.trace.flow import Site
+
+
+@rule(
+    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Clip",
+    "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Cast", "Identity", "Dropout", "Elu", "Selu", "Celu", "Mish",
+    "Swish", "Not", "IsNaN", "IsInf", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Round", "ThresholdedRelu",
+    "Shrink", "BitwiseNot",
+    "CastLike", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh",
+)  # fmt: skip
+def unary(site: Site) -> None:
+    """Pass unchanged."""
+    for output in range(len(site.node.outputs)):
+        site.emit(site.marks(0), output)
+
+
+@rule("QuickGelu", domain="com.microsoft")
+def microsoft_unary(site: Site) -> None:
+    """Pass unchanged."""
+    site.emit(site.marks(0))
+
+
+BINARY = (
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal", "Greater", "Less",
+    "GreaterOrEqual", "LessOrEqual", "Mod", "Where", "PRelu", "BitwiseAnd", "BitwiseOr",
+    "BitwiseXor", "BitShift",
+)  # fmt: skip
+
+
+@rule(*BINARY)
+def binary(site: Site) -> None:
+    """Operands of full width are tied position by position; constants along the channels are cut."""
+    shape = site.out_shape()
+    operands = [operand(site, k, len(shape)) for k in site.operands]
+    if site.node.op_type in ("Add", "Sub", "Sum"):
+        _note_stream(site, shape)
+    filled = [o.operand for o in operands if not o.constant and not o.marks and is_filled(site, o.operand)]
+    site.emit(combine(site, operands, shape, filled=filled))
+
+
+@narrow(*BINARY)
+def narrow_binary(cut: Cut) -> None:
+    """Of an operand filled with one number as many positions are taken as stay."""
+    shape, alive = cut.shape(cut.output_name()), cut.alive(cut.output_name())
+    for k in range(len(cut.node.inputs)):
+        name = cut.input_name(k)
+        if not name or name in cut.facts.constants or 0 in shape:
+            continue
+        own, offset = cut.alive(name), len(shape) - len(cut.shape(name))
+        lost = {
+            axis - offset: stays
+            for axis, stays in alive.items()
+            if axis >= offset and axis - offset not in own and cut.shape(name)[axis - offset] == shape[axis]
+        }
+        pick(cut, k, lost)
+
+
+def _note_stream(site: Site, shape: tuple[int, ...]) -> None:
+    """Two different activations of full size added on the same channels: a residual stream."""
+    full = [site.marks(k) for k in site.operands if site.shape(k) == shape and not _tabled(site, k)]
+    if len(full) < 2:
+        return
+    for a in full[0]:
+        for b in full[1]:
+            if a.axes == b.axes and not np.array_equal(a.labels, b.labels):
+                site.kind(a.labels, "stream")
+
+
+def _tabled(site: Site, operand: int) -> bool:
+    """Return True for a constant, and for what is looked up in one: the biases of experts are no stream."""
+    value = site.node.inputs[operand]
+    while value is not None and value.name not in site.flow.facts.constants:
+        node = value.producer()
+        if node is None or node.op_type not in ("Gather", "Reshape", "Squeeze", "Unsqueeze", "Cast"):
+            return False
+        value = node.inputs[0]
+    return True

@@ -1,0 +1,150 @@
+"""Ops that mix an axis: reductions, softmax, normalisations.  What they mix becomes one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+MIXED = "it mixes the whole channel axis, so the width behind it is fixed"
+
+
+def mix(site: Site, marks: tuple[Mark, ...], axes: set[int]) -> list[Mark]:
+    """Marks with everything along the given axes tied."""
+    tied = (site.tie(m, sorted(axes), MIXED) if axes & set(m.axes) else m for m in marks)
+    return [m for m in tied if m is not None]
+
+
+@rule(
+    "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceProd", "ReduceSumSquare",
+    "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin",
+)  # fmt: skip
+def reduce(site: Site) -> None:
+    """The reduced axes become one unit, others pass."""
+    rank = len(site.shape(0))
+    if site.node.op_type.startswith("Arg"):
+        axes = {int(site.attribute("axis", 0)) % rank}
+    else:
+        given = site.attribute("axes")
+        if given is None and site.name(1):
+            value = site.value(1)
+            if value is None:
+                site.freeze(site.marks(0), "its axes are computed at run time")
+                return
+            given = value.ravel().tolist()
+        if not given and site.attribute("noop_with_empty_axes", 0):
+            site.emit(site.marks(0))
+            return
+        axes = {int(a) % rank for a in given} if given else set(range(rank))
+    gone = () if site.attribute("keepdims", 1) else sorted(axes)
+    site.emit(
+        Mark(tuple(a - sum(g < a for g in gone) for a in m.axes), m.labels) for m in mix(site, site.marks(0), axes)
+    )
+
+
+@rule("Softmax", "LogSoftmax", "Hardmax")
+def softmax(site: Site) -> None:
+    """The normalised axis becomes one unit, others pass."""
+    rank = len(site.shape(0))
+    axis = int(site.attribute("axis", -1 if site.version >= 13 else 1)) % rank
+    axes = {axis} if site.version >= 13 else set(range(axis, rank))
+    site.emit(mix(site, site.marks(0), axes))
+
+
+@rule("CumSum")
+@rule("CumProd", since=26)
+def cumulative(site: Site) -> None:
+    """The axis that is summed or multiplied up becomes one unit."""
+    axis = site.value(1)
+    rank = len(site.shape(0))
+    site.emit(mix(site, site.marks(0), set(range(rank)) if axis is None else {int(axis.ravel()[0]) % rank}))
+
+
+@rule("LpNormalization")
+def lp_normalisation(site: Site) -> None:
+    """The normalised axis becomes one unit."""
+    site.emit(mix(site, site.marks(0), {int(site.attribute("axis", -1)) % len(site.shape(0))}))
+
+
+@rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+def layer_normalisation(site: Site) -> None:
+    """The normalised axes become one unit; leading axes (heads under a query norm) pass."""
+    rank = len(site.shape(0))
+    axis = int(site.attribute("axis", -1)) % rank
+    passing = mix(site, site.marks(0), set(range(axis, rank)))
+    for output in range(len(site.node.outputs)):
+        site.emit(passing, output)
+
+
+def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:
+    """One value per channel in each of these operands is cut with the channels."""
+    labels = site.collapse(mark, 1)
+    for k in operands:
+        if site.is_constant(k):
+            site.carry(k, Mark((0,), labels))
+        else:
+            site.freeze([mark], "its parameters are computed at run time")
+
+
+@rule("BatchNormalization")
+def batch_normalisation(site: Site) -> None:
+    """Axis 1 passes; scale, bias, mean and variance are cut."""
+    passing = site.marks(0)
+    for mark in passing:
+        if 1 in mark.axes:
+            _parameters(site, mark, range(1, 5))
+    site.emit(site.marks(0))
+
+
+@rule("InstanceNormalization")
+def instance_normalisation(site: Site) -> None:
+    """Axis 1 passes with scale and bias; spatial axes become one unit, so a group norm's groups stay whole."""
+    rank = len(site.shape(0))
+    passing = mix(site, site.marks(0), set(range(2, rank)))
+    for mark in passing:
+        if 1 in mark.axes:
+            _parameters(site, mark, (1, 2))
+    site.emit(passing)
+
+
+@rule("GroupNormalization", since=18)
+def group_normalisation(site: Site) -> None:
+    """Channels of one norm group are one unit."""
+    groups = int(site.attribute("num_groups"))
+    for mark in site.marks(0):
+        if 1 not in mark.axes:
+            continue
+        labels = site.collapse(mark, 1)
+        table = labels.reshape(groups, -1)
+        site.union(np.broadcast_to(table[:, :1], table.shape), table, "a group of the norm goes as a whole")
+        for k in (1, 2):
+            if site.is_constant(k):
+                per_channel = site.shape(k) == labels.shape
+                site.carry(k, Mark((0,), labels if per_channel else table[:, 0]))
+            else:
+                site.freeze([mark], "its parameters are computed at run time")
+    site.emit(mix(site, site.marks(0), set(range(2, len(site.shape(0))))))
+
+
+@narrow("GroupNormalization")
+def narrow_group_normalisation(cut: Cut) -> None:
+    """The number of groups follows."""
+    cut.recount("num_groups", cut.input_name(0), 1)
+
+
+@rule("LRN")
+def local_response(site: Site) -> None:
+    """Neighbouring channels are mixed: nothing passes."""
+    site.freeze(site.marks(0), "it mixes neighbouring channels")
+
+
+@rule("Shape", "Size", "NonZero", "Range", "ConstantOfShape", "EyeLike")
+def sizes(site: Site) -> None:
+    """No channels come out; sizes that follow a width are repaired where they are used."""
+    if site.node.op_type == "NonZero":
+        site.freeze(site.marks(0), "it lists where there are nonzero values, by number")

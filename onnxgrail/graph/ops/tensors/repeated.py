@@ -1,0 +1,61 @@
+"""Constants that Expand or Tile repeats over a size computed at run time, such as a bias of every head for each sample.
+
+They have no labels while nothing asks: a position embedding is nobody's channels.  What they meet along an axis on
+which they are not repeated claims them like any constant: the constant is cut in front of the node that repeats it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrail.graph.trace.facts import key
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+REPEATS = frozenset({"Expand", "Tile"})
+COPIES = REPEATS | {"Identity", "Cast"}
+
+
+def claim(site: Site, operand: int, mark: Mark) -> bool:
+    """Give a repeated constant the labels that it meets; False where it is none, or was read without them before."""
+    chain = _chain(site, operand)
+    if not chain:
+        return False
+    facts, marks = site.flow.facts, site.flow.marks
+    own = {site.key, *(key(node) for node in chain)}
+    steps: list[tuple[str, Mark]] = []
+    for node in chain:
+        source, made = node.inputs[0], node.outputs[0]
+        assert source is not None
+        before, after = facts.shapes[source.name or ""], facts.shapes[made.name or ""]
+        offset = len(after) - len(before)
+        spanned = [a for a in mark.axes if a >= offset and before[a - offset] == after[a]]
+        readers = [n for n in made.consumers() if n.op_type != "Shape"]
+        early = any(n.graph is not node.graph or key(n) in site.flow.seen - own for n in readers)
+        taken = any(set(m.axes) & set(mark.axes) for m in marks.get(made.name or "", ()))
+        if early or taken or len(spanned) != len(mark.axes) or made.is_graph_output():
+            return False
+        steps.append((made.name or "", mark))
+        mark = Mark(tuple(a - offset for a in mark.axes), mark.labels)
+    for name, found in steps:
+        marks[name] = (*marks.get(name, ()), found)
+    Site(site.flow, chain[-1], site.version).carry(0, mark)
+    return True
+
+
+def is_repeated(site: Site, operand: int) -> bool:
+    """Return True if an operand is a constant that is repeated."""
+    return bool(_chain(site, operand))
+
+
+def _chain(site: Site, operand: int) -> list[ir.Node]:
+    """Nodes from an operand back to the constant that it repeats; nothing where it is something else."""
+    value = site.node.inputs[operand]
+    found: list[ir.Node] = []
+    while value is not None and value.name not in site.flow.facts.constants:
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in COPIES:
+            return []
+        found.append(node)
+        value = node.inputs[0]
+    return found if value is not None and any(node.op_type in REPEATS for node in found) else []

@@ -1,0 +1,71 @@
+"""Ops of detectors and image models that look at space and leave axis 1 to itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.graph.ops.layers.conv import batch_of, channels_of
+from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.tensors.reduce import mix
+from onnxgrail.graph.trace.flow import Site
+from onnxgrail.graph.trace.labels import Mark
+
+WHERE = "it reads them as coordinates"
+NUMBERED = "its indices number the channels"
+
+
+@rule("GridSample", since=16)
+@rule("GridSample", domain="com.microsoft")
+@rule("RoiAlign", since=10)
+@rule("MaxRoiPool")
+def sampled(site: Site) -> None:
+    """Axis 1 passes; coordinates are no channels."""
+    for operand in site.operands[1:]:
+        site.freeze(site.marks(operand), WHERE)
+    labels = channels_of(site, 0)
+    whole = batch_of(site, 0)
+    if site.node.op_type != "GridSample":
+        site.freeze(whole, "it deals out the samples of the batch")
+        whole = []
+    site.emit([*whole, Mark((1,), labels)] if labels is not None else whole)
+
+
+@rule("AffineGrid", since=20)
+def affine_grid(site: Site) -> None:
+    """Coordinates come out."""
+    site.freeze(site.marks(0), WHERE)
+
+
+@rule("MaxUnpool", since=9)
+def max_unpool(site: Site) -> None:
+    """Nothing passes: the indices count through all channels."""
+    site.refuse(NUMBERED)
+
+
+@rule("Col2Im", since=18)
+def column_to_image(site: Site) -> None:
+    """The taps of one kernel window become one channel."""
+    labels = channels_of(site, 0)
+    marks = batch_of(site, 0)
+    if labels is not None:
+        table = labels.reshape(site.out_shape()[1], -1)
+        site.union(np.broadcast_to(table[:, :1], table.shape), table)
+        marks.append(Mark((1,), table[:, 0]))
+    site.emit(marks)
+
+
+@rule("MeanVarianceNormalization", since=9)
+def mean_variance(site: Site) -> None:
+    """The normalised axes become one unit, others pass."""
+    rank = len(site.shape(0))
+    axes = {int(a) % rank for a in site.attribute("axes", (0, 2, 3))}
+    site.emit(mix(site, site.marks(0), axes))
+
+
+@rule("CenterCropPad", since=18)
+def center_crop(site: Site) -> None:
+    """Axes that it does not name pass."""
+    rank = len(site.shape(0))
+    named = {int(a) % rank for a in site.attribute("axes", range(rank))}
+    site.freeze([m for m in site.marks(0) if named & set(m.axes)], "it sets the size of the channel axis")
+    site.emit(m for m in site.marks(0) if not named & set(m.axes))

@@ -1,0 +1,1 @@
+"""Write decisions into a graph."""

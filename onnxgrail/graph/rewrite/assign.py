@@ -1,0 +1,78 @@
+"""New numbers for constants: in place where nobody else reads them, else as a copy of the readers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.errors import RewriteError
+from onnxgrail.graph.io.mapped import like
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.unique import free_name
+
+Place = tuple[ir.Node, int]
+
+
+def is_sole(graph: ir.Graph, value: ir.Value, places: Sequence[Place], captured: Collection[str]) -> bool:
+    """Whether these operands are the only readers of an initializer, so that it can be changed where it is."""
+    if value.name not in graph.initializers or value.is_graph_output() or value.name in captured:
+        return False
+    mine = set(places)
+    return all((use.node, use.idx) in mine for use in value.uses()) and all(
+        node.inputs[position] is value for node, position in mine
+    )
+
+
+def assign(value: ir.Value, array: Array) -> None:
+    """New numbers for an initializer, which keeps its name, notes and metadata."""
+    old = value.const_value
+    assert old is not None
+    new = ir.Tensor(
+        array, old.dtype, name=value.name, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
+    )
+    value.const_value = like(old, new)
+    value.shape = ir.Shape(array.shape)
+
+
+def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, captured: Collection[str]) -> set[ir.Value]:
+    """Give operands that read one constant new numbers; the value that they no longer read, if they got a copy."""
+    value = places[0][0].inputs[places[0][1]]
+    assert value is not None
+    if value.const_value is not None and _same(value.const_value.numpy(), array):
+        return set()
+    if is_sole(graph, value, places, captured):
+        assign(value, array)
+        return set()
+    fresh = constant(graph, array, f"{value.name}/narrowed", old=value)
+    for node, position in places:
+        node.replace_input_with(position, fresh)
+    return {value}
+
+
+def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
+    """Return the node that makes a value, or a copy of it where others than these operands read the value.
+
+    Raises:
+        RewriteError: no node makes it.
+    """
+    holder = value.producer()
+    if holder is None:
+        raise RewriteError(f"no node makes {value.name}")
+    mine = set(places)
+    if not value.is_graph_output() and all((use.node, use.idx) in mine for use in value.uses()):
+        return holder
+    name = free_name(graph, f"{value.name}/narrowed")
+    copy = ir.Node(holder.domain, holder.op_type, list(holder.inputs), list(holder.attributes.values()), name=name)
+    copy.outputs[0].name = name
+    copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+    graph.insert_after(holder, copy)
+    for node, position in places:
+        node.replace_input_with(position, copy.outputs[0])
+    return copy
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)

@@ -1,0 +1,196 @@
+"""Write decisions into a graph: the only code that changes nodes and weights.
+
+It works on any graph that holds nodes of the traced model (the whole of it, or a segment), so the streaming calibration
+and the final file are made by the same few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Bools
+from onnxgrail.errors import RewriteError
+from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
+from onnxgrail.graph.cost.counting import is_weight
+from onnxgrail.graph.ops.rule import find_narrow
+from onnxgrail.graph.ops.tensors.cut import Cut, constant
+from onnxgrail.graph.rewrite.assign import assign, is_sole
+from onnxgrail.graph.rewrite.computed import fill, give, lay_out, pick
+from onnxgrail.graph.rewrite.shift import shift_biases
+from onnxgrail.graph.rewrite.stored import Growth, User, cut_stored, follow
+from onnxgrail.graph.rewrite.unique import names_kept
+from onnxgrail.graph.trace.facts import captures, constant_of, key
+from onnxgrail.graph.trace.sizes import SOURCES
+from onnxgrail.graph.trace.survey import Form, Ledger, Operand, Survey
+
+
+def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
+    """Narrow a graph in place: shapes, attributes, weights; what nothing reads any more is removed.
+
+    Raises:
+        RewriteError: a node cannot follow; the caller names the block.
+    """
+    if not ledger.dead.any() and not ledger.arrays and not ledger.shifts:
+        return
+    nodes = list(graph)
+    with names_kept(graph):
+        _narrow(graph, nodes, survey, ledger)
+        if ledger.shifts:
+            shift_biases(graph, nodes, survey, ledger)
+
+
+def _narrow(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> None:
+    replaced: set[ir.Value] = set()
+    here = {v.name or "" for node in nodes for v in (*node.inputs, *node.outputs) if v is not None}
+    marks = {name: survey.marks[name] for name in here.union(v.name or "" for v in graph.inputs) & survey.marks.keys()}
+    narrowed = {name for name, some in marks.items() if any(ledger.dead[m.labels].any() for m in some)}
+    for node in sorted(nodes, key=lambda n: n.op_type in SOURCES):  # readers are corrected before what they read
+        touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
+        function = find_narrow(node.domain, node.op_type) if touched else None
+        if function is not None:
+            before = [v for v in node.inputs if v is not None]
+            function(Cut(node, survey.facts, survey.marks, ledger.dead, survey.sizes))
+            replaced |= {v for v in before if v not in node.inputs}
+    replaced |= _weights(graph, nodes, survey, ledger)
+    for name, value in _values(graph):
+        if name in narrowed and value.const_value is None:
+            _resize(value, survey, ledger.dead)
+    _sweep(graph, replaced)
+
+
+def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
+    found = [(v.name or "", v) for v in graph.inputs]
+    return found + [(v.name or "", v) for node in graph for v in node.outputs]
+
+
+def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> set[ir.Value]:
+    """Cut every constant operand that loses positions or got new values; shared constants are cloned on write."""
+    claims: dict[str, list[tuple[ir.Node, int, Operand]]] = {}
+    for node in nodes:
+        for position in range(len(node.inputs)):
+            operand = survey.operands.get((key(node), position))
+            if operand is not None and node.inputs[position] is not None and _changes(operand, ledger):
+                claims.setdefault(operand.param, []).append((node, position, operand))
+    replaced: set[ir.Value] = set()
+    growth: Growth = {}
+    captured = {name for node in nodes for name in captures(node)}
+    forms = {form.operand.param: form for holding in survey.holdings for form in holding.forms}
+    for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
+        assert value is not None
+        captured |= _write_sizes(graph, value, survey)  # stand for what was measured: replaced, not changed
+    for param, users in claims.items():
+        stored = survey.facts.stored.get(users[0][2].value)
+        if stored is not None:
+            left, grown = cut_stored(graph, stored, users, survey, ledger, captured)
+            replaced |= left
+            growth |= grown
+            continue
+        replaced |= _cut(graph, users, forms.get(param), survey, ledger, captured)
+    return replaced | follow(graph, nodes, growth, survey, captured)
+
+
+def _cut(
+    graph: ir.Graph,
+    users: Sequence[User],
+    form: Form | None,
+    survey: Survey,
+    ledger: Ledger,
+    captured: Collection[str],
+) -> set[ir.Value]:
+    """Cut one constant for the operands of one working array; return the values that these no longer read."""
+    first, at, operand = users[0]
+    value, places, param = first.inputs[at], [(node, position) for node, position, _ in users], operand.param
+    assert value is not None
+    renewed = param in ledger.arrays
+    if form is not None and form.picked and not renewed:
+        pick(graph, places, operand, ledger.dead)
+        return set()
+    producer = value.producer()
+    if producer is not None and producer.op_type == "ConstantOfShape" and not renewed:
+        shape = operand.left(survey.facts.shapes[operand.value], ledger.dead)
+        return fill(graph, places, shape, param, captured)
+    array = _original(value, operand, survey, ledger)
+    core = form.spread.core(array, ledger.dead) if form is not None and form.spread is not None else None
+    if core is not None:
+        return lay_out(graph, places, core, param, captured)
+    array = operand.narrowed(array, ledger.dead)
+    if is_sole(graph, value, places, captured):
+        assign(value, array)
+        return set()
+    return give(places, constant(graph, array, f"{param}/narrowed", old=value))
+
+
+def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> set[str]:
+    """Constants that were computed from a weight's shape keep their values when the weight is cut; their names."""
+    written = set()
+    for use in list(weight.uses()):
+        name = use.node.outputs[0].name or ""
+        if use.node.op_type in SOURCES and name in survey.facts.values and not use.node.outputs[0].is_graph_output():
+            fixed = constant(graph, survey.facts.values[name], f"{name}/fixed")
+            use.node.outputs[0].replace_all_uses_with(fixed)
+            graph.remove(use.node, safe=True)
+            written.add(fixed.name or "")
+    return written
+
+
+def _changes(operand: Operand, ledger: Ledger) -> bool:
+    return operand.param in ledger.arrays or operand.changes(ledger.dead)
+
+
+def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger) -> Array:
+    found = ledger.arrays.get(operand.param)
+    if found is None:
+        found = constant_of(value, operand.value, survey.facts)
+    if found is None:
+        raise RewriteError(f"the constant {operand.value} has no value")
+    return found
+
+
+def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
+    """Recorded shapes follow, so that no stale value_info is left.
+
+    A narrowed dimension that was symbolic becomes unknown: its name may stand for a width that other tensors still
+    have, and ONNX Runtime reuses buffers by name.
+    """
+    if value.shape is None:
+        return
+    dims = list(value.shape.dims)
+    for mark in survey.marks[value.name or ""]:
+        (axis,) = mark.axes
+        if axis < len(dims):
+            symbolic = not isinstance(dims[axis], int)
+            dims[axis] = ir.SymbolicDim(None) if symbolic else int((~dead[mark.labels]).sum())
+    value.shape = ir.Shape(dims)
+
+
+def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
+    """Remove what only the replaced operands needed; everything that was unused before stays as it was.
+
+    A weight that is also an input goes with its numbers: fed or not, nothing would read it.
+    """
+    queue = list(replaced)
+    while queue:
+        value = queue.pop()
+        if value.uses() or value.is_graph_output():
+            continue
+        node = value.producer()
+        if node is None:
+            _drop(graph, value)
+            continue
+        if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
+            continue
+        queue += [v for v in node.inputs if v is not None]
+        graph.remove(node, safe=True)
+
+
+def _drop(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove an initializer; a size that is also an input stays, since it takes no room."""
+    if not value.name or value.name not in graph.initializers:
+        return
+    if value.is_graph_input():
+        if value.dtype is None or not is_weight(value.dtype):
+            return
+        graph.inputs.remove(value)
+    del graph.initializers[value.name]

@@ -1,0 +1,94 @@
+"""Biases that move: added to where there is one, made where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.trace.facts import captures, key
+from onnxgrail.graph.trace.survey import Ledger, Survey
+
+
+def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> None:
+    """Add the ledger's shifts to the outputs of their nodes, of which only the positions that stay are left."""
+    captured = {name for node in nodes for name in captures(node)}
+    for node in nodes:
+        shift = ledger.shifts.get(key(node))
+        if shift is None:
+            continue
+        name = key(node)
+        axis = 1 if node.op_type == "Conv" else len(survey.facts.shapes[name]) - 1
+        for mark in survey.marks.get(name, ()):
+            if mark.axes == (axis,):
+                shift = shift[~ledger.dead[mark.labels]]
+        weight = node.inputs[1]  # has the type of the output, which is measured in float32 where it is bfloat16
+        narrow = weight is not None and weight.dtype == ir.DataType.BFLOAT16
+        shift = shift.astype(ir.DataType.BFLOAT16.numpy() if narrow else survey.facts.dtypes[name])
+        if node.op_type == "MatMul":
+            _behind(graph, node, shift, captured)
+        else:
+            _inside(graph, node, shift, survey, ledger, captured)
+
+
+def _inside(
+    graph: ir.Graph, node: ir.Node, shift: Array, survey: Survey, ledger: Ledger, captured: Collection[str]
+) -> None:
+    """Operand 2 of a Conv or Gemm."""
+    old = node.inputs[2] if len(node.inputs) > 2 else None
+    computed = _computed(node, survey, ledger)
+    if old is None:
+        node.resize_inputs(3)
+        node.replace_input_with(2, constant(graph, shift, f"{key(node)}/bias"))
+    elif old.const_value is not None:
+        set_operands(graph, [(node, 2)], old.const_value.numpy() + shift, captured)
+    elif computed is not None:
+        node.replace_input_with(2, constant(graph, computed + shift, f"{key(node)}/bias"))
+    else:
+        spatial = len(survey.facts.shapes[key(node)]) - 2 if node.op_type == "Conv" else 0
+        _add(graph, node, shift.reshape(-1, *(1,) * spatial))
+
+
+def _computed(node: ir.Node, survey: Survey, ledger: Ledger) -> Array | None:
+    """The numbers that are left of a bias that is computed from constants; None where they are not known."""
+    old = node.inputs[2] if len(node.inputs) > 2 else None
+    operand = survey.operands.get((key(node), 2))
+    name = operand.value if operand is not None else (old.name or "") if old is not None else ""
+    if name not in survey.facts.constants or name not in survey.facts.values:
+        return None
+    if operand is None:
+        return survey.facts.values[name]
+    return operand.narrowed(ledger.arrays.get(operand.param, survey.facts.values[name]), ledger.dead)
+
+
+def _behind(graph: ir.Graph, node: ir.Node, shift: Array, captured: Collection[str]) -> None:
+    """The constant that is added to a MatMul's output, or an Add of its own."""
+    uses = list(node.outputs[0].uses())
+    if len(uses) == 1 and uses[0].node.op_type == "Add" and not node.outputs[0].is_graph_output():
+        other = 1 - uses[0].idx
+        bias = uses[0].node.inputs[other]
+        if bias is not None and bias.const_value is not None and bias.const_value.size == shift.size:
+            array = bias.const_value.numpy()
+            set_operands(graph, [(uses[0].node, other)], array + shift.reshape(array.shape), captured)
+            return
+    _add(graph, node, shift)
+
+
+def _add(graph: ir.Graph, node: ir.Node, shift: Array) -> None:
+    """A node of its own behind the output, under the output's name: whoever asks for that gets the shifted one."""
+    old, name = node.outputs[0], key(node)
+    uses = list(old.uses())
+    added = ir.Node("", "Add", [old, constant(graph, np.array(shift), f"{name}/shift")], name=f"{name}/shifted")
+    new = added.outputs[0]
+    new.type, new.shape = old.type, old.shape
+    graph.insert_after(node, added)
+    for use in uses:
+        use.node.replace_input_with(use.idx, new)
+    for position, output in enumerate(graph.outputs):
+        if output is old:
+            graph.outputs[position] = new
+    old.name, new.name = f"{name}/unshifted", name

@@ -1,0 +1,126 @@
+"""Cut weights that are kept as integers: they stay integers, under the same nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Floats
+from onnxgrail.errors import RewriteError
+from onnxgrail.graph.rewrite.assign import Place, own_node, set_operands
+from onnxgrail.graph.stored.find import is_dequantised
+from onnxgrail.graph.stored.integers import Load, Stored, safe
+from onnxgrail.graph.trace.facts import constant_of
+from onnxgrail.graph.trace.survey import Ledger, Operand, Survey
+
+User = tuple[ir.Node, int, Operand]
+Growth = dict[ir.Value, Floats]  # a dequantised weight -> by how much its scales grew
+SCALE, WEIGHT, BIAS = 1, 1, 2  # operands of DequantizeLinear; of Conv, Gemm and their like
+
+
+def cut_stored(
+    graph: ir.Graph, stored: Stored, users: Sequence[User], survey: Survey, ledger: Ledger, captured: Collection[str]
+) -> tuple[set[ir.Value], Growth]:
+    """Narrow the parts of one stored weight for its users; the values that they no longer read, and what grew.
+
+    Raises:
+        RewriteError: a part has no value.
+    """
+    operand = users[0][2]
+    keep = {axis: ~ledger.dead[units] for axis, units in operand.units.items() if ledger.dead[units].any()}
+    values = ledger.arrays.get(operand.param)
+    holders = _holders(graph, stored, [(node, position) for node, position, _ in users])
+    load = _load(next(iter(holders)), survey)
+    parts = stored.cut(load, keep, values)
+    growth: Growth = {}
+    if stored.held:
+        before = (parts if values is None else stored.cut(load, keep, None))[SCALE].astype(np.float64)
+        factor = np.where(before == 0, 1.0, parts[SCALE].astype(np.float64) / safe(before))
+        shape = [int(keep[a].sum()) if a in keep else size for a, size in enumerate(stored.shape)]
+        for value in holders.values():
+            if value.shape is not None:
+                value.shape = ir.Shape(shape)
+            if (factor > 1).any():
+                growth[value] = factor
+    return _set(graph, list(holders), parts, captured), growth
+
+
+def follow(
+    graph: ir.Graph, nodes: Sequence[ir.Node], growth: Growth, survey: Survey, captured: Collection[str]
+) -> set[ir.Value]:
+    """Re-express int32 biases beside weights whose scales grew; the values that they no longer read.
+
+    Fused kernels add a bias's integers to sums of products of integers, so its scale must stay the product of the
+    input's and the weight's.  Where it is not, old releases of ONNX Runtime compute nonsense in fused kernels, and
+    newer ones do not fuse.
+    """
+    replaced: set[ir.Value] = set()
+    for node in nodes:
+        weight, bias = (node.inputs[k] if k < len(node.inputs) else None for k in (WEIGHT, BIAS))
+        source = bias.producer() if bias is not None else None
+        if weight not in growth or bias is None or source is None or not is_dequantised(source):
+            continue
+        load = _load(source, survey)
+        names = [v.name or "" if v is not None else "" for v in source.inputs]
+        q, scale, factor = load(names[0]), load(names[1]), growth[weight]
+        if q.dtype != np.int32 or factor.size not in (1, q.size):
+            continue
+        factor = factor.reshape(()) if factor.size == 1 else factor.reshape(-1)
+        parts = {0: np.rint(q / factor).astype(q.dtype), 1: (scale * factor).astype(scale.dtype)}
+        own = own_node(graph, bias, [(node, BIAS)])
+        if parts[1].ndim > scale.ndim:  # one scale became one per channel
+            own.attributes["axis"] = ir.AttrInt64("axis", 0)
+        replaced |= _set(graph, [own], parts, captured)
+    return replaced
+
+
+def _set(
+    graph: ir.Graph, holders: Sequence[ir.Node], parts: Mapping[int, Array], captured: Collection[str]
+) -> set[ir.Value]:
+    """Write parts into their holders: those that read the same constant go on sharing it."""
+    places: dict[tuple[ir.Value | None, int], list[Place]] = {}
+    for holder in holders:
+        for position in parts:
+            places.setdefault((holder.inputs[position], position), []).append((holder, position))
+    replaced: set[ir.Value] = set()
+    for (_, position), some in places.items():
+        replaced |= set_operands(graph, some, parts[position], captured)
+    return replaced
+
+
+def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[ir.Node, ir.Value]:
+    """The nodes whose inputs are the parts, each with the value that these operands read.
+
+    What other nodes read too is copied for these, from the DequantizeLinear on.
+    """
+    if not stored.held:
+        return {node: node.outputs[0] for node, _ in places}
+    found: dict[ir.Value, list[Place]] = {}
+    for node, position in places:
+        value = node.inputs[position]
+        assert value is not None
+        found.setdefault(value, []).append((node, position))
+    holders = {}
+    for value, some in found.items():
+        last = holder = own_node(graph, value, some)
+        while not is_dequantised(holder):  # transposed behind it
+            inner = holder.inputs[0]
+            assert inner is not None
+            holder = own_node(graph, inner, [(holder, 0)])
+            holder.outputs[0].shape = None
+        holders[holder] = last.outputs[0]
+    return holders
+
+
+def _load(holder: ir.Node, survey: Survey) -> Load:
+    values = {v.name: v for v in holder.inputs if v is not None}
+
+    def load(name: str) -> Array:
+        array = constant_of(values.get(name), name, survey.facts)
+        if array is None:
+            raise RewriteError(f"the constant {name} has no value")
+        return array
+
+    return load

@@ -1,0 +1,90 @@
+"""The working values of a block's weights, and how a decision enters the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Block, Bools, Change, Floats, Ints, Slot
+from onnxgrail.errors import ModelError
+from onnxgrail.graph import slots
+from onnxgrail.graph.io.mapped import Mapped, shelved
+from onnxgrail.graph.trace.facts import constant_of
+from onnxgrail.graph.trace.survey import Ledger, Survey
+
+
+def empty(survey: Survey) -> Ledger:
+    """No decision yet."""
+    return Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={})
+
+
+def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple[Floats, ...]:
+    """One (u, m, r) array per slot, zero where other blocks have already removed positions.
+
+    Raises:
+        ModelError: a weight holds NaN or infinity.
+    """
+    axes = _axes(survey)
+    found = []
+    for slot in block.slots:
+        array = _alive(_array(slot, model, survey, ledger), axes.get(slot.param, {}), ledger.dead)
+        if not np.isfinite(array).all():
+            raise ModelError(
+                f"the weight {slot.initializer} of block {block.name} holds NaN or infinity",
+                hint=f"Leave it out with --exclude '{block.name}' or repair the model",
+            )
+        found.append(slots.read(array, slot))
+    return tuple(found)
+
+
+def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> Ledger:
+    """The ledger with one more decision."""
+    block = change.block
+    dead = ledger.dead.copy()
+    dead[np.delete(block.ids, change.reducer.kept)] = True
+    arrays = dict(ledger.arrays)
+    now = Ledger(dead=ledger.dead, arrays=arrays)
+    for number, values in change.weights:
+        slot = block.slots[number]
+        array = slots.write(_array(slot, model, survey, now), slot, change.reducer.kept, values)
+        arrays[slot.param] = put(array, model.graph.initializers.get(slot.initializer))
+    return Ledger(dead=dead, arrays=arrays, shifts=ledger.shifts)
+
+
+def put(array: Array, old: ir.Value | None) -> Array:
+    """New values, in a file where the old ones lie in one: a ledger of a deep model would fill the memory."""
+    if old is None or not isinstance(old.const_value, Mapped):
+        return array
+    return shelved(array)
+
+
+def original(name: str, model: ir.Model, survey: Survey) -> Array:
+    """A weight as the model has it, as floats where it is stored as integers with scales."""
+
+    def load(part: str) -> Array:
+        array = constant_of(model.graph.initializers.get(part), part, survey.facts)
+        assert array is not None, part
+        return array
+
+    stored = survey.facts.stored.get(name)
+    return load(name) if stored is None else stored.decode(load)
+
+
+def _array(slot: Slot, model: ir.Model, survey: Survey, ledger: Ledger) -> Array:
+    found = ledger.arrays.get(slot.param)
+    return original(slot.initializer, model, survey) if found is None else found
+
+
+def _axes(survey: Survey) -> Mapping[str, Mapping[int, Ints]]:
+    return {operand.param: operand.units for operand in survey.operands.values()}
+
+
+def _alive(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:
+    for axis, numbers in units.items():
+        gone = dead[numbers]
+        if gone.any():
+            array = array.copy()
+            np.moveaxis(array, axis, 0)[gone] = 0
+    return array

@@ -1,0 +1,149 @@
+"""Find the weights that a graph keeps as integers with scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.stored.integers import Stored
+from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
+from onnxgrail.graph.stored.scaled import Scaled
+from onnxgrail.graph.stored.stack import Stack
+from onnxgrail.graph.stored.turned import Turned
+from onnxgrail.graph.trace.mixture import mixture_of, name_of
+
+MOVES = frozenset(
+    {
+        "QuantizeLinear",
+        "Constant",
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Concat",
+    }
+)  # ops that can make or pass on integers of any size
+SMALL = frozenset(int(k) for k in ir.DataType if k.name.endswith(("INT2", "INT4", "FLOAT4E2M1")))
+
+
+def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
+    """Every stored weight by the name under which consumers read it: a dequantised value, or packed blocks.
+
+    Args:
+        model: the graph.
+        constants: names of values that depend on no input.
+        shapes: of all tensors as the file has them.
+    """
+    found: dict[str, Stored] = {}
+    packed: dict[str, list[Packed | Stack]] = {}
+    for node in model.graph:
+        names = [(v.name or "") if v is not None else "" for v in node.inputs]
+        output = node.outputs[0].name or ""
+        if is_dequantised(node) and output in constants and names[0] in shapes:
+            found[output] = _scaled(model, node, names, shapes)
+        elif node.op_type == "Transpose" and names[0] in found:
+            backwards = range(len(found[names[0]].shape))[::-1]
+            found[output] = Turned(found[names[0]], integers(node, "perm", backwards))
+        elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:4] if n):
+            packed.setdefault(names[1], []).append(_packed(model, node, names, shapes))
+        elif node.op_type == "QMoE":
+            for stack in _stacks(model, node, constants, shapes):
+                packed.setdefault(stack.packed, []).append(stack)
+    alike = {name: some[0] for name, some in packed.items() if some[0].bits in BITS and len(set(some)) == 1}
+    return {**found, **alike}
+
+
+def is_dequantised(node: ir.Node) -> bool:
+    """Whether a node turns integers and scales into floats."""
+    return node.op_type == "DequantizeLinear"
+
+
+def below_a_byte(model: ir.Model) -> frozenset[str]:
+    """Names of computed values whose numbers have less than eight bits: the runtime cannot hand them over."""
+    found: set[str] = set()
+    for node in model.graph:
+        kinds = {integer(node, name, 0) for name in ("to", "output_dtype")}
+        inputs = [v for v in node.inputs if v is not None]
+        passed = {int(v.dtype) for v in [*inputs, *node.outputs] if v.dtype is not None}
+        value = node.attributes.get("value")
+        if node.op_type == "Constant" and value is not None and value.type == ir.AttributeType.TENSOR:
+            passed.add(int(value.as_tensor().dtype))
+        if node.op_type in MOVES and ((kinds | passed) & SMALL or any(v.name in found for v in inputs)):
+            found.update(v.name for v in node.outputs if v.name)
+    return frozenset(found)
+
+
+def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Scaled:
+    shape = shapes[names[0]]
+    scale = shapes[names[1]]
+    size = integer(node, "block_size", 0)
+    return Scaled(
+        shape=shape,
+        dtype=_dtype(model, node, names[1]),
+        quantised=names[0],
+        scale=names[1],
+        zero=names[2] if len(names) > 2 else "",
+        axis=integer(node, "axis", 1) % max(len(shape), 1),
+        size=size,
+        per_axis=len(scale) == 1 and len(shape) > 0 and scale[0] == shape[integer(node, "axis", 1) % len(shape)],
+        named=names[0] if names[0] in model.graph.initializers else node.outputs[0].name or "",
+        bits=_bits(model, names[0]),
+    )
+
+
+def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Packed:
+    return Packed(
+        shape=(integer(node, "N", 0), integer(node, "K", 0)),
+        dtype=_dtype(model, node, names[2]),
+        packed=names[1],
+        scale=names[2],
+        zero=names[3] if len(names) > 3 else "",
+        bits=integer(node, "bits", 4),
+        size=integer(node, "block_size", 32),
+        flat=len(shapes[names[2]]) == 1,
+        fractions=len(names) > 3 and bool(names[3]) and _dtype(model, node, names[3]) != np.uint8,
+    )
+
+
+def _stacks(
+    model: ir.Model, node: ir.Node, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Stack]:
+    """The weights of a QMoE whose shapes fit together."""
+    form = mixture_of(node)
+    found = []
+    for matrix, bits in zip((form.up, form.down, form.gate), form.bits, strict=True):
+        packed, scale, zero = (name_of(node, k) for k in (matrix.weight, matrix.scale, matrix.zero))
+        if bits not in BITS or not {packed, scale, zero or packed} <= set(constants) or len(shapes[packed]) != 3:
+            continue
+        experts, rows, columns = shapes[packed]
+        shape = (experts, rows, columns * BYTE // bits)
+        blocks = -(-shape[2] // form.size) if form.size else 1
+        if math.prod(shapes[scale]) == experts * rows * blocks:
+            places = (matrix.weight, matrix.scale, matrix.zero)
+            kind = _dtype(model, node, scale)
+            found.append(Stack(shape, kind, packed, scale, zero, bits, form.size, places))
+    return found
+
+
+def _bits(model: ir.Model, name: str) -> int:
+    value = model.graph.initializers.get(name)
+    return value.const_value.dtype.bitwidth if value is not None and value.const_value is not None else BYTE
+
+
+def _dtype(model: ir.Model, node: ir.Node, scale: str) -> np.dtype[Any]:
+    """The scale's type, which is the type of the numbers."""
+    asked = integer(node, "output_dtype", 0)
+    if asked:
+        return ir.DataType(asked).numpy()
+    value = model.graph.initializers.get(scale)
+    if value is not None and value.const_value is not None:
+        return value.const_value.dtype.numpy()
+    return np.dtype(np.float32)

@@ -1,0 +1,61 @@
+"""Weights that are transposed behind their DequantizeLinear, as exporters write linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.core import Array, Ints
+from onnxgrail.graph.stored.integers import Keep, Load, Member, Stored
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turned:
+    """Axis `a` of the float array is axis `axes[a]` of the one inside."""
+
+    inside: Stored
+    axes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As `Stored.shape`."""
+        return tuple(self.inside.shape[a] for a in self.axes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As `Stored.dtype`."""
+        return self.inside.dtype
+
+    @property
+    def bits(self) -> int:
+        """As `Stored.bits`."""
+        return self.inside.bits
+
+    @property
+    def held(self) -> bool:
+        """As `Stored.held`."""
+        return self.inside.held
+
+    def block(self, axis: int) -> int:
+        """As `Stored.block`."""
+        return self.inside.block(self.axes[axis])
+
+    def count(self, shape: Sequence[int]) -> tuple[int, int]:
+        """As `Stored.count`."""
+        return self.inside.count([shape[a] for a in np.argsort(self.axes)])
+
+    def decode(self, load: Load) -> Array:
+        """As `Stored.decode`."""
+        return self.inside.decode(load).transpose(self.axes)
+
+    def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
+        """As `Stored.cut`."""
+        back = None if values is None else values.transpose(np.argsort(self.axes))
+        return self.inside.cut(load, {self.axes[a]: mask for a, mask in keep.items()}, back)
+
+    def members(self, axis: int, positions: Ints) -> list[Member]:
+        """As `Stored.members`."""
+        return self.inside.members(self.axes[axis], positions)

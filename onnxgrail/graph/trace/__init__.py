@@ -1,0 +1,1 @@
+"""The channel tracer: labels, flow through the ops, blocks."""

@@ -1,0 +1,136 @@
+"""What one run of the model told: concrete shapes, and values that follow from constants or are small integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Feed, Ints
+from onnxgrail.graph.stored.integers import Stored
+
+OWN, CHOICE = "onnxgrail", "If"  # domain and name of what stands for an If whose branches are laid out: a choice
+Branch = tuple[str, str]
+"""Key of a choice, and which of its branches: "then" or "else"."""
+
+RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """Shapes, dtypes and known values of tensors, by name.
+
+    Attributes:
+        shapes: concrete shape of every tensor under the probe feed.
+        dtypes: numpy dtype of every tensor.
+        values: arrays of values computed from constants alone, and of small integer tensors under the probe feed.
+        constants: names of the values that depend on no graph input.
+        varying: per tensor, the axes whose size follows the input.
+        other: a feed of other sizes that the model takes, None where there is none.
+        stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
+        grids: of an index that numbers every axis of a tensor, what it says along each: see `grid_of`.
+        taken: the branches whose tensors were seen; others have only constants here.
+        more: feeds beside the probe feed, without which not all of these branches are taken.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, np.dtype]
+    values: Mapping[str, Array]
+    constants: frozenset[str]
+    varying: Mapping[str, frozenset[int]]
+    other: Feed | None = None
+    stored: Mapping[str, Stored] = field(default_factory=dict)
+    grids: Mapping[str, tuple[Ints, ...]] = field(default_factory=dict)
+    taken: frozenset[Branch] = frozenset()
+    more: tuple[Feed, ...] = ()
+
+    def has_floats(self, name: str) -> bool:
+        """Return True for a tensor of floats; sequences, maps and optional values are not observed."""
+        dtype = self.dtypes.get(name)
+        return dtype is not None and dtype.kind in "fV"  # V is numpy's letter for bfloat16
+
+
+def constants(model: ir.Model) -> frozenset[str]:
+    """Names of values that depend on no graph input: initializers and everything computed from them alone.
+
+    Random nodes, nodes with bodies and choices between branches are left out.
+    """
+    known = set(model.graph.initializers)
+    for node in model.graph:
+        if node.op_type in RANDOM or is_choice(node) or bodies(node):
+            continue
+        inputs = node.inputs[:1] if node.op_type == "CastLike" else node.inputs  # the second only lends its type
+        if all(value is None or value.name in known for value in inputs):
+            known.update(value.name for value in node.outputs if value.name)
+    return frozenset(known)
+
+
+def indices(model: ir.Model) -> frozenset[str]:
+    """Names of the indices of all ScatterND nodes."""
+    found = (node.inputs[1] for node in model.graph if node.op_type == "ScatterND")
+    return frozenset(value.name for value in found if value is not None and value.name)
+
+
+def grid_of(index: Array) -> tuple[Ints, ...]:
+    """Return the numbers of an index along each axis of its grid, or nothing if it is not a grid.
+
+    Args:
+        index: (s_1, ..., s_r, r) positions in a tensor of r axes, as ScatterND reads them.
+
+    Returns:
+        For each axis a the s_a positions along it; empty for an axis whose positions depend on other axes too.
+    """
+    rank = index.shape[-1] if index.ndim else 0
+    if not index.size or index.ndim != rank + 1:
+        return ()
+    lines = []
+    for axis in range(rank):
+        component = np.moveaxis(index[..., axis], axis, -1)
+        line = component[(0,) * (rank - 1)]
+        lines.append(line.astype(np.int64) if (component == line).all() else np.zeros(0, dtype=np.int64))
+    return tuple(lines)
+
+
+def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None:
+    """The numbers of a constant: those its value holds, else those that were observed under the name."""
+    if value is not None and value.const_value is not None:
+        return value.const_value.numpy()
+    return facts.values.get(name)
+
+
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """Graphs held in a node's attributes (If branches, Loop bodies)."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def captures(node: ir.Node) -> set[str]:
+    """Names of outer values that the bodies of a node read."""
+    names: set[str] = set()
+    for body in bodies(node):
+        local = set(body.initializers) | {v.name for v in body.inputs if v.name}
+        for inner in body:
+            names |= {v.name for v in inner.inputs if v is not None and v.name} | captures(inner)
+            local |= {v.name for v in inner.outputs if v.name}
+        names |= {v.name for v in body.outputs if v.name}
+        names -= local
+    return names
+
+
+def is_choice(node: ir.Node) -> bool:
+    """Return True for a node that stands for an If whose branches are laid out in the graph."""
+    return node.op_type == CHOICE and node.domain == OWN
+
+
+def key(node: ir.Node) -> str:
+    """A name for a node that is unique in its graph: its first named output."""
+    return next((v.name for v in node.outputs if v.name), "")

@@ -1,0 +1,246 @@
+"""Arithmetic on shapes: what every computed size would be once the graph is narrowed, and which must not follow.
+
+Exports compute shapes from other shapes: heads times batch, half a width, a dimension borrowed from another tensor.
+Once a tensor is narrowed such a size may change where it must not.  All of that arithmetic is run here on the sizes of
+a narrowed graph; where a reader would get a wrong size, the Shape nodes behind it are told to *stay*: they go on
+reporting the sizes of the full graph, and each reader is corrected on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Bools
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.trace.facts import Facts, bodies, constant_of, is_choice, key
+from onnxgrail.graph.trace.labels import Mark, narrowed_shape
+from onnxgrail.graph.trace.survey import Sizes
+
+Values = Mapping[str, Array]
+Shapes = Callable[[str], tuple[int, ...]]
+Marks = Mapping[str, tuple[Mark, ...]]
+
+SOURCES = ("Shape", "Size")
+TARGETS = ("Reshape", "Expand")
+SCALARS = 16  # floats of at most this many elements count as arithmetic on sizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic:
+    """The part of a graph that computes with sizes.
+
+    Attributes:
+        nodes: those that compute from constants and sizes alone, in order.
+        behind: name of a computed value -> outputs of the Shape nodes that it was computed from.
+        sources: the Shape and Size nodes.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    behind: Mapping[str, frozenset[str]]
+    sources: tuple[ir.Node, ...]
+
+
+def arithmetic(model: ir.Model, facts: Facts) -> Arithmetic:
+    """Find the nodes that compute with sizes."""
+    nodes: list[ir.Node] = []
+    behind: dict[str, frozenset[str]] = {}
+    sources: list[ir.Node] = []
+    for node in model.graph:
+        names = [v.name for v in node.inputs if v is not None and v.name]
+        if key(node) in facts.constants or is_choice(node) or bodies(node) or not names:
+            continue
+        if node.op_type in SOURCES and names[0] in facts.shapes:  # unknown in a branch that no sample takes
+            sources.append(node)
+            behind[key(node)] = frozenset({key(node)})
+        elif all(n in behind or n in facts.constants for n in names) and _small(node, facts):
+            nodes.append(node)
+            those = frozenset().union(*(behind.get(n, frozenset()) for n in names))
+            behind.update({v.name: those for v in node.outputs if v.name})
+    return Arithmetic(tuple(nodes), behind, tuple(sources))
+
+
+def _small(node: ir.Node, facts: Facts) -> bool:
+    names = [v.name for v in node.outputs if v.name]
+    return all(
+        n in facts.shapes and (facts.dtypes[n].kind in "iub" or int(np.prod(facts.shapes[n])) <= SCALARS) for n in names
+    )
+
+
+def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]) -> Sizes:
+    """What is computed from shapes, and which Shape nodes must go on reporting full sizes when units go.
+
+    Args:
+        model: the graph.
+        facts: its sizes in full.
+        marks: unit numbers on the axes of its tensors.
+        deads: (ids,) units that go in narrowed graphs that together stand for all others: a size of one tensor that
+            happens to be right for another one in all of them is right always.
+    """
+    sums = arithmetic(model, facts)
+    narrows = [partial(_narrowed, facts, marks, dead) for dead in deads]
+    measured = {key(n): measured_by(n) for n in sums.sources}
+    moved = {source for source, name in measured.items() if any(n(name) != facts.shapes[name] for n in narrows)}
+    if not moved:
+        return Sizes()
+    staying: frozenset[str] = frozenset()
+    try:
+        evaluated = _evaluator(model, facts, sums)
+        full = evaluated(lambda node: _reported(node, facts.shapes[measured_by(node)]))
+        while True:
+            slims = [evaluated(partial(_reported_now, facts, n, staying)) for n in narrows]
+            right = _right(model, sums, narrows, full, slims)
+            wrong = frozenset[str]()
+            for narrow, slim in zip(narrows, slims, strict=True):
+                wrong |= _misled(model, facts, sums, narrow, full, slim, right)
+            if wrong & moved <= staying:
+                return Sizes(right, staying)
+            staying |= wrong & moved
+    except Exception:  # noqa: BLE001  an op the reference evaluator does not know: nothing is known, so nothing follows
+        return Sizes({}, frozenset(moved))
+
+
+def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, ...]:
+    """The shape of a tensor in a narrowed graph."""
+    return narrowed_shape(facts.shapes[name], marks.get(name, ()), dead)
+
+
+def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
+    """What a Shape node reports in the narrowed graph: the full size where it stays."""
+    name = measured_by(node)
+    return _reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
+
+
+def measured_by(node: ir.Node) -> str:
+    """The tensor whose shape a Shape or Size node reports."""
+    source = node.inputs[0]
+    return (source.name or "") if source is not None else ""
+
+
+def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, str]]:
+    """Every (node, operand, name) where a computed size leaves the arithmetic."""
+    inner = {key(node) for node in sums.nodes}
+    for node in model.graph:
+        if key(node) not in inner and node.op_type not in SOURCES:
+            for position, value in enumerate(node.inputs):
+                name = value.name or "" if value is not None else ""
+                if name in sums.behind:
+                    yield node, position, name
+
+
+def _is_target(node: ir.Node, position: int, full: Values, slim: Values, name: str) -> bool:
+    return node.op_type in TARGETS and position == 1 and full[name].shape == slim[name].shape
+
+
+def _right(
+    model: ir.Model, sums: Arithmetic, narrows: Sequence[Shapes], full: Values, slims: Sequence[Values]
+) -> dict[str, Bools]:
+    """Node -> elements of its target shape that come right by themselves in all narrowed graphs."""
+    found: dict[str, Bools] = {}
+    for node, position, name in _readers(model, sums):
+        for narrow, slim in zip(narrows, slims, strict=True):
+            if _is_target(node, position, full, slim, name):
+                right = slim[name] == _wanted(node, narrow, full[name])
+                found[key(node)] = found.get(key(node), np.ones_like(right)) & right
+    return found
+
+
+def _misled(
+    model: ir.Model, facts: Facts, sums: Arithmetic, narrow: Shapes, full: Values, slim: Values, right: Values
+) -> frozenset[str]:
+    """Shape nodes behind sizes that are neither right nor the full ones, which could be corrected."""
+    wrong = frozenset[str]()
+    for node, position, name in _readers(model, sums):
+        if _is_target(node, position, full, slim, name):
+            holds = bool((right[key(node)] | (slim[name] == full[name])).all())
+        else:
+            holds = _same(full, slim, name) or _rewritten(node, position, name, facts, narrow, full, slim)
+        wrong |= frozenset() if holds else sums.behind[name]
+    for output in model.graph.outputs:
+        name = output.name or ""
+        if name in sums.behind and not _same(full, slim, name):
+            wrong |= sums.behind[name]
+    return wrong
+
+
+def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
+    """The target shape that a narrowed graph needs; -1, copied and broadcast sizes stay what they are."""
+    shape = narrow(key(node))[-target.size :] if target.size else ()
+    before = node.op_type == "Expand"
+    return np.array([t if t < 1 or (before and t == 1) else s for t, s in zip(target.tolist(), shape, strict=True)])
+
+
+def _evaluator(model: ir.Model, facts: Facts, sums: Arithmetic) -> Callable[[Callable[[ir.Node], Array]], Values]:
+    """A function that computes every size, given what the Shape nodes report."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and many models compute with no size that changes
+
+    nodes = [ir.to_proto(node) for node in sums.nodes]
+    made = [v.name for node in sums.nodes for v in node.outputs if v.name]
+    read = {v.name for node in sums.nodes for v in node.inputs if v is not None and v.name}
+    given = {}
+    for name in read - {*made} - {key(node) for node in sums.sources}:
+        array = constant_of(model.graph.initializers.get(name), name, facts)
+        if array is None:
+            raise KeyError(name)
+        given[name] = array
+    sources = [key(node) for node in sums.sources]
+    graph = onnx.helper.make_graph(nodes, "sizes", [_named(n) for n in (*sources, *given)], [_named(n) for n in made])
+    opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
+    runner = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)) if nodes else None
+
+    def evaluated(report: Callable[[ir.Node], Array]) -> Values:
+        feed = given | {key(node): report(node) for node in sums.sources}
+        return feed if runner is None else feed | dict(zip(made, runner.run(None, feed), strict=True))
+
+    return evaluated
+
+
+def _named(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
+
+
+def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:
+    """What a Shape or Size node says about a tensor of this shape."""
+    if node.op_type == "Size":
+        return np.array(int(np.prod(shape)), dtype=np.int64)
+    start, end = slice_of(node, len(shape))
+    return np.array(shape[start:end], dtype=np.int64)
+
+
+def slice_of(node: ir.Node, rank: int) -> tuple[int, int]:
+    """First and last axis that a Shape node reports."""
+    return slice(integer(node, "start"), integer(node, "end", rank)).indices(rank)[:2]
+
+
+def _same(full: Values, slim: Values, name: str) -> bool:
+    return full[name].shape == slim[name].shape and bool((full[name] == slim[name]).all())
+
+
+def _rewritten(
+    node: ir.Node, position: int, name: str, facts: Facts, narrow: Shapes, full: Values, slim: Values
+) -> bool:
+    """Whether every size that changed is one that the node's rewrite counts anew."""
+    if full[name].shape != slim[name].shape:
+        return False
+    changed = np.flatnonzero(full[name].ravel() != slim[name].ravel()).tolist()
+    if node.op_type == "Slice" and position in (1, 2):
+        return all(_sliced(node, p, facts, narrow) for p in changed)
+    output = key(node)
+    return (
+        node.op_type == "Resize" and position == 3 and changed == [1] and narrow(output)[1] != facts.shapes[output][1]
+    )
+
+
+def _sliced(node: ir.Node, position: int, facts: Facts, narrow: Shapes) -> bool:
+    """Whether one of the sliced axes is narrowed, so that its bounds are counted anew."""
+    source = node.inputs[0]
+    assert source is not None
+    name = source.name or ""
+    axes = facts.values.get((node.inputs[3].name or "") if len(node.inputs) > 3 and node.inputs[3] is not None else "")
+    axis = position if axes is None else int(axes.ravel()[position])
+    return narrow(name)[axis] != facts.shapes[name][axis]

@@ -1,0 +1,226 @@
+"""The channel tracer: one pass over the nodes in order; what it found is made rectangular and grouped into blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Bools, Ints, Refusal
+from onnxgrail.graph import ops  # noqa: F401  registers the rules
+from onnxgrail.graph.cost.repeated import in_bodies
+from onnxgrail.graph.fittable.consumers import unmarked
+from onnxgrail.graph.flatten.inner import unseen
+from onnxgrail.graph.flatten.listed import settings
+from onnxgrail.graph.flatten.states import seed, state_axes
+from onnxgrail.graph.ops.layers.cache import settle
+from onnxgrail.graph.ops.rule import find_rule
+from onnxgrail.graph.rewrite.holdings import holdings_of
+from onnxgrail.graph.stored.declared import freeze_undeclared
+from onnxgrail.graph.stored.find import is_dequantised
+from onnxgrail.graph.trace.blocks import group
+from onnxgrail.graph.trace.causes import PIECES
+from onnxgrail.graph.trace.facts import Facts, captures, key
+from onnxgrail.graph.trace.flow import Flow, Site
+from onnxgrail.graph.trace.labels import Mark
+from onnxgrail.graph.trace.modulated import modulated
+from onnxgrail.graph.trace.sizes import SOURCES, sizes_of
+from onnxgrail.graph.trace.survey import Survey
+
+SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
+BODY = -1  # operand number of what a node's body reads
+
+
+def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
+    """Find every set of channels that can be removed together, or the node that stands in the way.
+
+    Args:
+        model: the graph; it is not changed.
+        facts: concrete shapes and known values of its tensors.
+        interface: key-value caches and states that are inputs and outputs of the model may lose heads and channels.
+    """
+    axes, filters = state_axes(model, facts), modulated(model, facts)
+    flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters)
+    if interface:
+        seed(flow)
+    for node in model.graph:
+        _visit(flow, model, node)
+        flow.seen.add(key(node))
+    settle(flow, model)
+    _freeze_stray_weights(flow, model)
+    _freeze_settings(flow, model)
+    freeze_undeclared(flow, model)
+    _box(flow)
+    survey = group(flow, model)
+    sizes = sizes_of(model, facts, survey.marks, _narrowings(survey))
+    fitted = {slot.param for block in survey.blocks for slot in block.slots if slot.role != "passenger"}
+    holdings = holdings_of(model, facts, survey.operands, fitted)
+    operands = {**survey.operands, **unmarked(model, survey)}
+    repeated = in_bodies(model, facts)
+    return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings, repeated=repeated)
+
+
+def _narrowings(survey: Survey) -> list[Bools]:
+    """Narrowed graphs that stand for all others: no size is right for another tensor by chance in each of them.
+
+    In the first three all blocks lose units: neighbours different shares, none of them even; one; all but one (a
+    quotient may be right for small shares alone).  In the others every second unit goes (a part of a block may hold
+    only one), in the blocks whose number has a certain bit: of two blocks one loses units where the other does not.
+    """
+    shares = [max(1, ((2 + number % 3) * block.units) // 7) for number, block in enumerate(survey.blocks)]
+    found = [[block.ids[:share] for block, share in zip(survey.blocks, shares, strict=True)]]
+    found += [[block.ids[:1] for block in survey.blocks], [block.ids[1:] for block in survey.blocks]]
+    for bit in range(len(survey.blocks).bit_length()):
+        chosen = [block for number, block in enumerate(survey.blocks, start=1) if number >> bit & 1]
+        found += [[block.ids[first::2] for block in chosen] for first in range(2)]
+    return [_dead(survey.ids, gone) for gone in found]
+
+
+def _dead(count: int, gone: list[Ints]) -> Bools:
+    dead = np.zeros(count, dtype=bool)
+    for ids in gone:
+        dead[ids] = True
+    return dead
+
+
+def _aliases(model: ir.Model) -> dict[str, str]:
+    """Names that stand for the same weight.
+
+    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate) and to dequantised
+    weights, quantisers dequantise one weight once per reader.
+    """
+    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    weights = {*model.graph.initializers, *(key(node) for node in model.graph if is_dequantised(node))}
+    for node in model.graph:
+        source = node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
+        if node.op_type == "Identity" and source and (source in weights or source in found):
+            found[key(node)] = found.get(source, source)
+        if is_dequantised(node):
+            names = [v.name if v is not None else "" for v in node.inputs]
+            attributes = sorted((name, str(a.value)) for name, a in node.attributes.items())
+            first = copies.setdefault(str((names, attributes)), key(node))
+            if first != key(node):
+                found[key(node)] = first
+    return found
+
+
+def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
+    if all((v.name or "") in flow.facts.constants or not v.name for v in node.outputs):
+        return
+    version = model.opset_imports.get(node.domain, 1)
+    site = Site(flow, node, version)
+    function = find_rule(node.domain, node.op_type, version)
+    marked = [m for k in site.operands for m in site.marks(k)]
+    inner = [m for name in captures(node) for m in flow.marks.get(name, ())]
+    if inner:
+        site.freeze(inner, f"the body of {node.op_type} reads it")
+    names = [site.name(k) for k in site.operands] + [v.name for v in node.outputs if v.name]
+    if any(name not in flow.facts.shapes for name in names):
+        why = unseen(model, node, flow.facts) or site.why(f"{node.op_type} handles something else than plain tensors")
+        for mark in marked:
+            flow.labels.freeze(mark.labels.ravel(), why)
+    elif function is None:
+        site.freeze(marked, f"no rule for {node.domain or 'ai.onnx'} {node.op_type}-{version}")
+    else:
+        site.read.clear()
+        function(site)
+        unread = () if node.op_type in SIZES_AND_TYPES else [k for k in site.operands if k not in site.read]
+        site.freeze(
+            [m for k in unread for m in site.marks(k)], f"{node.op_type} reads them as something else than channels"
+        )
+
+
+def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
+    """A weight that something else reads too cannot be cut: that reader would lose channels it needs.
+
+    A reader may follow on one axis and not on another: an embedding loses features, but no words.
+    """
+    claimed = {(use.node, use.operand, axis) for use in flow.uses for axis in use.mark.axes}
+    readers: dict[str, list[tuple[ir.Node, int]]] = defaultdict(list)
+    for node in model.graph:
+        if key(node) in flow.aliases or node.op_type in SOURCES:
+            continue
+        names = [(v.name or "", k) for k, v in enumerate(node.inputs) if v is not None]
+        for name, operand in [*names, *((name, BODY) for name in captures(node))]:
+            readers[flow.aliases.get(name, name)].append((node, operand))
+    outputs = {flow.aliases.get(v.name or "", v.name) for v in model.graph.outputs}
+    for (name, axis), labels in flow.weight_labels.items():
+        strays = ((n, k) for n, k in readers[name] if (key(n), k, axis) not in claimed)
+        for node in [n for n, k in strays if not _idle(flow, n, k)][:1]:
+            reason = f"the weight {name} is also read by {node.op_type} {node.name or key(node)}"
+            flow.labels.freeze(labels, Refusal(value=name, node=node.name or key(node), op=node.op_type, reason=reason))
+        if name in outputs:
+            why = Refusal(value=name, node="", op="output", reason=f"the weight {name} is an output of the model")
+            flow.labels.freeze(labels, why)
+
+
+def _freeze_settings(flow: Flow, model: ir.Model) -> None:
+    """An input with a default value keeps its shape, since callers may feed it."""
+    made = {value.name or "": value.name or "" for value in settings(model)}
+    for node in model.graph if made else ():
+        source = next((made[v.name] for v in node.inputs if v is not None and v.name in made), None)
+        if source is not None and key(node) in flow.facts.constants:
+            made.update({v.name: source for v in node.outputs if v.name})
+    for use in flow.uses:
+        if use.value in made:
+            reason = f"{made[use.value]} is an input of the model, with a default value"
+            why = Refusal(value=use.value, node=made[use.value], op="input", reason=reason)
+            flow.labels.freeze(use.mark.labels.ravel(), why)
+
+
+def _idle(flow: Flow, node: ir.Node, operand: int) -> bool:
+    """Whether a weight meets zeros alone, as in the first step of an unrolled cell: the product does not hang on it."""
+    if node.op_type not in ("MatMul", "Gemm") or operand not in (0, 1):
+        return False
+    other = node.inputs[1 - operand]
+    value = flow.facts.values.get(other.name or "") if other is not None else None
+    return value is not None and not value.any() and key(node) in flow.facts.constants
+
+
+def _box(flow: Flow) -> None:
+    """Make every tensor stay a box: where labels vary over two axes jointly, keep the axis with more units.
+
+    A kept set of a tensor is a product over its axes, so labels that need two axes to be told apart are tied along one.
+    """
+    changed = True
+    while changed:
+        changed = False
+        stays = np.array([0, *flow.labels.frozen()], dtype=np.int64)
+        for name, marks in flow.marks.items():
+            why = _boxed(name)
+            normal = [flow.labels.normal(_permanent(flow, m, stays), why) for m in marks]
+            flow.marks[name] = tuple(m for m in normal if m is not None)
+            for mark in flow.marks[name]:
+                changed |= _flatten(flow, mark, why)
+        for position, use in enumerate(flow.uses):
+            why = _boxed(use.value)
+            joint = flow.labels.normal(_permanent(flow, use.mark, stays), why)
+            if joint is not None and len(use.mark.axes) > 1:
+                changed |= _flatten(flow, joint, why)
+                flow.uses[position] = dataclasses.replace(use, mark=joint)
+
+
+def _permanent(flow: Flow, mark: Mark, stays: Ints) -> Mark:
+    """A mark of several axes with all that stays under one label: it varies nowhere."""
+    if len(mark.axes) < 2:
+        return mark
+    found = flow.labels.find(mark.labels)
+    return Mark(mark.axes, np.where(np.isin(found, stays), 0, found))
+
+
+def _boxed(name: str) -> Refusal:
+    reason = f"the channels of {name} {PIECES}"
+    return Refusal(value=name, node=name, op="", reason=reason)
+
+
+def _flatten(flow: Flow, mark: Mark, why: Refusal) -> bool:
+    """Tie a joint mark along all axes but one; whether there was something to do."""
+    if len(mark.axes) < 2:
+        return False
+    keep = max(mark.axes, key=lambda a: mark.labels.shape[mark.along(a)])
+    before = flow.labels.find(mark.labels)
+    flow.labels.tie(mark, [a for a in mark.axes if a != keep], why)
+    return not np.array_equal(before, flow.labels.find(mark.labels))

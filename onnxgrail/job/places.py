@@ -1,0 +1,176 @@
+"""What a command reads and where it writes, so that nothing that is read is written over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.feeds import kinds
+from onnxgrail.errors import UsageError
+from onnxgrail.graph.io import model_file
+from onnxgrail.graph.io.mapped import check_unchanged
+from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, path_of
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.steps import journal
+
+Owned = Callable[[Path], bool]
+"""Tells of a file if it is this very run's and may be replaced."""
+Place = str | os.PathLike[str]
+SUFFIXES = (".json", ".html", ".htm")  # of reports
+
+
+def reads(
+    models: Mapping[str, Any], data: Any = None, held_out: Any = None, files: Mapping[str, Any] | None = None
+) -> list[Read]:
+    """Return all files and folders that a command reads.
+
+    Args:
+        models: models of any kind, by what messages call them; those that are files may name others for their weights.
+        data: calibration data of any kind.
+        held_out: data that judge, or a number of samples.
+        files: paths of further files, one or several, by what messages call them.
+    """
+    found = [Read(path=path, what=what) for what, paths in (files or {}).items() for path in _several(paths)]
+    for what, model in models.items():
+        path = path_of(model)
+        if path is not None:
+            found.append(Read(path=path, what=what))
+        named = model_file.beside(model if path is None else path)
+        found += [Read(path=file, what=f"a weights file of {what}") for file in named]
+    for what, source in (("the calibration data", data), ("the held-out data", held_out)):
+        if isinstance(source, str | os.PathLike):
+            found.append(kinds.reads(source, what))
+    return found
+
+
+def _several(paths: Any) -> list[Path]:
+    if isinstance(paths, str | os.PathLike):
+        return [Path(paths)]
+    return [Path(path) for path in paths] if isinstance(paths, Collection) else []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writes:
+    """Where a command writes; None and nothing where it does not.
+
+    Attributes:
+        output: the model.
+        stats, recipe: what `save_stats` and `save_recipe` name.
+        reports: files of the report.
+        resume: the folder of a run that may be killed.
+    """
+
+    output: Path | None = None
+    stats: Path | None = None
+    recipe: Path | None = None
+    reports: tuple[Path, ...] = ()
+    resume: Path | None = None
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Return the options with their files."""
+        options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
+        found = [(option, path) for option, path in options if path is not None]
+        return [*found, *(("--report", path) for path in self.reports)]
+
+    def beside(self) -> list[Path]:
+        """Return all files but the model."""
+        return [path for option, path in self.files() if option != "--output"]
+
+    def apart(self, read: Iterable[Read]) -> None:
+        """Check that nothing of it is read.
+
+        Raises:
+            OutputError: something is.
+            UsageError: two things would be written to one file.
+        """
+        targets = self.files()
+        targets += [("--resume", path) for path in ([] if self.resume is None else journal.files(self.resume))]
+        check_targets(targets, read, [] if self.resume is None else [("--resume", self.resume)])
+
+    def ready(self, *, force: bool, owned: Owned) -> None:
+        """Check that the files can be written, before the work is done.
+
+        Raises:
+            OutputError: one exists that may not be replaced, or cannot be written.
+        """
+        for option, path in self.files():
+            check_output(path, force=force or owned(path), what="output" if path == self.output else option)
+
+
+def target_of(model: Any, output: Place | None, default: Callable[[Path], Path]) -> Path | None:
+    """Return where the result goes: beside a model that is a file unless told otherwise; None for other models.
+
+    Raises:
+        ModelError: the model is a file that cannot be read.
+    """
+    source = path_of(model)
+    if source is not None:
+        check_input(source)
+    return Path(output) if output is not None else None if source is None else default(source)
+
+
+def writes_of(
+    output: Path | None,
+    *,
+    save_stats: Place | None = None,
+    save_recipe: Place | None = None,
+    report: Place | Iterable[Place] = (),
+    resume: Place | None = None,
+) -> Writes:
+    """Return where a call with these keywords writes.
+
+    Raises:
+        UsageError: a report has the suffix of neither JSON nor a page.
+    """
+    reports = [Path(path) for path in ([report] if isinstance(report, str | os.PathLike) else report)]
+    for path in reports:
+        if path.suffix.lower() not in SUFFIXES:
+            raise UsageError(f"report {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
+    return Writes(
+        output=output,
+        stats=path_of(save_stats),
+        recipe=path_of(save_recipe),
+        reports=tuple(reports),
+        resume=path_of(resume),
+    )
+
+
+KEYWORDS = ("save_stats", "save_recipe", "report", "resume")
+"""What `writes_of` takes."""
+
+
+def write(
+    slim: ir.Model, target: Path | None, *, apart: bool, job: Job, sources: Sequence[ir.Model]
+) -> dict[Path, str]:
+    """Write the model, whole or not at all; a run that may be killed keeps its draft in its folder.
+
+    Args:
+        slim: the model.
+        target: file to write, None for none.
+        apart: weights go into a file beside it.
+        job: the run.
+        sources: models that were read, whose files must still be as they were.
+
+    Returns:
+        Checksums of the written files by path, the model first.
+
+    Raises:
+        ModelError: a file of the sources has changed.
+        OutputError: the model cannot be written.
+    """
+    folder = job.folder
+    if target is None:
+        for source in sources:
+            check_unchanged(source)
+        return {}
+    if folder is None:
+        return model_file.save(slim, target, apart=apart, sources=sources)
+    folder.about_to_write(target)
+    written = model_file.save(slim, target, apart=apart, scratch=folder.scratch(target), sources=sources)
+    folder.finish()
+    return written

@@ -1,0 +1,113 @@
+"""A run that may be killed: which run it is, and the folder that keeps what it has finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.runtime.threads import count
+from onnxgrail.calibration.stream.dense import data_key, model_key
+from onnxgrail.errors import UsageError
+from onnxgrail.machine.files.checksums import sha256
+from onnxgrail.machine.files.paths import path_of
+from onnxgrail.machine.group.sums import Group
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.machine.steps.journal import Folder
+
+# What decides the bits of the result, and not only its speed.
+PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "torch")
+
+
+def stats_files(read: str | Path | None, write: str | Path | None) -> StatsFiles:
+    """Return where statistics come from and go to.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if read is not None and write is not None:
+        raise UsageError("--stats and --save-stats exclude each other", hint="Give one of them")
+    return StatsFiles(read=path_of(read), write=path_of(write))
+
+
+def bind(
+    job: Job,
+    prepared: Prepared,
+    files: StatsFiles = NO_FILES,
+    *,
+    small: ir.Model | None = None,
+    writes: Iterable[Path] = (),
+) -> None:
+    """Bind the folder of a job to this run, or check that it is bound to the same one.
+
+    Args:
+        job: its folder keeps what is finished; nothing is done for a job without one.
+        prepared: the model and its data.
+        files: of statistics.
+        small: the model that is fitted to the other one, where both are given.
+        writes: files beside the model that the run is going to write, and may replace when it goes on.
+
+    Raises:
+        UsageError: the folder belongs to another run.
+    """
+    folder, recipe = job.folder, job.recipe
+    if folder is None:
+        return
+    folder.begin(
+        {
+            "model": model_key(prepared.model),
+            **({} if small is None else {"small": model_key(small)}),
+            "data": data_key(prepared.batches),
+            "stats": None if files.read is None or not files.read.is_file() else sha256(files.read),
+            "recipe": dataclasses.asdict(recipe),
+            "versions": versions(),
+            "threads": count(),
+        }
+    )
+    folder.about_to_write(*writes)
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that computes."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def replaceable(folder: Folder | None, path: Path) -> bool:
+    """Whether a file is this very run's, left there when it was killed or had finished."""
+    return folder is not None and folder.writes(path)
+
+
+def agree(group: Group, prepared: Prepared) -> None:
+    """Make sure that all processes of a job see the same model and the same data.
+
+    Raises:
+        UsageError: they do not.
+    """
+    mine = Record(
+        notes={
+            "blocks": [[b.name, b.units] for b in prepared.survey.blocks],
+            "batches": len(prepared.batches),
+            "samples": prepared.batches.samples,
+        }
+    )
+    first = group.share(mine)
+    assert first is not None
+    differ = [what for what, value in mine.notes.items() if first.notes[what] != value]
+    if differ:
+        raise UsageError(
+            f"process {group.rank} sees other {' and '.join(differ)} than process 0",
+            hint="Give all processes the same command, model and data",
+        )

@@ -1,0 +1,263 @@
+"""Where results go: checked before the work starts, never over what is read, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.machine.files.drafts import clear, draft
+
+NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EISDIR})
+
+
+def default_output(source: Path) -> Path:
+    """`model.compressed.onnx` beside `model.onnx`."""
+    return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
+
+
+def path_of(source: object) -> Path | None:
+    """Where a model lies; None for one that is not a file."""
+    return Path(source) if isinstance(source, str | os.PathLike) else None
+
+
+def check_input(source: Path, hint: str = "Give an .onnx file") -> None:
+    """Whether there is a file to read; `hint` says what was wanted.
+
+    Raises:
+        ModelError: nothing there, a folder, or not readable.
+    """
+    if source.is_dir():
+        raise ModelError(f"{str(source)!r} is a folder", hint=hint)
+    if not source.exists():
+        raise ModelError(f"no file {str(source)!r}", hint=hint)
+    if not os.access(source, os.R_OK):
+        raise ModelError(f"{str(source)!r} cannot be read", hint="Check its permissions")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """A file that a command reads, or a folder of such files.
+
+    Attributes:
+        path: the file or folder.
+        what: how messages call it.
+        holds: tells of a path below the folder, seen from there, if that file is one of those that are read.
+    """
+
+    path: Path
+    what: str
+    holds: Callable[[Path], bool] = lambda _: True
+
+
+Targets = Iterable[tuple[str, Path]]
+"""Pairs of an option and what is written for it."""
+
+
+def check_targets(targets: Targets, reads: Iterable[Read], folders: Targets = ()) -> None:
+    """Refuse to write over what is read, and to write two things to one file.
+
+    Links are followed, and all hard links of a file count as that file.
+
+    Args:
+        targets: files to write.
+        reads: what is read. No option allows to replace it.
+        folders: folders that belong to the command.
+
+    Raises:
+        OutputError: a target is read, or such a folder holds what is read.
+        UsageError: two targets are one file.
+    """
+    reads, seen = list(reads), list[tuple[str, Path]]()
+    hint = "What is read is never replaced, with --force either: choose another name"
+    for option, folder in folders:
+        for read in reads:
+            if _real(read.path).is_relative_to(_real(folder)):
+                raise OutputError(f"{option} {str(folder)!r} holds {read.what} {str(read.path)!r}", hint=hint)
+    for option, target in targets:
+        for read in reads:
+            if _same(read.path, target):
+                raise OutputError(f"{option} {str(target)!r} is {read.what}", hint=hint)
+            if read.path.is_dir() and _among(target, read):
+                raise OutputError(f"{option} {str(target)!r} belongs to {read.what} {str(read.path)!r}", hint=hint)
+        for other, place in seen:
+            if _same(place, target):
+                raise UsageError(f"{option} {str(target)!r} is the file of {other}", hint="Choose another name")
+        seen.append((option, target))
+
+
+def _among(target: Path, read: Read) -> bool:
+    """Return True if a target is one of the files that are read from a folder, or would be the next time."""
+    place, folder = _real(target), _real(read.path)
+    if place.is_relative_to(folder) and read.holds(place.relative_to(folder)):
+        return True
+    if not target.exists():
+        return False
+    found = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+    return any(_same(file, target) for file in found if read.holds(file.relative_to(folder)))
+
+
+def _same(one: Path, two: Path) -> bool:
+    try:
+        return one.samefile(two)
+    except (OSError, ValueError):  # one is missing, or has a name that no file can have
+        return _real(one) == _real(two)
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # links that lead to themselves, impossible names
+        return path.absolute()
+
+
+def check_output(target: Path, *, force: bool = False, what: str = "output") -> None:
+    """Check that a file can be written, before the work is done.
+
+    Args:
+        target: the file to write.
+        force: an existing file may be replaced.
+        what: how messages call it.
+
+    Raises:
+        OutputError: target is a folder or a device, exists without `force`, or its folder cannot be made or written.
+    """
+    if target.is_dir():
+        raise OutputError(f"{what} {str(target)!r} is a folder", hint="Give a file name")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"{what} {str(target)!r} is not a regular file", hint="Give a file name")
+    if target.exists() and not force:
+        raise OutputError(f"{what} {str(target)!r} exists", hint="Use --force to replace it")
+    check_folder(target.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that files can be made in a folder, which may have to be made itself.
+
+    It is tried, since permission bits do not tell about mounts and full quotas.
+
+    Raises:
+        OutputError: it, or the folder in which it would be made, is no folder or not writable.
+    """
+    there = existing(folder)
+    if not there.is_dir():
+        raise OutputError(f"{str(there)!r} is not a folder", hint="Choose another output folder")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OutputError(
+            f"cannot write to folder {str(there)!r}: {why}", hint="Choose another output folder"
+        ) from error
+
+
+def existing(folder: Path) -> Path:
+    """Return a folder, or the closest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those above it.
+
+    Raises:
+        OutputError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make folder {str(folder)!r}: {error.strerror or error}") from error
+    check_folder(folder)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a text file, whole or not at all.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_whole(target, lambda file: file.write(text.encode("utf-8")))
+    clear(target.parent)
+
+
+def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
+    """Write a file through a draft, so that a reader never sees half of it.
+
+    Args:
+        target: the file.
+        write: is given an open file.
+        durable: it is whole after a loss of power, too.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    make_folder(target.parent)
+    try:
+        with contextlib.ExitStack() as stack:
+            file, folder = _nameless(target.parent), None
+            if file is None:
+                folder = stack.enter_context(draft(target.parent))
+                file = (folder / "file").open("wb")
+            with file:
+                write(file)
+                file.flush()
+                if durable:
+                    _sync(file.fileno())
+                if folder is None:  # only now, so that a run that is killed before leaves nothing
+                    folder = stack.enter_context(draft(target.parent))
+                    _name(file, folder / "file")
+            (folder / "file").replace(target)
+        if durable:
+            sync(target.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk: a loss of power must not mix old and new.
+
+    Raises:
+        OSError: it cannot write them.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in NO_SYNC:  # folders on Windows
+            raise
+        return
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_SYNC:  # some file systems know no such thing
+            raise
+
+
+def _nameless(folder: Path) -> BinaryIO | None:
+    """A file without a name, of which a killed process leaves nothing; None where the system has none."""
+    if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").exists():
+        return None
+    try:
+        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+    except OSError:  # not every file system knows them
+        return None
+
+
+def _name(file: BinaryIO, path: Path) -> None:
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # with a folder's handle `link` follows the link in /proc
+    try:
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,74 @@
+"""Temporary files: where they go, and what is said when there is no room for them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnxgrail.errors import OutputError
+from onnxgrail.machine.files.drafts import SCRATCH, clear, draft
+
+TEMPORARY = "Set TMPDIR to a folder with room for temporary files"
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+BLOCK = 4096  # bytes
+
+
+def temporary_folder() -> Path:
+    """Return the folder for temporary files: the one that TMPDIR names, else the system's.
+
+    Raises:
+        OutputError: TMPDIR names a folder that cannot be written, or there is none.
+    """
+    named = os.environ.get("TMPDIR")
+    try:
+        if named:
+            _try_out(Path(named))
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise no_room(error, named) from error
+
+
+def _try_out(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(BLOCK))
+        file.flush()
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a folder for temporary files, and remove those of runs that were killed.
+
+    Raises:
+        OutputError: it cannot be made, or what is written there finds no room.
+    """
+    place = temporary_folder()
+    clear(place, SCRATCH)
+    try:
+        with draft(place, SCRATCH) as folder:
+            yield folder
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str | bytes) else ""
+        if not os.fsdecode(named).startswith(str(place / SCRATCH)) and out_of_room(error) is None:
+            raise
+        raise no_room(error) from error
+
+
+def no_room(error: OSError, folder: str | None = None) -> OutputError:
+    """Return what to raise where temporary files cannot be written: by default in the folder that is in use."""
+    if folder is None:
+        folder = tempfile.tempdir or "."
+    return OutputError(f"cannot write temporary files to {folder!r}: {error.strerror or error}", hint=TEMPORARY)
+
+
+def out_of_room(error: BaseException | None) -> OSError | None:
+    """What an error goes back to, where that is a disk or a quota that is full."""
+    while error is not None:
+        # numpy tells no number where it writes an array.
+        if isinstance(error, OSError) and (error.errno in FULL or "problem writing" in str(error)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

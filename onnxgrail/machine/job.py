@@ -1,0 +1,51 @@
+"""What all stages of a run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxgrail.core import Recipe
+from onnxgrail.machine.group.sums import Group
+from onnxgrail.machine.progress import Clock, Progress
+from onnxgrail.machine.steps.journal import Folder, Journal
+from onnxgrail.machine.steps.steps import Steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Job:
+    """The choices of a run, the steps it has finished, and its clock.
+
+    Attributes:
+        recipe: the user's choices.
+        steps: results of earlier runs, and the other processes.
+        clock: seconds per stage; tells the progress.
+    """
+
+    recipe: Recipe
+    steps: Steps = field(default_factory=Steps)
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def group(self) -> Group:
+        """The processes that share the work."""
+        return self.steps.group
+
+    @property
+    def first(self) -> bool:
+        """True in the process that decides, writes and reports."""
+        return self.group.rank == 0
+
+    @property
+    def folder(self) -> Folder | None:
+        """The folder of a run that may be killed; None for other runs, and for other processes."""
+        return self.journal if isinstance(self.journal, Folder) else None
+
+    @property
+    def journal(self) -> Journal:
+        """Finished steps of the first process."""
+        return self.steps.journal
+
+    @property
+    def progress(self) -> Progress:
+        """Called with stage, done, total."""
+        return self.clock.progress

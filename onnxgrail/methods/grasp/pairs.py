@@ -1,0 +1,112 @@
+"""From matrices to pairs: one backward pass over the model, then layer by layer the spectrum and what of it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.algebra.fit.lowrank import Pair, Spectrum, attribution, best, pair, rank_of, spectrum, taylor, whitened
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.core import Array, Floats, Recipe
+from onnxgrail.errors import ModelError, UnsupportedOpError
+from onnxgrail.graph.fittable.matrices import Matrix, array_of
+from onnxgrail.machine.progress import Tick
+from onnxgrail.methods.grasp.losses import loss_of, said
+from onnxgrail.methods.grasp.measure import Cursor, feeds_of, grams, masks_of
+
+RANKS: dict[str, tuple[float, Callable[[Spectrum, Array], Floats]]] = {
+    "attribution": (0.5, attribution),
+    "taylor": (1.0, taylor),
+}
+"""Ways to rank by gradients: at which share of the weights they are taken, and the score."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Slope:
+    """A loss in words, its value where gradients were taken, and these by weight, laid out as it is stored."""
+
+    what: str
+    value: float
+    gradients: Mapping[str, Array]
+
+
+def slope_of(
+    prepared: Prepared, recipe: Recipe, slim: ir.Model, names: Sequence[str], outputs: Mapping[str, Array], tick: Tick
+) -> Slope:
+    """One pass over the data, forward and backward, for all matrices at once.
+
+    Args:
+        prepared: the data.
+        recipe: how values are ranked.
+        slim: the model.
+        names: of the weights.
+        outputs: what the model makes of the first batch.
+        tick: called once per batch.
+
+    Raises:
+        ModelError: no loss, or none with gradients.
+    """
+    from onnxgrail.torchgraph.slope import slopes
+
+    feeds = feeds_of(prepared, slim)
+    share, _ = RANKS[recipe.grasp_rank]
+    loss = loss_of(slim, feeds[0](), outputs, share=share)
+    if loss is None:
+        raise ModelError("no output is of floating point, so there is no loss", hint="Use --grasp-rank magnitude")
+    expected = {name: outputs[name] for name in loss.outputs}
+    try:
+        found = slopes(slim, names, feeds, masks_of(prepared), loss, expected=expected, tick=tick)
+    except UnsupportedOpError as error:
+        hint = "Rank without gradients: --grasp-rank magnitude"
+        raise UnsupportedOpError(str(error.args[0]), hint=hint, op=error.op) from error
+    return Slope(what=said(loss), value=found.loss, gradients=found.gradients)
+
+
+def pairs_of(
+    prepared: Prepared,
+    recipe: Recipe,
+    model: ir.Model,
+    groups: Sequence[tuple[ir.Node | None, Sequence[Matrix]]],
+    slope: Slope | None,
+    cursor: Cursor,
+    known: Mapping[str, Pair],
+) -> Iterator[tuple[str, Pair]]:
+    """What replaces every matrix that is not known yet, with its weight, as it is found.
+
+    Args:
+        prepared: the data.
+        recipe: how many directions stay, and which.
+        model: before anything is replaced.
+        groups: the first node of every layer, and its matrices.
+        slope: gradients, where values are ranked by them.
+        cursor: on the model, moved forward where inputs are measured.
+        known: what a killed run has found.
+    """
+    masks = masks_of(prepared)
+    for begin, some in groups:
+        missing = [matrix for matrix in some if matrix.weight not in known]
+        measured: Mapping[str, Floats] = {}
+        if recipe.grasp_whiten:
+            cursor.to(begin)  # layer by layer in every run: the runtime's last bits depend on where a piece begins
+            measured = grams(cursor.walk, some, masks) if missing else {}
+        for matrix in missing:
+            weight = array_of(matrix, model.graph)
+            gram = measured.get(matrix.weight)
+            values = spectrum(weight) if gram is None else whitened(weight, gram)
+            kept = best(_scores(values, matrix, recipe, slope), rank(matrix, recipe))
+            yield matrix.weight, pair(values, kept)
+
+
+def rank(matrix: Matrix, recipe: Recipe) -> int:
+    """How many directions of a matrix stay."""
+    return rank_of(matrix.inputs, matrix.outputs, recipe.grasp_retain)
+
+
+def _scores(values: Spectrum, matrix: Matrix, recipe: Recipe, slope: Slope | None) -> Floats:
+    if slope is None:
+        return values.values
+    _, score = RANKS[recipe.grasp_rank]
+    gradient = slope.gradients[matrix.weight]
+    return score(values, gradient.T if matrix.turned else gradient)

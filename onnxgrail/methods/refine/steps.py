@@ -1,0 +1,109 @@
+"""`--refine`: which refinements run, on what, and for how long."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.algebra.fit.channelwise import twins
+from onnxgrail.algebra.fit.compensate import BEST
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.core import Change, Outcome, Recipe
+from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.progress import Progress
+from onnxgrail.methods.refine.distill import distill
+from onnxgrail.methods.refine.ic import ic
+from onnxgrail.methods.refine.laco import laco, regional
+from onnxgrail.methods.refine.match import aliases
+from onnxgrail.methods.refine.needed import require_torch
+from onnxgrail.methods.refine.refinement import Refined, Refinement, masks_of
+from onnxgrail.methods.refine.tuned_norms import norms
+
+KINDS: dict[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = {
+    "laco": laco,
+    "distill": distill,
+    "regional": regional,
+    "norms": norms,
+    "ic": ic,
+}
+
+
+def refine(
+    prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change], slim: ir.Model
+) -> tuple[Refined, ...]:
+    """Fit the weights of the narrowed model to the dense one's; they are written where they are.
+
+    Args:
+        prepared: the dense model with its data.
+        job: which refinements, in this order, and the seconds they share; fits of a killed run.
+        ledger: what was decided about the dense model.
+        changes: the same, block by block.
+        slim: the narrowed model, whose initializers get new numbers.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    recipe = job.recipe
+    refinement = Refinement(
+        prepared=prepared,
+        recipe=recipe,
+        slim=slim,
+        ledger=ledger,
+        steps=job.steps,
+        # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
+        stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
+        deadline=_deadline(recipe),
+        masks=masks_of(prepared),
+    )
+    return _all(refinement, job.progress)
+
+
+def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) -> tuple[Refined, ...]:
+    """Fit the weights of a model that was narrowed elsewhere; `facts` are its own.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    refinement = Refinement(
+        prepared=prepared,
+        recipe=job.recipe,
+        slim=small,
+        steps=job.steps,
+        ledger=Ledger(dead=np.zeros(prepared.survey.ids, dtype=bool), arrays={}),
+        stand=np.arange(prepared.survey.ids),
+        deadline=_deadline(job.recipe),
+        masks=masks_of(prepared),
+        facts=facts,
+        alias=aliases(prepared.model, prepared.survey.facts, small, facts),
+    )
+    return _all(refinement, job.progress)
+
+
+def _deadline(recipe: Recipe) -> float | None:
+    return None if recipe.budget_seconds is None else time.perf_counter() + recipe.budget_seconds
+
+
+def _all(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
+    require_torch(job.recipe)
+    if not job.held:
+        why = Outcome(status="skipped", reason="one batch of data leaves none to judge by: give more, or --batch-size")
+        return tuple(
+            Refined(block="model", kind=kind, before=None, after=None, epochs=0, seconds=0.0, outcome=why)
+            for kind in job.recipe.refine
+        )
+    entries: list[Refined] = []
+    for number, kind in enumerate(job.recipe.refine):
+        entries += KINDS[kind](_share(job, len(job.recipe.refine) - number), progress)
+    return tuple(entries)
+
+
+def _share(job: Refinement, kinds: int) -> Refinement:
+    """A job that may take an equal share of the time that is left; what it does not need is for those behind it."""
+    left = job.left()
+    return job if left is None else dataclasses.replace(job, deadline=time.perf_counter() + left / kinds)

@@ -1,0 +1,1 @@
+"""Decide how narrow every block becomes, measure, fit and record it."""

@@ -1,0 +1,245 @@
+"""The way of `--compensate best`: blocks are decided on the dense network, and every layer is fitted to it.
+
+Two streams walk the network side by side, the dense one and the narrowed one.  The dense one gives the statistics that
+blocks are decided on, and in the same runs what layers are fitted to.  Matrices and convolutions are fitted in the
+order of the network, each behind the ones already fitted: those that lost inputs, and those that kept them all but read
+what is no longer as it was.
+
+Fits begin with GRAIL's weights where a consumer of the block cannot be fitted, and where samples are many and the
+choice of units takes its second moments anyway.  Else they begin with the weights that were kept: the moments of wide
+blocks cost as much as a forward pass, and of few samples a fit would take GRAIL's weights, which were made from all of
+them, for better than they are on the ones that it holds out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.algebra.fit.formats import fit_in_range
+from onnxgrail.algebra.fit.refit import MARGIN, Fitted, refit
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.calibration.prepare import stream_of
+from onnxgrail.calibration.stream.dense import by_block
+from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
+from onnxgrail.graph import slots
+from onnxgrail.graph.fittable.consumers import Consumer
+from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.machine.memory import Pile
+from onnxgrail.machine.progress import ticking
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.narrowing.choosing import Backlog, Run, needs_gram, room
+from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_of, tasks_of
+from onnxgrail.narrowing.ledgers import of_addition, with_addition
+from onnxgrail.narrowing.order import Turn, turns
+from onnxgrail.narrowing.two_networks import FOLDS, Pair, moments, starts_of
+
+FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
+MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
+SURE = 0.1  # share of the held-out error that a choice must win then
+WORSE = "no fit lowers the error on held-out samples"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Guard:
+    """What a choice must win on held-out rows; `judges` as in `refit`."""
+
+    judges: int
+    margin: float
+
+    @property
+    def parts(self) -> int:
+        """How many sums are kept apart: one per judge, and one of all the other folds."""
+        return min(self.judges + 1, FOLDS)
+
+
+EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
+
+
+def sweep(run: Run, blocks: Sequence[Block]) -> float:
+    """Settle every block on the dense network, and fit every matrix and convolution that reads what has changed.
+
+    All processes add up rows, the first one decides.  What is known already is not measured, and both streams follow
+    when they are needed again.
+
+    Returns:
+        Seconds in ONNX Runtime; decisions, fitted weights and one entry per layer are in the run.
+    """
+    prepared, recipe = run.prepared, run.recipe
+    if not blocks:
+        return 0.0
+    stages = stages_of(tasks_of(prepared, recipe, _planned(run, blocks)))
+    pile = Pile(heavy=bool(in_files(prepared.model)))
+    with ExitStack() as stack:
+        opened = (stream_of(prepared, recipe, run.job.group, share=2) for _ in range(2))
+        dense, narrow = (stack.enter_context(stream) for stream in opened)
+        untouched = weights.empty(prepared.survey)
+        starts = starts_of(dense, prepared.feed, untouched, run.job.steps)
+        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed), turns(blocks, stages))
+        for turn in walk.turns:
+            walk.take(turn)
+            pile.add(sum(room(block, prepared) for block in turn.blocks))
+        run.changes = [_validated(change, run) for change in run.changes]
+        return dense.forward + narrow.forward
+
+
+def _planned(run: Run, blocks: Sequence[Block]) -> Ledger:
+    """As many units gone as will go, if not the same ones."""
+    ledger = weights.empty(run.prepared.survey)
+    for block in blocks:
+        ledger.dead[block.ids[run.kept[block.name] :]] = True
+    return ledger
+
+
+class _Walk:
+    """Takes turn after turn; both streams follow when something has to be measured."""
+
+    def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]]) -> None:
+        self.turns = todo
+        self._run, self._pair = run, pair
+        self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
+        self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
+        if self._guard is EVERY or not needs_gram(run.recipe):
+            params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
+            run.fitted = frozenset(b.name for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params)
+        feeds = len(pair.dense.shard.numbers)
+        walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
+        self._tick = ticking(run.job.progress, "calibrating", feeds * walks)
+        self._backlog = Backlog(feeds, self._tick)
+
+    def take(self, turn: Turn[Stage]) -> None:
+        """Settle the blocks of a turn, then fit its layers."""
+        if turn.blocks:
+            self._settle(turn)
+        ends = [*(stage.span[0] for stage in turn.layers[1:]), turn.limit]
+        for stage, end in zip(turn.layers, ends, strict=False):
+            if self._fits(stage):
+                self._fit(stage, end)
+            else:
+                self._run.refits += _left(stage, self._guard.parts)
+        self._backlog.later(self._pair.dense.let_go)
+
+    def _fits(self, stage: Stage) -> bool:
+        return stage.memory(self._guard.parts) <= self._limit
+
+    def _settle(self, turn: Turn[Stage]) -> None:
+        """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
+        run, pair = self._run, self._pair
+        known = [run.known(b) for b in turn.blocks]
+        probes = [p for b in turn.blocks for p in run.probes(b)]
+        goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
+        judged = not REDUCERS[run.recipe.reducer].needs_scores and any(b.name not in run.fitted for b in turn.blocks)
+        where = (None, None) if judged else (turn.limit, goals)  # what a fold makes is seen in front of the block
+        measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
+        if all(known):
+            self._backlog.skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
+        else:
+            self._backlog.catch_up()
+            if run.dense is None:
+                measured = by_block(turn.blocks, pair.dense.measure(probes, pair.untouched, self._tick, *where))
+            else:
+                pair.dense.walk_past(probes, pair.untouched, *where)
+                measured = [run.dense[b.name] for b in turn.blocks]
+        run.take(turn.blocks, known, measured, pair.dense, pair.untouched)
+
+    def _fit(self, stage: Stage, end: int) -> None:
+        """Fit layers behind what is decided and fitted already."""
+        run, ledger = self._run, self._run.ledger
+        stage = as_decided(stage, run.prepared, run.recipe, ledger)
+        found = run.job.steps.known(stage.key)
+        if found is not None:
+            self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end, self._guard.parts))
+        else:
+            self._backlog.catch_up()
+            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held
+            found = run.job.steps.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
+        run.ledger = with_addition(ledger, found, run.prepared.model)
+        run.refits += tuple(Refit(**row) for row in found.notes["refits"])
+
+
+def _left(stage: Stage, parts: int) -> tuple[Refit, ...]:
+    """Entries of layers whose sums are too large."""
+    why = f"fitting would take {stage.memory(parts) / 2**30:.1f} GiB; a larger --cache-budget allows it"
+    common: dict[str, Any] = {"alpha": None, "blend": 0.0, "before": None, "after": None, "reason": why}
+    return tuple(Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks)
+
+
+def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guard) -> Record:
+    """The layers of a stage, fitted to packed sums over rows, which are taken out of their list."""
+    prepared, recipe, ledger = run.prepared, run.recipe, run.ledger
+    originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
+    now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(stage.tasks, originals, strict=True)]
+    starts = [
+        [matrix_of(task, array) for array in ([new] if new is old else [new, old])]
+        for task, new, old in zip(stage.tasks, now, originals, strict=True)
+    ]
+    folds = moments(sums.pop(), stage, _side_by_side(stage, originals) if stage.through else None)
+    parts: Any = {"affine": stage.tasks[0].affine, "prior": "prior" in recipe.fit, "blend": "blend" in recipe.fit}
+    found = refit(folds, starts, judges=guard.judges, margin=guard.margin, **parts)
+    after, report = ledger, []
+    for task, array, one in zip(stage.tasks, now, found, strict=True):
+        fit, clamped, why = fit_in_range(one, slots.largest(array.dtype))
+        after = _written(task, fit, array, after)
+        report.append(dataclasses.asdict(_entry(task.consumer, fit, clamped, why)))
+    return of_addition(ledger, after, {"refits": report})
+
+
+def _side_by_side(stage: Stage, originals: Sequence[Array]) -> Floats:
+    """Weights of a stage with all their inputs."""
+    whole = (replace(task, kept=np.ones_like(task.kept)) for task in stage.tasks)
+    return np.concatenate([matrix_of(*pair) for pair in zip(whole, originals, strict=True)], axis=1)
+
+
+def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
+    """The ledger with the fitted numbers at the kept positions."""
+    if found.alpha is None:
+        return ledger
+    consumer = task.consumer
+    array = np.array(now)
+    front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
+    shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
+    limit = slots.largest(array.dtype)
+    values = np.moveaxis(np.clip(found.weights, -limit, limit).reshape(shape), -1, 1)
+    front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
+    shift = np.zeros(len(task.made))
+    shift[task.made] = found.shift
+    shifts = {**ledger.shifts, consumer.node: shift} if found.shift.any() else ledger.shifts
+    return dataclasses.replace(ledger, arrays={**ledger.arrays, consumer.param: array}, shifts=shifts)
+
+
+def _entry(consumer: Consumer, found: Fitted, clamped: int, why: str) -> Refit:
+    return Refit(
+        node=consumer.node,
+        weight=consumer.value,
+        alpha=found.alpha,
+        blend=found.blend,
+        before=found.before,
+        after=found.after,
+        clamped=clamped,
+        reason=why,
+    )
+
+
+def _validated(change: Change, run: Run) -> Change:
+    """With the mean held-out error of the layers that read the block's units; they are all there is where these fit."""
+    mine = {slot.initializer for slot in change.block.consumers}
+    fits = [r for r in run.refits if r.weight in mine and r.after is not None]
+    if not fits:
+        return change
+    before, after = (float(np.mean([getattr(r, name) for r in fits])) for name in ("before", "after"))
+    if change.block.name not in run.fitted:
+        return replace(change, error=replace(change.error, validation=after))
+    change = replace(change, error=BlockError(plain=before, compensated=after, validation=after))
+    if all(r.alpha is None for r in fits):
+        why = next((r.reason for r in fits if r.reason), WORSE)
+        return replace(change, outcome=Outcome(status="plain", reason=why))
+    clamped = change.outcome.clamped + sum(r.clamped for r in fits)
+    return replace(change, outcome=replace(change.outcome, clamped=clamped))

@@ -1,0 +1,192 @@
+"""Decisions about blocks, taken one by one and written into the ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.algebra.fit.compensate import COMPENSATORS, Compensator
+from onnxgrail.algebra.fit.compensate.plain import Plain
+from onnxgrail.algebra.fit.formats import in_range
+from onnxgrail.algebra.fit.judge import judge
+from onnxgrail.algebra.method import reduce_and_compensate
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.select import selectors
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.stream.dense import Dense, size_of
+from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.core import Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
+from onnxgrail.graph import slots
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.progress import Tick
+from onnxgrail.machine.steps.codec import Record, change_of, of_change
+from onnxgrail.narrowing.layers import Refit
+from onnxgrail.narrowing.norms import Norm
+
+COMPACT = "the file holds fewer numbers than its consumers have, and new ones would make it larger"
+Fold = Callable[[Change], tuple[Stats, ...]]
+"""What a fold makes of a block's activations."""
+
+
+class Backlog:
+    """Walks through the data whose results are known: left out until something behind them is measured."""
+
+    def __init__(self, feeds: int, tick: Tick) -> None:
+        self._feeds, self._tick = feeds, tick
+        self._walks: list[Callable[[], None]] = []
+
+    def skip(self, walk: Callable[[], None]) -> None:
+        """Leave out a walk, whose feeds count as done."""
+        self._walks.append(walk)
+        for _ in range(self._feeds):
+            self._tick()
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Something to be done in its turn, which takes no feeds."""
+        self._walks.append(action)
+
+    def catch_up(self) -> None:
+        """Do all that was left out."""
+        while self._walks:
+            self._walks.pop(0)()
+
+
+class Run:
+    """The decisions so far; lives as long as one call of `decide`.
+
+    Attributes:
+        fitted: names of blocks whose consumers are all fitted later on, and that are only narrowed until then.
+    """
+
+    def __init__(self, prepared: Prepared, job: Job, kept: Mapping[str, int], dense: Dense | None = None) -> None:
+        self.prepared, self.job, self.kept, self.dense = prepared, job, kept, dense
+        self.recipe = job.recipe
+        self.ledger = weights.empty(prepared.survey)
+        self.changes: list[Change] = []
+        self.fitted: frozenset[str] = frozenset()
+        self.compact = prepared.survey.compact()
+        self.refits: tuple[Refit, ...] = ()
+        self.norms: tuple[Norm, ...] = ()
+
+    def weights(self, block: Block) -> tuple[Floats, ...]:
+        """A block's weights as they are now."""
+        return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
+
+    def probes(self, block: Block) -> tuple[Probe, ...]:
+        """What is measured of a block: no products of channels where nothing reads them."""
+        if block.name not in self.fitted or needs_gram(self.recipe):
+            return block.probes
+        return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
+
+    def known(self, block: Block) -> Change | None:
+        """What a run that went before decided about a block."""
+        found = self.job.steps.known(key(block))
+        return None if found is None else change_of(found, block)
+
+    def choose(self, block: Block, stats: tuple[Stats, ...], fold: Fold | None = None) -> Change:
+        """Decide one block; with `fold`, an average over clusters is judged on the activations it really gives."""
+        steps, scores = self.job.steps, SELECTORS[self.recipe.selector]
+        slopes = self.prepared.gradients.get(block.name)
+        view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
+
+        def first() -> Record:
+            compact = any(slot.param in self.compact for slot in block.consumers)
+            plain = compact or block.name in self.fitted
+            change = decided(view(), self.kept[block.name], self.recipe, scores, fitted=plain)
+            if compact and change.reducer.kept.size < block.units and self.recipe.compensate != "none":
+                change = dataclasses.replace(change, outcome=Outcome(status="plain", reason=COMPACT))
+            judged = fold is not None and change.reducer.cluster is not None
+            return of_change(change if judged else self.fitting(view(), change))
+
+        found = steps.shared(first)
+        change = change_of(found, block)
+        if fold is not None and change.reducer.cluster is not None:  # averaged statistics promise too much
+            joint = fold(change)
+            found = steps.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
+        steps.keep(key(block), found)
+        return change_of(found, block)
+
+    def fitting(self, view: View, change: Change) -> Change:
+        """A decision that the formats of the weights can hold."""
+        facts = self.prepared.survey.facts
+        names = [slot.initializer for slot in view.block.slots]
+        limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
+        return in_range(view, change, limits)
+
+    def take(
+        self,
+        blocks: Sequence[Block],
+        known: Sequence[Change | None],
+        measured: Sequence[tuple[Stats, ...]],
+        stream: Stream,
+        before: Ledger,
+    ) -> None:
+        """Settle blocks: as is known, or on what the stream measured in the network as it was `before`."""
+        for block, change, stats in zip(blocks, known, measured, strict=True):
+            fold = None if block.name in self.fitted else functools.partial(self._joint, stream, before)
+            self.settle(change or self.choose(block, stats, fold))
+
+    def _joint(self, stream: Stream, before: Ledger, change: Change) -> tuple[Stats, ...]:
+        """What a fold makes of a block's activations, beside what they were."""
+        return stream.measure_fold(change.block.probes, change.reducer.kept, before, self.after(change, before))
+
+    def settle(self, change: Change) -> None:
+        """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
+        self.ledger = self.after(change, self.ledger)
+        self.changes.append(dataclasses.replace(change, weights=()))
+
+    def after(self, change: Change, ledger: Ledger) -> Ledger:
+        """A ledger with one more decision."""
+        return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
+
+
+def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted: bool = False) -> Change:
+    """One block at one width; its consumers are not compensated where they will be `fitted`."""
+    return reduce_and_compensate(
+        view,
+        kept,
+        selector=selector,
+        reducer=REDUCERS[recipe.reducer],
+        compensator=Plain(measured=False) if fitted else _compensator(recipe),
+        rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
+    )
+
+
+def _compensator(recipe: Recipe) -> Compensator:
+    """The chosen compensator with the recipe's ridge."""
+    chosen: Any = COMPENSATORS[recipe.compensate]
+    fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins come wrapped and keep their own ridge
+    compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen
+    return compensator
+
+
+def needs_data(recipe: Recipe) -> bool:
+    """Whether some method of the recipe looks at activations."""
+    reducer = REDUCERS[recipe.reducer]
+    selecting = reducer.needs_scores and SELECTORS[recipe.selector].needs_data
+    return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data
+
+
+def needs_gram(recipe: Recipe) -> bool:
+    """Whether choosing units takes products of channels."""
+    reducer = REDUCERS[recipe.reducer]
+    return reducer.needs_data or (reducer.needs_scores and selectors.needs_gram(SELECTORS[recipe.selector]))
+
+
+def key(block: Block) -> str:
+    """Under what a decision about a block is kept."""
+    return f"block {block.name}"
+
+
+def room(block: Block, prepared: Prepared) -> int:
+    """Bytes of a block's weights and second moments."""
+    shapes = prepared.survey.facts.shapes
+    return 8 * sum(math.prod(shapes[s.initializer]) for s in block.slots) + size_of(block)

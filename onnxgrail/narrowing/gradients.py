@@ -1,0 +1,126 @@
+"""Regional gradients of the original network, summed up per unit: what `--selector wandapp` reads."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.signature import padding_mask, signature_of
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.runtime.latency import single
+from onnxgrail.calibration.stream.walk import Walk
+from onnxgrail.core import Block, Bools, Feed, Floats, Recipe, Slot
+from onnxgrail.errors import UnsupportedOpError
+from onnxgrail.graph import slots
+from onnxgrail.graph.cuts.chunks import chunks
+from onnxgrail.graph.cuts.live import lives
+from onnxgrail.graph.fittable.trainable import trainable
+from onnxgrail.graph.flatten.branches import Route, resolved
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.machine.progress import Progress
+
+SAMPLES = 32
+STAGE = "gradients"
+
+
+def regional_gradients(
+    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, progress: Progress
+) -> dict[str, Floats]:
+    """Block name -> (u,) as `View.gradient` wants it; zeros where no region holds a consumer's weight alone.
+
+    Of a model with branches, samples count that take the same ones as most do.
+
+    Raises:
+        UnsupportedOpError: a region has an op that gradients cannot pass.
+    """
+    found = {b.name: np.zeros(b.units) for b in blocks}
+    route = _usual(prepared)
+    model, facts = resolved(prepared.model, route), prepared.survey.facts
+    known, nodes = trainable(model), list(model.graph)
+    feeds = list(_samples(prepared, route))
+    masks = [padding_mask(feed) for feed in feeds]
+    walk = Walk(model, facts, feeds, providers=recipe.providers)
+    alive = lives(model, facts, [1] * len(nodes))
+    regions = chunks(model, known, alive)
+    readers = _readers(blocks)
+    for number, region in enumerate(regions):
+        progress(STAGE, number, len(regions))
+        mine = [n for n in known.within(region.begin, region.end) if n in readers]
+        final = number + 1 == len(regions)
+        made = {v.name for node in nodes[region.begin : region.end] for v in node.outputs}
+        ends = [] if final else alive.at(region.end)
+        ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # some are made on the way
+        goals = [n for n in ends if n in made and n in known.carriers and facts.has_floats(n)]
+        if mine and goals:
+            for name, sizes in _sizes(walk, goals, mine, masks).items():
+                for block, slot in readers[name]:
+                    found[block.name] += _per_unit(prepared, block, slot, sizes)
+        if not final:
+            walk.advance(region.end)
+    progress(STAGE, len(regions), len(regions))
+    return found
+
+
+def _sizes(
+    walk: Walk, goals: Sequence[str], names: Sequence[str], masks: Sequence[Bools | None]
+) -> Mapping[str, Floats]:
+    from onnxgrail.torchgraph.regional import gradient_sizes
+
+    expected, piece = walk.source(goals)(0), walk.piece(goals)
+    names = [n for n in names if n in piece.graph.initializers]  # others lead to no numbers
+    try:
+        return gradient_sizes(piece, names, zip(walk.cache, masks, strict=True), expected)
+    except UnsupportedOpError as error:
+        raise UnsupportedOpError(*error.args, hint="Choose --selector wanda for this model", op=error.op) from error
+
+
+def _readers(blocks: Sequence[Block]) -> dict[str, list[tuple[Block, Slot]]]:
+    """Consumer weights with the slots that read them."""
+    found: dict[str, list[tuple[Block, Slot]]] = {}
+    for block in blocks:
+        for slot in block.consumers:
+            found.setdefault(slot.initializer, []).append((block, slot))
+    return found
+
+
+def _per_unit(prepared: Prepared, block: Block, slot: Slot, sizes: Floats) -> Floats:
+    """Gradients of a weight times its size, per unit, over the root of the rows that it meets in a sample."""
+    survey = prepared.survey
+    weight = slots.read(weights.original(slot.initializer, prepared.model, survey), slot)
+    total: Floats = (np.abs(weight) * slots.read(sizes, slot)).sum(axis=(1, 2))
+    return np.asarray(total / math.sqrt(_rows(block, slot, survey.facts, prepared.samples)))
+
+
+def _rows(block: Block, slot: Slot, facts: Facts, samples: int) -> float:
+    """Rows that a consumer meets in one sample."""
+    if slot.probe is None:
+        return 1.0
+    probe = block.probes[slot.probe]
+    shape = facts.shapes[probe.value]
+    width = block.units if probe.pooled else shape[probe.axis]
+    return max(math.prod(shape) / width / samples, 1.0)
+
+
+def _usual(prepared: Prepared) -> Route:
+    """Return the branches that most batches take."""
+    routes = Counter(prepared.routes.values())
+    return routes.most_common(1)[0][0] if routes else frozenset()
+
+
+def _samples(prepared: Prepared, route: Route) -> Iterator[Feed]:
+    """Single samples from batches spread over the data, all along one route."""
+    signature = signature_of(prepared.model)
+    makers = [make for make in prepared.batches.feeds if prepared.routes.get(make, route) == route]
+    each = -(-SAMPLES // len(makers))
+    for make in makers[:: -(-len(makers) // SAMPLES)]:
+        feed = make()
+        first = single(feed, signature)
+        if all(a.shape == feed[n].shape for n, a in first.items()):
+            yield first
+            continue
+        rows = min(next(iter(feed.values())).shape[0], each)
+        yield from ({n: feed[n][k : k + 1] for n in first} for k in range(rows))

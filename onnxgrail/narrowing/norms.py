@@ -1,0 +1,244 @@
+"""What `--norms` does: with all widths and weights decided, activations are brought back to the dense network's.
+
+Two streams walk the network side by side, the dense one and the narrowed one.  At every place where constants scale and
+shift the channels of an activation they are set anew, in the order of the network, each behind those already set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.algebra.fit.channelwise import (
+    Affine,
+    distance,
+    moved,
+    narrowed,
+    pool_of,
+    pooled,
+    refit,
+    repair,
+    sums,
+    twins,
+    zero_sums,
+)
+from onnxgrail.calibration.prepare import Prepared, stream_of
+from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Recipe
+from onnxgrail.graph.fittable.scales import Part, Place, places
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.narrowing.ledgers import of_addition, with_addition
+
+FOLDS = 4  # every fourth sample is held out
+SAME = 1e-9  # squared error, as a share, below which an activation is what it was
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """One activation, for the report.
+
+    Attributes:
+        node: the convolution or normalisation; kind: `repair` or `refit`.
+        before, after: squared error on held-out rows as a share of the dense network's energy, at the first tensor
+            behind the next contraction through which everything passes.
+        outcome: `plain` where the constants stay because that error would not have shrunk.
+    """
+
+    node: str
+    kind: str
+    before: float
+    after: float
+    outcome: Outcome
+
+
+def bring_back(
+    prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change]
+) -> tuple[Ledger, tuple[Norm, ...], float]:
+    """Set scales and biases anew, place by place; of several processes the first one measures and sets them all.
+
+    Returns:
+        The ledger with new constants, one entry per place behind something narrowed, seconds in ONNX Runtime.
+    """
+    first = min(c.block.span[0] for c in changes)
+    model, survey = prepared.model, prepared.survey
+    todo = [p for p in places(model, survey) if p.position >= first and job.recipe.norms in (p.kind, "all")]
+    report: list[Norm] = []
+    with ExitStack() as stack:
+        walk = _Walk(prepared, job.recipe, twins(survey.ids, changes), stack)
+        for number, place in enumerate(todo):
+            walk.ledgers.append((ledger, place.position))
+            key = f"norm {place.position} {place.node}"
+            found = job.steps.known(key) or job.steps.make(key, functools.partial(_recorded, walk, place, ledger))
+            ledger = with_addition(ledger, found, model)
+            report += [Norm(**{**row, "outcome": Outcome(**row["outcome"])}) for row in found.notes["norms"]]
+            job.progress("norms", number + 1, len(todo))
+        return ledger, tuple(report), walk.forward
+
+
+class _Walk:
+    """Both networks, opened when they are first needed: not where everything is known, nor in other processes."""
+
+    def __init__(self, prepared: Prepared, recipe: Recipe, stand: Ints, stack: ExitStack) -> None:
+        self._prepared, self._recipe, self._twins, self._stack = prepared, recipe, stand, stack
+        self._streams: tuple[Stream, Stream] | None = None
+        self._untouched = weights.empty(prepared.survey)
+        self.ledgers: list[tuple[Ledger, int]] = []  # at places that the streams have not passed yet
+
+    @property
+    def forward(self) -> float:
+        """Seconds inside ONNX Runtime."""
+        return sum(stream.forward for stream in self._streams or ())
+
+    def at(self, place: Place) -> _Pair:
+        """Both networks at a place, brought there in the steps of a run that sets all places."""
+        if self._streams is None:
+            opened = (stream_of(self._prepared, self._recipe, share=2) for _ in range(2))
+            dense, narrow = (self._stack.enter_context(stream) for stream in opened)
+            self._streams = dense, narrow
+        dense, narrow = self._streams
+        while self.ledgers:
+            ledger, position = self.ledgers.pop(0)
+            dense.advance(self._untouched, position)
+            narrow.advance(ledger, position)
+        return _Pair(self._prepared, place, dense, narrow, self._untouched, self._twins)
+
+
+def _recorded(walk: _Walk, place: Place, ledger: Ledger) -> Record:
+    """What is set at one place."""
+    after, entry = _set(walk.at(place), ledger)
+    return of_addition(ledger, after, {"norms": [] if entry is None else [dataclasses.asdict(entry)]})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """One place in both networks."""
+
+    prepared: Prepared
+    place: Place
+    dense: Stream
+    narrow: Stream
+    untouched: Ledger
+    twins: Ints
+
+    def rows(self, name: str, axis: int, ledger: Ledger) -> Iterator[tuple[Array, Array, Bools, Bools]]:
+        """Per batch, rows of a tensor in the narrowed and the dense network, which are fitted and which held out."""
+        first = 0
+        found = zip(
+            self.dense.masks, self.dense.record([name], self.untouched), self.narrow.record([name], ledger), strict=True
+        )
+        for mask, goals, slim in (one for one in found if name in one[1]):  # a branch may not be taken
+            goal = self._kept(goals[name], name, axis, ledger)
+            held, real = self._held(goal.shape, axis, first), _real(goal.shape, axis, mask)
+            y, t = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (slim[name], goal))
+            yield y, t, ~held & real, held & real
+            first += goal.shape[0]
+
+    def pool(self, name: str, axis: int, ledger: Ledger) -> Ints:
+        """Which of the channels that stay stands for each channel of the original axis, -1 for none."""
+        marks = [m.labels for m in self.prepared.survey.marks.get(name, ()) if m.axes == (axis,)]
+        if not marks:
+            return np.arange(self.prepared.survey.facts.shapes[name][axis])
+        return pool_of(marks[0], ledger.dead, self.twins)
+
+    def _kept(self, goal: Array, name: str, axis: int, ledger: Ledger) -> Array:
+        """The dense tensor, narrowed like the other one on all axes but one; clusters are averaged."""
+        for mark in self.prepared.survey.marks.get(name, ()):
+            if mark.axes != (axis,) and ledger.dead[mark.labels].any():
+                goal = narrowed(goal, mark.axes[0], mark.labels, ledger.dead, self.twins)
+        return goal
+
+    def _held(self, shape: tuple[int, ...], axis: int, first: int) -> Bools:
+        """Rows of every fourth sample, or every fourth row of an only sample."""
+        total = self.prepared.batches.samples
+        count = int(np.prod(shape)) // max(shape[axis], 1)
+        if total < 2 or axis == 0:
+            return np.asarray(np.arange(count) % FOLDS == FOLDS - 1)
+        sample = np.arange(count) // max(count // max(shape[0], 1), 1) + first
+        return np.asarray(sample % min(FOLDS, total) == min(FOLDS, total) - 1)
+
+
+def _real(shape: tuple[int, ...], axis: int, mask: Bools | None) -> Bools:
+    """Rows that are not padding."""
+    count = int(np.prod(shape)) // max(shape[axis], 1)
+    fits = mask is not None and axis == len(shape) - 1 and shape[:-1] in (mask.shape, (mask.size,))
+    return np.asarray(mask).astype(bool).ravel() if fits else np.ones(count, dtype=bool)
+
+
+def _set(pair: _Pair, ledger: Ledger) -> tuple[Ledger, Norm | None]:
+    """The ledger with new constants at one place, where these hold on rows kept apart; None where nothing differs."""
+    place = pair.place
+    pool = pair.pool(place.output, place.axis, ledger)
+    fit = held = zero_sums(int(pool.max()) + 1, len(pool))
+    for y, t, fitted, apart in pair.rows(place.output, place.axis, ledger):
+        fit, held = fit + sums(y[fitted], t[fitted], pool), held + sums(y[apart], t[apart], pool)
+    if not (fit.count and np.isfinite(fit.yy).all() and np.isfinite(fit.tt).all()):
+        return ledger, None
+    shifts = place.shift or place.bias is not None
+    affine = repair(fit, pool) if place.kind == "repair" else refit(fit, held, shifts=shifts)
+    if max(distance(fit), 0.0 if affine is None else moved(fit, affine)) <= SAME * fit.tt.sum():
+        return ledger, None
+    before = after = _error(pair, ledger)
+    candidate = ledger
+    if affine is not None:
+        candidate = _written(pair, affine, pool, ledger)
+        after = _error(pair, candidate)
+    if affine is None or not held.count or not after <= before:  # not so where either is NaN
+        kept = Outcome(status="plain", reason="new constants would not do better on held-out samples")
+        return ledger, Norm(node=place.node, kind=place.kind, before=before, after=before, outcome=kept)
+    return candidate, Norm(node=place.node, kind=place.kind, before=before, after=after, outcome=Outcome())
+
+
+def _error(pair: _Pair, ledger: Ledger) -> float:
+    """Squared error on held-out rows where the place is judged, as a share of the dense network's energy."""
+    name = pair.place.judged
+    axis = len(pair.prepared.survey.facts.shapes[name]) - 1
+    wrong = energy = 0.0
+    pool = pair.pool(name, axis, ledger)
+    for y, t, _, held in pair.rows(name, axis, ledger):
+        goal = pooled(t, pool, y.shape[1])[held].astype(np.float64)
+        wrong += float(np.square(y[held] - goal).sum())
+        energy += float(np.square(goal).sum())
+    return wrong / energy if energy else wrong
+
+
+def _written(pair: _Pair, affine: Affine, pool: Ints, ledger: Ledger) -> Ledger:
+    """The ledger with scale and shift put into the constants of a place."""
+    place, shape = pair.place, (len(pool),)
+    alive = _alive(pair, pool, ledger)
+    scale, shift = np.ones(shape), np.zeros(shape)
+    scale[alive], shift[alive] = affine.scale, affine.shift
+    arrays, shifts = dict(ledger.arrays), dict(ledger.shifts)
+    arrays[place.scale.param] = _times(pair, place.scale, scale, 0.0, ledger)
+    if place.bias is not None:
+        arrays[place.bias.param] = _times(pair, place.bias, scale, shift, ledger)
+    if place.shift or place.node in shifts:
+        extra = shift if place.bias is None else 0.0
+        shifts[place.node] = scale * shifts.get(place.node, np.zeros(shape)) + extra
+    return dataclasses.replace(ledger, arrays=arrays, shifts=shifts)
+
+
+def _alive(pair: _Pair, pool: Ints, ledger: Ledger) -> Bools:
+    """Which positions of the channel axis stay."""
+    place = pair.place
+    for mark in pair.prepared.survey.marks.get(place.output, ()):
+        if mark.axes == (place.axis,):
+            return ~ledger.dead[mark.labels]
+    return np.ones(len(pool), dtype=bool)
+
+
+def _times(pair: _Pair, part: Part, scale: Floats, shift: Floats | float, ledger: Ledger) -> Array:
+    """A constant as it is now, scaled and shifted along its channel axis, in its own type."""
+    now = ledger.arrays.get(part.param)
+    array = weights.original(part.value, pair.prepared.model, pair.prepared.survey) if now is None else now
+    shape = [-1 if a == part.axis else 1 for a in range(array.ndim)]
+    values = array * scale.reshape(shape) + np.reshape(shift, shape if np.ndim(shift) else [1] * array.ndim)
+    limit = float(np.finfo(array.dtype).max)
+    return np.asarray(np.clip(values, -limit, limit).astype(array.dtype))

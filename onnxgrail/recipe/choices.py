@@ -1,0 +1,95 @@
+"""Choices as callers write them: keywords with types, which editors complete and type checkers check.
+
+A `Recipe` is what is made of them.  None is no choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from onnxgrail.machine.progress import Progress
+
+Words = str | Iterable[str]
+Number = str | float
+Numbers = float | Sequence[float]
+
+
+class DataChoices(TypedDict, total=False):
+    """What data are, and where models run."""
+
+    samples: int | None
+    batch_size: int
+    seed: int
+    providers: Words
+    input_shapes: Mapping[str, tuple[int, ...]] | None
+    tokenizer: str | os.PathLike[str] | None
+    sequence_length: int | None
+    image_mean: Numbers | None
+    image_std: Numbers | None
+
+
+class RefineChoices(DataChoices, total=False):
+    """What `refine_model` takes."""
+
+    refine: Words | None
+    ic_rank: int | None
+    budget_seconds: float | None
+    check: bool
+    min_cosine: float | None
+
+
+class Choices(RefineChoices, total=False):
+    """What `compress` takes: the fields of `Recipe`."""
+
+    ratio: float | None
+    unit_ratio: float | None
+    target_params: Number | None
+    target_macs: Number | None
+    target_size: Number | None
+    target_latency: Number | None
+    allocate: str
+    blocks: Words
+    include: str | None
+    exclude: str | None
+    selector: str
+    reducer: str
+    compensate: str
+    fit: Words
+    ridge: float
+    norms: str
+    method: Words
+    grasp_layers: int | Words | None
+    grasp_retain: float
+    grasp_rank: str
+    grasp_whiten: bool
+    grasp_refit: bool
+    closed_loop: bool
+    round_to: int
+    kv_io: bool
+    keep_initializer_inputs: bool
+    cache_budget: str | int
+    simplify: bool
+    quantize: str
+    target: str | None
+    strict: bool
+
+
+class Options(Choices, total=False):
+    """What `apply` hands on to `compress`: choices, and keywords of the call."""
+
+    force: bool
+    dry_run: bool
+    save_as_external_data: bool | None
+    stats: str | Path | None
+    save_stats: str | Path | None
+    resume: str | Path | None
+    save_recipe: str | Path | None
+    latency: bool
+    curves: bool | None
+    report: str | Path | Iterable[str | Path]
+    custom_ops: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    group: Any
+    progress: Progress

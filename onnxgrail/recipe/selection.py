@@ -1,0 +1,40 @@
+"""Which blocks a recipe selects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnxgrail.core import Block, Recipe
+from onnxgrail.recipe.patterns import Pattern
+
+TARGETS = ("tensorrt",)  # a table in the folder `targets` for each
+ALLOCATIONS = ("uniform", "depth", "flap", "global")
+
+
+def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
+    """Blocks of the wanted kinds whose name or one of whose nodes matches `include` and none matches `exclude`.
+
+    Raises:
+        UsageError: a pattern is not a regular expression.
+    """
+    if "grail" not in recipe.method:
+        return ()
+    wanted = named(recipe)
+    return tuple(b for b in blocks if b.kind in recipe.blocks and wanted((b.name, *b.nodes)))
+
+
+def named(recipe: Recipe) -> Callable[[Sequence[str]], bool]:
+    """Tells of a thing's names whether one of them matches `include` and none matches `exclude`.
+
+    Raises:
+        UsageError: a pattern is not a regular expression.
+    """
+    include, exclude = (
+        None if text is None else Pattern(option, text)
+        for option, text in (("include", recipe.include), ("exclude", recipe.exclude))
+    )
+
+    def wanted(names: Sequence[str]) -> bool:
+        return (include is None or include.matches(names)) and (exclude is None or not exclude.matches(names))
+
+    return wanted

@@ -1,0 +1,266 @@
+"""Recipes that outlive their run: in the written model, in files of YAML or JSON, and back to choices.
+
+What a recipe may say is decided in `trust.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+from onnxgrail.graph.io import model_file
+from onnxgrail.machine.files.paths import check_input, write_text
+from onnxgrail.machine.numerals import whole
+from onnxgrail.machine.plain import SCHEMA, plain
+from onnxgrail.recipe import keywords, trust
+from onnxgrail.recipe.documents import parsed
+from onnxgrail.recipe.plugins import GROUPS, foreign
+from onnxgrail.recipe.trust import PLACES, Origin
+
+KEY = "onnxgrail.recipe.check"  # of the metadata of a model: a list of the runs that made it, the first one first
+AUTO = "auto"  # how held-out samples were asked for where nobody did
+BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file may hold beside the choices
+SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
+SUFFIXES = (".yaml", ".yml", ".json")
+KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """What a recipe says: choices for `compress`, and the places it names, as text that nobody has checked.
+
+    `note` says which choice is read differently from what stands there.
+    """
+
+    origin: Origin
+    choices: Mapping[str, Any]
+    named: Mapping[str, str]
+    note: str = ""
+
+    def place(self, name: str) -> str | None:
+        """Return data, held-out data (or how many) or the tokenizer; None where the recipe names none.
+
+        Raises:
+            UsageError: it names what no recipe may name.
+        """
+        text = self.named.get(name)
+        if text is None or (name == "held_out" and _count(text)):
+            return text
+        return trust.place(self.origin, name, text)
+
+    def check_output(self) -> None:
+        """Refuse a recipe that says where to write.
+
+        Raises:
+            UsageError: it does.
+        """
+        if "output" in self.named:
+            trust.check_output(self.origin, self.named["output"])
+
+    def check_plugins(self, instead: Collection[str]) -> None:
+        """Refuse a recipe that names a plug-in: only a command or a call may have one imported.
+
+        Args:
+            instead: options that the command or the call gives itself.
+
+        Raises:
+            UsageError: it names one.
+        """
+        for option in GROUPS:
+            name = self.choices.get(option)
+            if name is not None and option not in instead and foreign(option, name):
+                raise UsageError(
+                    f"{self.origin.label} names the {option} {name!r} of another package, and no recipe loads plug-ins",
+                    hint=f"If you trust it, give --{option} {name}",
+                )
+
+
+def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
+    """Write into a model how it was made, behind what it says already.
+
+    Places of files are left out: they say something about a machine, and the same run elsewhere gives the same bytes.
+    """
+    choices = {**dataclasses.asdict(recipe), "tokenizer": None}
+    entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
+    model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
+
+
+def shorten(model: ir.Model) -> None:
+    """Leave out of the last entry what a recipe has by default."""
+    *others, last = runs(model)
+    usual = plain(dataclasses.asdict(Recipe()))
+    choices = {name: value for name, value in last["recipe"].items() if value != usual.get(name)}
+    model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
+
+
+def runs(model: ir.Model) -> list[Mapping[str, Any]]:
+    """The runs that made a model, the first one first; nothing where another tool wrote it."""
+    try:
+        found = json.loads(model.metadata_props.get(KEY, "[]"))
+    except (ValueError, RecursionError):  # somebody else's note under our name
+        return []
+    return [run for run in found if _is_run(run)] if isinstance(found, list) else []
+
+
+def _is_run(run: Any) -> bool:
+    return isinstance(run, Mapping) and "command" in run and isinstance(run.get("recipe"), Mapping)
+
+
+def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) -> list[str]:
+    """Write a recipe file, as YAML or as JSON by its suffix.
+
+    It names data, held-out data and the tokenizer relative to its folder where they lie inside.
+
+    Args:
+        path: of the recipe.
+        recipe: the choices.
+        data: what was given as data.
+        held_out: the same for the samples that judge, or their number.
+
+    Returns:
+        A note for each place that it does not name.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    given = {"data": data, "held_out": held_out, "tokenizer": recipe.tokenizer}
+    places, why = {}, {}
+    for name in PLACES:
+        places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)
+        if reason:
+            why[name] = f"the {trust.WORDS[name]}, which {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
+    content = {"onnxgrail": metadata.version("onnxgrail"), **plain(dataclasses.asdict(recipe)), **places}
+    if path.suffix.lower() == ".json":
+        write_text(path, json.dumps(content, indent=1) + "\n")
+    else:
+        import yaml
+
+        comments = "".join(f"# Left out: {text}\n" for text in why.values())
+        write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True) + comments)
+    return [f"{path.name} leaves out {text}" for text in why.values()]
+
+
+def _count(held_out: Any) -> bool:
+    """Return True for a number of samples that are held back, as number or as text."""
+    if not isinstance(held_out, str):
+        return isinstance(held_out, int)
+    return whole(held_out) is not None or held_out.strip().lower() in ("none", AUTO)
+
+
+def check_suffix(path: Path) -> None:
+    """Whether a recipe file says by its name how it is written.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"recipe {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
+
+
+def read(source: str | Path | Mapping[str, Any]) -> Saved:
+    """A recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote) or a mapping.
+
+    Raises:
+        UsageError: a key is unknown or a value is of the wrong kind; both are named.
+        ModelError: there is no such file, or it is a model without a recipe.
+    """
+    if isinstance(source, Mapping):
+        return _saved(source, Origin(label="the recipe"))
+    path = Path(source)
+    check_input(path, KINDS)
+    if path.suffix.lower() == ".onnx":
+        return _of_model(path)
+    check_suffix(path)
+    found = parsed(path, KINDS)
+    if not isinstance(found, Mapping):
+        what = "nothing" if found is None else f"a {type(found).__name__}"
+        raise UsageError(f"{path} holds {what}, expected keys and values such as `ratio: 0.3`")
+    if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):
+        return _of_report(found, str(path))
+    return (_since if BESIDE[-1] in found else _saved)(found, Origin(label=str(path), folder=path.parent))
+
+
+def _of_report(report: Mapping[str, Any], label: str) -> Saved:
+    """The choices of a report, and what it says of data."""
+    calibration, verification = (_part(report, key) for key in ("calibration", "verification"))
+    data = None if calibration.get("synthetic", True) else calibration.get("source")
+    asked = (_part(verification, "judged") or _part(verification, "held_out")).get("asked")
+    held = None if asked == AUTO else asked
+    return _since({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
+
+
+def _part(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = report.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _of_model(path: Path) -> Saved:
+    made = runs(model_file.load(path))
+    if not made:
+        raise UsageError(f"{path} holds no recipe", hint="Only models that onnxgrail wrote say how they were made")
+    last = made[-1]
+    if last.get("command") != "compress":
+        raise UsageError(
+            f"the last command that wrote {path} is {last.get('command')!r}", hint="Only compress is repeated"
+        )
+    return _since(last["recipe"], Origin(label=str(path)))
+
+
+def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
+    """Read what the program wrote itself; before `unit_ratio` existed, `ratio` had its meaning."""
+    found = _saved(content, origin)
+    share = found.choices.get("ratio")
+    if "unit_ratio" in content or not share:
+        return found
+    told = f"{origin.label} was written before --unit-ratio existed: its ratio {share:g} is"
+    if "grail" not in found.choices.get("method", "grail"):
+        note = f"{told} read as a share of the parameters in layers, and was one of all parameters"
+        return dataclasses.replace(found, note=note)
+    note = f"{told} read as --unit-ratio {share:g}"
+    return dataclasses.replace(found, choices={**found.choices, "ratio": None, "unit_ratio": share}, note=note)
+
+
+def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
+    choices: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        name = SYNONYMS.get(name, name)
+        if name in BESIDE or name in PLACES:
+            named |= _place(name, value, origin.label)
+        elif name in FIELDS or name in trust.COMMAND_ONLY:
+            trust.check_choice(origin, name, value)
+            choices[name] = keywords.read(name, value, origin.label)
+        else:
+            keywords.check_gone(name, f"{origin.label}: there is no key {str(key)!r} any more")
+            raise UsageError(f"{origin.label}: there is no key {str(key)!r}", hint=nearest(name))
+    return Saved(origin=origin, choices=choices, named=named)
+
+
+def _place(name: str, value: Any, label: str) -> dict[str, str]:
+    """What names a file, as text; the version that wrote a recipe is not asked for."""
+    if value is None or name == BESIDE[-1]:
+        return {}
+    if name == "held_out" and isinstance(value, int) and not isinstance(value, bool):
+        return {name: str(keywords.whole(value))}
+    if not isinstance(value, str | Path):
+        raise keywords.odd(name, value, label, "text")
+    return {name: str(value)}
+
+
+def nearest(name: str) -> str:
+    """A hint with the key that was probably meant."""
+    known = (*FIELDS, *BESIDE[:-1])
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"

@@ -1,0 +1,36 @@
+"""Describe the environment and the calibration data of a run for its report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.machine.plain import plain
+
+
+def calibration_entry(batches: Batches) -> dict[str, Any]:
+    """Return what was fed, for the report."""
+    return {name: plain(getattr(batches, name)) for name in ("source", "samples", "synthetic", "notes")}
+
+
+def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, Any]:
+    """Return the versions and settings that the numbers depend on."""
+    return {
+        "python": sys.version.split()[0],
+        "onnx": version_of("onnx"),
+        "onnxruntime": version_of("onnxruntime") or version_of("onnxruntime-gpu"),
+        "numpy": version_of("numpy"),
+        "providers": list(providers),
+        "threads": threads,
+    }
+
+
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package, None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

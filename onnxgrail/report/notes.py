@@ -1,0 +1,81 @@
+"""Notes of the report: what the user should know about a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.devices.lanes import why_host
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.runtime.blocking import channel_block
+from onnxgrail.calibration.runtime.session import CPU
+from onnxgrail.core import Change, Recipe
+from onnxgrail.graph.flatten.listed import listed_text, unlisted_text
+from onnxgrail.graph.io.opaque import maps_text
+from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.rewrite.interface import changed
+from onnxgrail.narrowing.decide import Decision
+
+INTERFACE = (
+    "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
+    "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
+)
+BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
+
+
+def notes_of(
+    prepared: Prepared, recipe: Recipe, decision: Decision, budget: Mapping[str, Any] | None, slim: ir.Model | None
+) -> list[str]:
+    """Return the notes on a model, its decisions and its budget; empty strings where there is nothing to say."""
+    return [
+        INTERFACE if changed(prepared.model, prepared.survey, decision.ledger.dead) else "",
+        unlisted_text(prepared.unlisted),
+        maps_text(prepared.model),
+        listed_text(slim) if slim is not None else "",
+        decision.allocation.note,
+        _missed(budget),
+        BFLOAT16 if has_bfloat16(prepared.model) else "",
+        _clamped(decision.changes),
+        _unblocked(prepared, recipe, decision),
+        _unfitted(decision),
+        why_host(recipe.providers),
+    ]
+
+
+def _unfitted(decision: Decision) -> str:
+    """What the fit to the original network left out."""
+    left = [refit for refit in decision.refits if refit.reason]
+    if not left:
+        return ""
+    return f"{len(left)} layers were not fitted to the original network, {left[0].weight} for one: {left[0].reason}"
+
+
+def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
+    """Return a note where convolutions leave a part of the last block of channels empty."""
+    convolved = [c for c in decision.changes if prepared.survey.convolved(c.block)]
+    if not convolved or recipe.providers[0] not in CPU:
+        return ""
+    block = channel_block()
+    odd = sum(len(c.reducer.kept) * c.block.unit_size % block > 0 for c in convolved)
+    return (
+        f"{odd} of {len(convolved)} narrowed blocks of convolutions are not multiples of {block} channels wide: ONNX "
+        f"Runtime computes them in blocks of {block} on this machine, so the next multiple may be as fast or faster"
+        if odd
+        else ""
+    )
+
+
+def _clamped(changes: Sequence[Change]) -> str:
+    """How many numbers did not fit into the format that their weight has."""
+    count = sum(change.outcome.clamped for change in changes)
+    blocks = sum(change.outcome.clamped > 0 for change in changes)
+    return f"{count} new weights in {blocks} blocks were clamped to the range of their number format" if count else ""
+
+
+def _missed(budget: Mapping[str, Any] | None) -> str:
+    """What to say where the written file needs more than was counted, as weights beside the file may."""
+    if budget is None or budget["metric"] == "latency" or budget["achieved"] <= budget["limit"]:
+        return ""
+    return f"target missed: {budget['metric']} {budget['achieved']:,.0f} where {budget['limit']:,.0f} was the limit"

@@ -1,0 +1,114 @@
+"""How to do it again: the command line of a recipe, and what the numbers depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from onnxgrail.core import Recipe
+from onnxgrail.report.page.html import figures
+from onnxgrail.report.page.html.markup import Markup, el
+from onnxgrail.report.page.html.table import section, table
+
+IN_MEMORY = re.compile(r"(arrays?|feeds?)\b(?!\.\w)")
+TARGETS = ("target_params", "target_macs", "target_size", "target_latency")
+
+
+def command_of(data: Mapping[str, Any]) -> str:
+    """The command line that makes this report again: options that differ from the defaults, and always the ratio."""
+    recipe, model = data.get("recipe") or {}, data["model"]
+    defaults = {f.name: _plain(getattr(Recipe(), f.name)) for f in dataclasses.fields(Recipe)}
+    words = [["onnxgrail", "compress", str(model["input"])]]
+    if model.get("output"):
+        words.append(["--output", str(model["output"])])
+    calibration = data.get("calibration") or {}
+    if calibration.get("source") and not calibration.get("synthetic"):
+        words.append(["--data", "DATA" if _in_memory(data) else str(calibration["source"])])
+    verification = data.get("verification") or {}
+    held = str((verification.get("judged") or verification.get("held_out") or {}).get("asked") or "auto")
+    if held != "auto":
+        words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
+    for name in ("ratio", "unit_ratio"):
+        if recipe.get(name) is not None:
+            words += _option(name, float(recipe[name]))
+    for name, value in recipe.items():
+        if name not in ("ratio", "unit_ratio") and name in defaults and _plain(value) != defaults[name]:
+            words += _option(name, value)
+    if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
+        words.append(["--curves"])
+    if not model.get("output"):
+        words.append(["--dry-run"])
+    return " \\\n  ".join(shlex.join(group) for group in words)
+
+
+def _in_memory(data: Mapping[str, Any]) -> bool:
+    """Whether the data came as arrays of a Python call and have no file."""
+    return bool(IN_MEMORY.match(str((data.get("calibration") or {}).get("source"))))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _option(name: str, value: Any) -> list[list[str]]:
+    """One choice as the command line takes it."""
+    label = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        off = "--open-loop" if name == "closed_loop" else "--no-" + label.removeprefix("--")
+        return [[label if value else off]]
+    if name == "input_shapes":
+        return [[label, f"{key}:{','.join(map(str, shape))}"] for key, shape in value.items()]
+    if name == "providers":
+        return [[label, str(provider)] for provider in value]
+    if isinstance(value, list | tuple):
+        text = ",".join(map(str, value)) or ("plain" if name == "fit" else "none")
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return [[label, text]]
+
+
+def again(data: Mapping[str, Any]) -> Markup:
+    """The section with the command, the recipe and the identity of the files."""
+    recipe = json.dumps(data.get("recipe") or {}, indent=1, ensure_ascii=False)
+    return section(
+        "again",
+        "Do it again",
+        el("p", "The data were arrays of a Python call; DATA stands for a file of them.") if _in_memory(data) else None,
+        copied("command", command_of(data)),
+        el("details", el("summary", "The whole recipe"), copied("recipe", recipe)),
+        el("details", el("summary", "Files and versions"), _identity(data)),
+    )
+
+
+def copied(identity: str, text: str) -> Markup:
+    """Text with a button that copies it; the button shows up only where scripts run."""
+    button = el("button", "Copy", type="button", class_="copy", data_copy=identity, hidden=True, aria_live="polite")
+    code = el("pre", el("code", text, id=identity), tabindex=0, role="region", aria_label=identity)
+    return el("div", code, button, class_="copied")
+
+
+def _identity(data: Mapping[str, Any]) -> Markup:
+    model, tool = data["model"], data.get("tool") or {}
+    environment = data.get("environment") or {}
+    rows = [("onnxgrail", str(tool.get("version") or figures.NONE))]
+    rows += [(key, str(environment.get(key) or figures.NONE)) for key in ("python", "onnx", "onnxruntime", "numpy")]
+    rows.append(("providers", ", ".join(environment.get("providers") or ()) or figures.NONE))
+    rows += [
+        (f"SHA-256 of the {label}", str(model.get(f"sha256_{key}") or figures.NONE))
+        for label, key in (("original", "before"), ("narrowed model", "after"))
+    ]
+    for key in ("before", "after"):
+        rows += [(f"SHA-256 of {file}", str(sum_)) for file, sum_ in (model.get(f"sha256_data_{key}") or {}).items()]
+    calibration = data.get("calibration") or {}
+    if calibration:
+        rows.insert(0, ("calibration", f"{calibration['samples']:,} samples, {calibration['source']}"))
+    held = (data.get("verification") or {}).get("held_out")
+    if held:
+        rows.insert(1, ("held out", f"{held['samples']:,} samples, {held['source']}"))
+    return table("What the numbers depend on", ("", "Value"), rows, class_="facts")

@@ -1,0 +1,127 @@
+"""The head of the page: what model, what became of it, the network at a glance, what was checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnxgrail.report.page.cards import card, cards_of
+from onnxgrail.report.page.html import drawing, figures
+from onnxgrail.report.page.html.markup import Markup, el, name
+from onnxgrail.report.page.network import BlockRow, blocks_of, kinds_of, rows_of
+from onnxgrail.report.summary import SHARES, judged
+
+METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
+
+
+def title_of(path: str) -> str:
+    """The file's name without its folders."""
+    return re.split(r"[/\\]", path)[-1] or path
+
+
+def hero(data: Mapping[str, Any]) -> Markup:
+    """Head of the page of a report."""
+    model, blocks = data["model"], blocks_of(rows_of(data))
+    return el(
+        "header",
+        _brand("report"),
+        el("h1", name(title_of(model["input"]))),
+        el("p", _lead(data, blocks), class_="lead"),
+        _figure(blocks, narrowed=True),
+        el("div", *cards_of(data), class_="cards"),
+        _checks(data),
+    )
+
+
+def inspection_hero(data: Mapping[str, Any]) -> Markup:
+    """Head of the page of an inspection."""
+    blocks = blocks_of(rows_of(data))
+    held = (data.get("shares") or {}).get("all") or {}
+    cards = [
+        card("File size", figures.size(data["bytes"])),
+        card("Parameters", figures.count(data["params"]), f"{figures.share(held.get('params'))} in blocks"),
+        card("MACs per sample", figures.count(data["macs"]), f"{figures.share(held.get('macs'))} in blocks"),
+        card("Blocks", figures.count(len(blocks)), figures.plural(len(data["refusals"]), "place") + " left alone"),
+    ]
+    lead = f"{figures.plural(len(blocks), 'block')} can be narrowed." if blocks else "No block can be narrowed."
+    return el(
+        "header",
+        _brand("inspection"),
+        el("h1", name(title_of(data["path"]))),
+        el("p", lead, class_="lead"),
+        _figure(blocks, narrowed=False),
+        el("div", *cards, class_="cards"),
+    )
+
+
+def _brand(kind: str) -> Markup:
+    return el("p", el("strong", "onnxgrail"), f" {kind}", class_="brand")
+
+
+def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
+    model = data["model"]
+    cut = sum(block.kept < block.units for block in blocks)
+    of = f"{cut} of {figures.plural(len(blocks), 'block')}"
+    budget = model.get("budget")
+    if budget:
+        show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
+        asked = f"asked for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
+    elif model.get("asked_ratio") is not None and "ratio_of" in model:
+        share, achieved = figures.share(model["asked_ratio"]), figures.share(model["achieved_ratio"])
+        asked = f"asked to remove {share} of {SHARES.get(model['ratio_of'], 'all parameters')}, achieved {achieved}"
+    else:  # reports of 0.1 counted what was asked for and what was achieved differently
+        asked = f"asked to remove {figures.share(model.get('asked_ratio'), 0)} of their channels, neurons and heads"
+    verb = "would be" if model.get("output") is None else "were"
+    removed = figures.share(model.get("model_ratio", model.get("achieved_ratio")))
+    return el("span", f"{of} {verb} narrowed: {asked}. That is {removed} of all parameters of the model.")
+
+
+def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:
+    if not blocks:
+        return None
+    said = f"{figures.plural(len(blocks), 'block')} in the order of the network"
+    if narrowed:
+        least = min(blocks, key=lambda block: block.share)
+        said += f"; the narrowest keeps {figures.share(least.share, 0)} of its width ({least.name})"
+    keys = [el("li", swatch(f"is k-{kind}"), words) for kind, words in kinds_of(blocks).items()]
+    if narrowed:
+        keys.append(el("li", swatch("was"), "removed"))
+    return el(
+        "figure",
+        drawing.silhouette(blocks, said),
+        el("figcaption", el("span", "input → output, one bar per block"), el("ul", *keys, class_="keys")),
+        class_="overview",
+    )
+
+
+def swatch(style: str) -> Markup:
+    """A sample of a colour for a legend."""
+    shape = el("rect", x=1, y=1, width=10, height=10, rx=2, class_=style)
+    return el("svg", shape, width=12, height=12, aria_hidden="true", focusable="false")
+
+
+def _checks(data: Mapping[str, Any]) -> Markup | None:
+    """What was checked on the result, each with a word, not only a colour."""
+    found = data.get("verification") or {}
+    limit = (data.get("recipe") or {}).get("min_cosine")
+    cosines = [o["cosine"] for o in judged(data) if o.get("cosine") is not None]
+    gate = None if limit is None else bool(cosines) and min(cosines) >= limit
+    checks = (
+        ("ONNX checker", found.get("checker")),
+        ("ONNX Runtime loads it", found.get("ort_load")),
+        (f"cosine at least {limit}", gate),
+    )
+    items = [
+        el(
+            "li",
+            el("span", "✓" if good else "✗", aria_hidden="true"),
+            f" {what}: {'passed' if good else 'failed'}",
+            class_="good" if good else "bad",
+        )
+        for what, good in checks
+        if good is not None
+    ]
+    if data["model"].get("output") is None:
+        items.append(el("li", "dry run: no model was written, sizes are predicted"))
+    return el("ul", *items, class_="checks", aria_label="Checks") if items else None

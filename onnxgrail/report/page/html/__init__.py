@@ -1,0 +1,1 @@
+"""Parts of an HTML page: markup, tables, drawings."""

@@ -1,0 +1,163 @@
+"""Small drawings: widths in percent of the place they get, heights in pixels, so that nothing is distorted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from onnxgrail.report.page.html.markup import Markup, el
+from onnxgrail.report.page.network import BlockRow
+
+SLENDER = 3.2  # percent of the drawing that a bar of the silhouette may take
+LOWEST = 1e-4  # relative error at the left end of the scale
+TICKS = (0.0, 0.01, 0.1, 1.0)  # errors that a curve has lines at
+INSET = 2.5  # percent that dots keep from the ends
+
+
+def percent(value: float) -> str:
+    """A length as SVG takes it."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") + "%"
+
+
+def svg(*children: Markup | None, height: int, label: str = "", class_: str = "") -> Markup:
+    """A drawing as wide as its place; without a label it is decoration to a screen reader."""
+    said = {"role": "img", "aria_label": label} if label else {"aria_hidden": "true"}
+    return el("svg", *children, class_=class_ or None, width="100%", height=height, focusable="false", **said)
+
+
+def silhouette(blocks: Sequence[BlockRow], label: str, height: int = 132) -> Markup:
+    """The whole network from left to right: an outline per block as wide as it was, solid as wide as it is now."""
+    widest = max((block.width for block in blocks), default=1)
+    slot = 100 / max(len(blocks), 1)
+    thick = min(0.62 * slot, SLENDER)
+    middle = height / 2
+    shapes = [el("line", x1="0", x2="100%", y1=middle, y2=middle, class_="spine")]
+    for number, block in enumerate(blocks):
+        full = max(8.0, (height - 4) * math.sqrt(block.width / widest))
+        x = (number + 0.5) * slot - thick / 2
+        for size, style in ((full, "was"), (full * block.share, f"is k-{block.kind_class}")):
+            shapes.append(_upright(x, thick, middle, size, style))
+    return svg(*shapes, height=height, label=label, class_="silhouette")
+
+
+def _upright(x: float, thick: float, middle: float, size: float, style: str) -> Markup:
+    top = middle - size / 2
+    return el("rect", x=percent(x), width=percent(thick), y=top, height=size, rx=3, class_=style)
+
+
+def lying(block: BlockRow, widest: int, height: int = 16) -> Markup:
+    """One block in its row, flowing downwards: outline as wide as it was, solid as wide as it is now."""
+    full = max(8.0, 100 * math.sqrt(block.width / max(widest, 1)))
+    shapes = [
+        el("rect", x=percent(50 - size / 2), width=percent(size), y=1, height=height - 2, rx=4, class_=style)
+        for size, style in ((full, "was"), (full * block.share, f"is k-{block.kind_class}"))
+    ]
+    return svg(*shapes, height=height)
+
+
+def on_scale(error: float) -> float:
+    """Where a relative error stands on a logarithmic scale from 0.01 % to 100 %, in percent."""
+    place = 1 + math.log10(min(max(error, LOWEST), 1.0)) / -math.log10(LOWEST)
+    return INSET + (100 - 2 * INSET) * place
+
+
+def dumbbell(block: BlockRow, height: int = 16) -> Markup | None:
+    """Error before compensation (ring), after it (dot) and on held-out samples (diamond)."""
+    known = [e for e in (block.plain, block.compensated, block.validation) if e is not None]
+    if not known:
+        return None
+    middle = height / 2
+    shapes = [el("line", x1="0", x2="100%", y1=middle, y2=middle, class_="axis")]
+    shapes += [
+        el("line", x1=percent(x), x2=percent(x), y1=middle - 3, y2=middle + 3, class_="axis")
+        for x in map(on_scale, (1e-4, 1e-3, 1e-2, 1e-1, 1.0))
+    ]
+    if block.plain is not None and block.compensated is not None:
+        ends = percent(on_scale(block.plain)), percent(on_scale(block.compensated))
+        shapes.append(el("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, class_="gain"))
+    if block.plain is not None:
+        shapes.append(el("circle", cx=percent(on_scale(block.plain)), cy=middle, r=4, class_="before"))
+    if block.compensated is not None:
+        shapes.append(el("circle", cx=percent(on_scale(block.compensated)), cy=middle, r=4.5, class_="after"))
+    if block.validation is not None:
+        shapes.append(_diamond(on_scale(block.validation), middle))
+    return svg(*shapes, height=height)
+
+
+def _diamond(x: float, y: float) -> Markup:
+    return el(
+        "svg",
+        el("path", d="M0 -5 L5 0 L0 5 L-5 0 Z", class_="heldout"),
+        x=percent(x),
+        y=y,
+        width=1,
+        height=1,
+        overflow="visible",
+    )
+
+
+def bar(share: float, style: str, height: int = 10) -> Markup:
+    """A share of the whole place, from the left."""
+    shapes = [
+        el("rect", x=0, y=0, width="100%", height=height, rx=3, class_="track"),
+        el("rect", x=0, y=0, width=percent(100 * min(max(share, 0.0), 1.0)), height=height, rx=3, class_=style),
+    ]
+    return svg(*shapes, height=height)
+
+
+def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: str, height: int = 96) -> Markup:
+    """Error over the share of units kept, both 0 to 1; the error's root is drawn, so that small ones can be told.
+
+    Args:
+        points: (share kept, error).
+        chosen: the share that was taken.
+        label: for a screen reader.
+        height: in pixels.
+    """
+    path = " ".join(f"{100 * x:.2f},{100 * (1 - math.sqrt(min(max(y, 0), 1))):.2f}" for x, y in points)
+    inner = height - 8
+    grid = [
+        el(
+            "line",
+            x1="0",
+            x2="100%",
+            y1=4 + inner * (1 - math.sqrt(e)),
+            y2=4 + inner * (1 - math.sqrt(e)),
+            class_="axis",
+        )
+        for e in TICKS
+    ]
+    grid += [
+        el("text", f"{100 * e:g} %", x="100%", y=4 + inner * (1 - math.sqrt(e)) + 11, text_anchor="end", class_="tick")
+        for e in TICKS
+        if e >= 0.1
+    ]
+    line = el(
+        "svg",
+        el("polyline", points=f"0,100 {path} 100,100", class_="under"),
+        el("polyline", points=path, class_="curve"),
+        x=0,
+        y=4,
+        width="100%",
+        height=inner,
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+    )
+    marks: list[Markup] = []
+    if chosen is not None:
+        x = percent(min(max(100 * chosen, 1.5), 98.5))
+        y = 4 + inner * (1 - math.sqrt(min(max(at(points, chosen), 0), 1)))
+        marks = [
+            el("line", x1=x, x2=x, y1=4, y2=height - 4, class_="taken"),
+            el("circle", cx=x, cy=y, r=4.5, class_="after"),
+        ]
+    return svg(*grid, line, *marks, height=height, label=label)
+
+
+def at(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value of a line through points, at x."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return points[-1][1] if points else 0.0

@@ -1,0 +1,24 @@
+"""Tables with a caption, column headers and row headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from onnxgrail.report.page.html.markup import Child, Markup, el
+
+
+def table(caption: Child, columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, class_: str = "") -> Markup:
+    """A table whose first column names the row; the others hold numbers."""
+    head = el("tr", *(el("th", column, scope="col", role="columnheader") for column in columns), role="row")
+    body = []
+    for first, *rest in rows:
+        cells = (el("td", cell, data_label=label, role="cell") for label, cell in zip(columns[1:], rest, strict=True))
+        body.append(el("tr", el("th", first, scope="row", role="rowheader"), *cells, role="row"))
+    parts = el("caption", caption), el("thead", head, role="rowgroup"), el("tbody", *body, role="rowgroup")
+    return el("table", *parts, class_=f"plain {class_}".strip(), role="table")
+
+
+def section(identity: str, title: str, *children: Child) -> Markup:
+    """A part of the page with a heading that names it."""
+    heading = el("h2", title, id=f"{identity}-title")
+    return el("section", heading, *children, id=identity, aria_labelledby=f"{identity}-title")

@@ -1,0 +1,178 @@
+"""Sections of numbers: before and after, output fidelity, latency, repairs, time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from onnxgrail.fidelity.words import speed
+from onnxgrail.report.page.html import drawing, figures
+from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
+from onnxgrail.report.page.html.table import section, table
+from onnxgrail.report.page.network import places
+from onnxgrail.report.summary import summary_rows
+
+PRINTERS: dict[str, Callable[[float | None], str]] = {"count": figures.count, "bytes": figures.size}
+STAGES = {
+    "load": "read the model",
+    "data": "read the data",
+    "observe": "run it once for shapes and values",
+    "trace": "find what belongs together",
+    "prove": "try that blocks can be narrowed exactly",
+    "measure": "statistics of the original",
+    "gradients": "gradients of the original",
+    "allocate": "choose widths",
+    "curves": "error of each block at other widths",
+    "calibrate": "choose what stays and repair the weights",
+    "norms": "fit normalisations",
+    "narrow": "cut the weights",
+    "refine": "fit by gradient",
+    "methods": "other methods",
+    "verify": "compare the outputs",
+    "simplify": "simplify the graph",
+    "quantize": "quantise",
+    "latency": "time the models",
+    "write": "write the model",
+}
+REFINED = {"laco": "Blocks fitted by gradient (laco)", "distill": "Whole model fitted by gradient (distill)"}
+BROUGHT = {
+    "repair": "Activations behind convolutions, mean and deviation brought back (repair)",
+    "refit": "Scale and bias of normalisations fitted (refit)",
+}
+
+
+def sizes(data: Mapping[str, Any]) -> Markup:
+    """The before/after table."""
+    rows = [
+        (row.label, *(PRINTERS[row.unit](v) for v in (row.before, row.after)), figures.change(row.before, row.after))
+        for row in summary_rows(data)
+    ]
+    columns = ("", "Before", "After", "Change")
+    return section(
+        "sizes", "Before and after", table("Size of the model and of its blocks", columns, rows, class_="numbers")
+    )
+
+
+def predicted(data: Mapping[str, Any]) -> Markup | None:
+    """What an inspection expects of narrowing at a few ratios."""
+    guesses = data.get("predicted") or ()
+    if not guesses:
+        return None
+    rows: list[Sequence[Child]] = [
+        ("as it is", figures.count(data["params"]), figures.count(data["macs"]), figures.size(data["bytes"]))
+    ]
+    for guess in guesses:
+        label = f"{figures.share(guess['ratio'], 0)} of the parameters in these blocks removed"
+        rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
+    columns = ("", "Parameters", "MACs", "File size")
+    caption = "Predicted for the usual blocks, nothing else changed; MACs for drawn inputs (--input-shapes)"
+    return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
+
+
+def latency(data: Mapping[str, Any]) -> Markup | None:
+    """Measured times, where they were asked for."""
+    budget = data["model"].get("budget") or {}
+    target = budget if budget.get("metric") == "latency" else {}
+    steps = [(str(step["name"]), step["median"], _speed(step)) for step in data.get("latency") or ()]
+    if target and not steps:
+        steps = [("original", target["before"], ""), ("narrowed", target["achieved"], "")]
+    if not steps:
+        return None
+    bars = [(name_.capitalize(), ms, "fill" if n else "ghost", note) for n, (name_, ms, note) in enumerate(steps)]
+    if target:
+        bars.insert(1, ("Limit", target["limit"], "limit", f"asked: {target['asked']}"))
+    longest = max(ms for _, ms, _, _ in bars)
+    rows: list[Sequence[Child]] = [
+        (
+            label if not note else join((label, el("span", note, class_="sub"))),
+            drawing.bar(ms / longest, style, height=14),
+            f"{figures.number(ms)}{figures.SPACE}ms",
+        )
+        for label, ms, style, note in bars
+    ]
+    caption = "Median time of one sample, measured by turns on the machine that made this report"
+    return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
+
+
+def _speed(step: Mapping[str, Any]) -> str:
+    """How many times as fast as the original, as far as noise lets anybody tell."""
+    return str(speed([step]) or "")
+
+
+def repairs(data: Mapping[str, Any]) -> Markup | None:
+    """What was fitted beyond the blocks' own compensation."""
+    rows: list[Sequence[Child]] = []
+    refits = data.get("refits") or ()
+    if refits:
+        better = [r for r in refits if r["after"] is not None and r["before"] is not None and r["after"] < r["before"]]
+        rows.append(("Layers fitted to the original network", f"{len(better)} of {len(refits)}", *_means(better)))
+    for kind, label in BROUGHT.items():
+        every = [n for n in data.get("norms") or () if n["kind"] == kind]
+        if every:
+            good = [n for n in every if n["outcome"]["status"] == "ok"]
+            rows.append((label, f"{len(good)} of {len(every)}", *_means(good)))
+    for kind, label in REFINED.items():
+        every = [r for r in data.get("refines") or () if r["kind"] == kind]
+        for entry in every:
+            if entry["block"] == "model":
+                parts = [r for r in every if r["block"] != "model"]
+                taken = sum(r["outcome"]["status"] == "ok" for r in parts)
+                of = f"{taken} of {len(parts)}" if parts else figures.seconds(entry["seconds"])
+                rows.append((label, of, figures.error(entry["before"]), figures.error(entry["after"])))
+    if not rows:
+        return None
+    columns = ("", "Improved", "Error before", "Error after")
+    caption = "Mean error of those improved, on data left out of the fit"
+    return section("repairs", "Repairs", table(caption, columns, rows, class_="numbers"))
+
+
+def _means(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    if not entries:
+        return figures.NONE, figures.NONE
+    before, after = (sum(e[key] for e in entries) / len(entries) for key in ("before", "after"))
+    return figures.error(before), figures.error(after)
+
+
+def time(data: Mapping[str, Any]) -> Markup | None:
+    """Where the time went; `forward` is a part of other stages."""
+    stages = {k: v for k, v in (data.get("timing") or {}).items() if k != "forward" and v >= 0.005}
+    if not stages:
+        return None
+    total = sum(stages.values())
+    rows: list[Sequence[Child]] = [
+        (
+            join((stage, el("span", STAGES[stage], class_="sub"))) if stage in STAGES else stage,
+            drawing.bar(seconds / total, "fill"),
+            figures.seconds(seconds),
+        )
+        for stage, seconds in stages.items()
+    ]
+    rows.append(("together", None, figures.seconds(total)))
+    peak = data.get("peak_rss_bytes")
+    caption = "Time of each stage" + (f"; memory at most {figures.size(peak)}" if peak else "")
+    return section("time", "Time", table(caption, ("Stage", "", "Time"), rows, class_="bars"))
+
+
+def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
+    """Reasons, the most frequent first, each with its nodes."""
+    refusals = data.get("refusals") or ()
+    if not refusals:
+        return None
+    items = []
+    for reason, times in Counter(str(r["reason"]) for r in refusals).most_common():
+        nodes = places(r for r in refusals if str(r["reason"]) == reason)
+        shown = [el("li", name(node)) for node in nodes[:limit]]
+        if len(nodes) > limit:
+            shown.append(el("li", f"and {len(nodes) - limit} more"))
+        head = el("summary", el("b", f"{times:,} ×"), f" {reason}")
+        items.append(el("details", head, el("ul", *shown, class_="nodes")))
+    text = "Channels that stay as they are: how many, why (“it” is the group of channels), and at which nodes."
+    return section("left", "Left alone", el("p", text), *items)
+
+
+def notes(data: Mapping[str, Any]) -> Markup | None:
+    """What the user should know."""
+    calibration = data.get("calibration") or {}
+    lines = list(dict.fromkeys([*(calibration.get("notes") or ()), *(data.get("notes") or ())]))
+    return section("notes", "Notes", el("ul", *(el("li", line) for line in lines))) if lines else None

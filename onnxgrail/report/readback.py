@@ -1,0 +1,50 @@
+"""Reports that were read back from a file, and so may hold anything."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from onnxgrail.errors import ModelError, OnnxGrailError
+from onnxgrail.machine.files.paths import Read
+
+P = ParamSpec("P")
+R = TypeVar("R")
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def whole(method: Callable[P, R]) -> Callable[P, R]:
+    """Say in one line that a report which was read back is damaged; reports of a run are whole.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except OnnxGrailError:
+            raise
+        except DAMAGE as error:
+            if not getattr(args[0], "read_back", False):
+                raise
+            text = f"the report is damaged: {type(error).__name__}: {error}"
+            raise ModelError(text, hint="Make it again with --report") from error
+
+    return call
+
+
+def reads(data: Mapping[str, Any]) -> list[Read]:
+    """Return the files that a run has read, as far as its report tells."""
+    held_out = (data.get("verification") or {}).get("held_out") or {}
+    places = (
+        ("the input", (data.get("model") or {}).get("input")),
+        ("the calibration data", (data.get("calibration") or {}).get("source")),
+        ("the held-out data", held_out.get("source")),
+        ("the reference", (data.get("reference") or {}).get("path")),
+    )
+    files = [(what, Path(path)) for what, path in places if isinstance(path, str)]
+    return [Read(path=path, what=what) for what, path in files if path.is_file()]

@@ -1,0 +1,104 @@
+"""Sizes of the model before and after, for the report."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgrail.allocation.achieved import Share, of_blocks
+from onnxgrail.allocation.result import Budget
+from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.core import Applied, Recipe
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.io.mapped import weight_files
+from onnxgrail.graph.io.model_file import bytes_on_disk
+from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.machine.files.checksums import sha256
+from onnxgrail.narrowing.decide import Decision
+from onnxgrail.report.report import ModelChange
+
+if TYPE_CHECKING:
+    from onnxgrail.methods.refine.refinement import Refined
+
+
+def grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
+    """Return multiply-accumulates per sample and bytes of weights that refinements added to the model."""
+    return [(entry.added["macs"], entry.added["bytes"]) for entry in refines if entry.added]
+
+
+def share_of(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
+    """Return the ratio asked for and achieved: of the blocks, or of GRASP's layers where nothing is narrowed."""
+    if "grail" in recipe.method or "grasp" not in applied:
+        return of_blocks(prepared, recipe, decision.narrowable, decision.ledger.dead)
+    entry = applied["grasp"].entry
+    gone = sum(row["params_before"] - row["params_after"] for row in entry["matrices"])
+    asked = recipe.ratio if recipe.grasp_layers is None else None
+    return Share(of="layers", asked=asked, achieved=gone / max(entry["params"], 1), total=entry["params"])
+
+
+def sizes_of(
+    prepared: Prepared,
+    share: Share,
+    decision: Decision,
+    slim: ir.Model | None,
+    written: Mapping[Path, str],
+    applied: Sequence[Applied],
+    final: ir.Model | None,
+) -> ModelChange:
+    """Return the sizes of the model before and after; predicted where nothing is written."""
+    model, survey, ledger = prepared.model, prepared.survey, decision.ledger
+    params = counting.parameters(model)
+    gone, gone_bytes = counting.removed(survey, ledger.dead)
+    after = params - gone if slim is None else counting.parameters(slim)
+    output = next(iter(written), None)
+    path = prepared.path
+    if path is not None:
+        before, given = bytes_on_disk(model, path), sha256(path)
+    else:
+        content = to_bytes(prepared.given, run=False)
+        before, given = len(content), hashlib.sha256(content).hexdigest()
+    if written:
+        size = sum(file.stat().st_size for file in written)
+    elif final is not None and final is not slim:
+        size = len(to_bytes(final, run=False))
+    else:
+        size = before - gone_bytes - sum(a.bytes for a in applied)
+    macs = (counting.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
+    return ModelChange(
+        input=str(path or "model"),
+        output=None if output is None else str(output),
+        sha256_before=given,
+        sha256_after=None if output is None else written[output],
+        params_before=params,
+        params_after=after,
+        macs_before=counting.macs(model, survey) // prepared.samples,
+        macs_after=macs,
+        bytes_before=before,
+        bytes_after=size,
+        asked_ratio=share.asked,
+        achieved_ratio=share.achieved,
+        ratio_of=share.of,
+        ratio_total=share.total,
+        model_ratio=1 - after / params if params else 0.0,
+        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
+        sha256_data_after={file.name: digest for file, digest in written.items() if file != output},
+        budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
+    )
+
+
+def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:
+    """A target asked for and what became of it; a latency is that of the last measurement."""
+    if budget is None:
+        return None
+    metric = budget.target.metric
+    return {
+        "metric": metric,
+        "asked": budget.target.text,
+        "before": budget.before,
+        "limit": budget.limit,
+        "achieved": achieved.get(metric, budget.found),
+    }
