@@ -78,7 +78,7 @@ _WHERE = {
     "Inspection": "report.report",
     "Recipe": "core",
     "Report": "report.report",
-    "Result": "result",
+    "Result": "report.result",
     "apply": "commands.apply",
     "bench": "commands.bench",
     "compare": "commands.compare",

@@ -1,4 +1,7 @@
-"""How channels pass through each op.  A file per family in `layers` and `tensors`; importing this package imports, and so registers, them all."""
+"""How channels pass through each op: a file per family in `layers` and `tensors`.
+
+Importing this package imports, and so registers, them all.
+"""
 
 from __future__ import annotations
 
