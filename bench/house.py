@@ -73,7 +73,7 @@ def _parameters(function: Function) -> int:
 
 
 def _public(name: str, function: Function) -> bool:
-    return not function.name.startswith("_") and any(Path(name.split(":")[0]).match(pattern) for pattern in PUBLIC)
+    return not function.name.startswith("_") and any(Path(name.partition(":")[0]).match(pattern) for pattern in PUBLIC)
 
 
 def _imports(tree: ast.AST) -> int:
