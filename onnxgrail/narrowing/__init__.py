@@ -1,1 +1,1 @@
-"""Decide how narrow every block becomes, measure, fit and record it."""
+"""Decides the width of every block, measures activations, fits weights and records the decisions."""

@@ -1,14 +1,13 @@
-"""The way of `--compensate best`: blocks are decided on the dense network, and every layer is fitted to it.
+"""Implements `--compensate best`: blocks are decided on the dense network, and every changed layer is fitted to it.
 
-Two streams walk the network side by side, the dense one and the narrowed one.  The dense one gives the statistics that
-blocks are decided on, and in the same runs what layers are fitted to.  Matrices and convolutions are fitted in the
-order of the network, each behind the ones already fitted: those that lost inputs, and those that kept them all but read
-what is no longer as it was.
+Two streams walk the dense and the narrowed network side by side. The same runs of the dense network give the statistics
+for the decisions and the targets for the fits. Matrices and convolutions are fitted in network order, each after all
+upstream fits: layers that lost inputs, and layers that kept all inputs but whose inputs changed.
 
-Fits begin with GRAIL's weights where a consumer of the block cannot be fitted, and where samples are many and the
-choice of units takes its second moments anyway.  Else they begin with the weights that were kept: the moments of wide
-blocks cost as much as a forward pass, and of few samples a fit would take GRAIL's weights, which were made from all of
-them, for better than they are on the ones that it holds out.
+A fit starts from GRAIL's weights if a consumer of the block cannot be fitted, or if there are many samples and the
+selection of units needs second moments anyway. Otherwise it starts from the kept weights, for two reasons: the second
+moments of wide blocks cost as much as a forward pass; and with few samples the held-out error would favor GRAIL's
+weights, which were computed from all samples, including the held-out ones.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ from onnxgrail.narrowing.ledgers import of_addition, with_addition
 from onnxgrail.narrowing.order import Turn, turns
 from onnxgrail.narrowing.two_networks import FOLDS, Pair, moments, starts_of
 
-FEW = 64  # with fewer samples than that the folds are held out in turn, and every one of them must gain
-MEMORY = 3 * 2**29  # bytes that a fit may take; a larger --cache-budget raises them by half as much again
-SURE = 0.1  # share of the held-out error that a choice must win then
+FEW = 64  # with fewer samples, every fold is held out in turn and the error must fall on each of them
+MEMORY = 3 * 2**29  # bytes of memory for a fit, or 1.5 times --cache-budget if that is more
+SURE = 0.1  # relative decrease of the held-out error that a choice then needs
 WORSE = "no fit lowers the error on held-out samples"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Guard:
-    """What a choice must win on held-out rows; `judges` as in `refit`."""
+    """The decrease of the held-out error that a choice of the fit needs; `judges` as in `refit`."""
 
     judges: int
     margin: float
 
     @property
     def parts(self) -> int:
-        """How many sums are kept apart: one per judge, and one of all the other folds."""
+        """Return the number of separate sums: one per judge, and one of all other folds."""
         return min(self.judges + 1, FOLDS)
 
 
@@ -65,13 +64,17 @@ EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
 
 
 def sweep(run: Run, blocks: Sequence[Block]) -> float:
-    """Settle every block on the dense network, and fit every matrix and convolution that reads what has changed.
+    """Decide every block on the dense network, and fit every matrix and convolution whose input changed.
 
-    All processes add up rows, the first one decides.  What is known already is not measured, and both streams follow
-    when they are needed again.
+    All processes sum over rows; the first process decides. Cached results are not measured again; both streams catch up
+    when they are needed.
+
+    Args:
+        run: the decisions so far; it receives decisions, fitted weights and one entry per layer.
+        blocks: the blocks to narrow.
 
     Returns:
-        Seconds in ONNX Runtime; decisions, fitted weights and one entry per layer are in the run.
+        Seconds spent inside ONNX Runtime.
     """
     prepared, recipe = run.prepared, run.recipe
     if not blocks:
@@ -92,7 +95,7 @@ def sweep(run: Run, blocks: Sequence[Block]) -> float:
 
 
 def _planned(run: Run, blocks: Sequence[Block]) -> Ledger:
-    """As many units gone as will go, if not the same ones."""
+    """Return a ledger that removes the right number of units per block, although not the units finally chosen."""
     ledger = weights.empty(run.prepared.survey)
     for block in blocks:
         ledger.dead[block.ids[run.kept[block.name] :]] = True
@@ -100,7 +103,7 @@ def _planned(run: Run, blocks: Sequence[Block]) -> Ledger:
 
 
 class _Walk:
-    """Takes turn after turn; both streams follow when something has to be measured."""
+    """A walk over the turns; both streams move when a turn has to be measured."""
 
     def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]]) -> None:
         self.turns = todo
@@ -116,7 +119,7 @@ class _Walk:
         self._backlog = Backlog(feeds, self._tick)
 
     def take(self, turn: Turn[Stage]) -> None:
-        """Settle the blocks of a turn, then fit its layers."""
+        """Decide the blocks of a turn, then fit its layers."""
         if turn.blocks:
             self._settle(turn)
         ends = [*(stage.span[0] for stage in turn.layers[1:]), turn.limit]
@@ -131,13 +134,13 @@ class _Walk:
         return stage.memory(self._guard.parts) <= self._limit
 
     def _settle(self, turn: Turn[Stage]) -> None:
-        """Decide the blocks on the dense network; what their layers are fitted to is kept from the same runs."""
+        """Decide blocks on the dense network; the same runs keep the targets of the layers to fit."""
         run, pair = self._run, self._pair
         known = [run.known(b) for b in turn.blocks]
         probes = [p for b in turn.blocks for p in run.probes(b)]
         goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
         judged = not REDUCERS[run.recipe.reducer].needs_scores and any(b.name not in run.fitted for b in turn.blocks)
-        where = (None, None) if judged else (turn.limit, goals)  # what a fold makes is seen in front of the block
+        where = (None, None) if judged else (turn.limit, goals)  # a fold is measured from the cut upstream of the block
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
             self._backlog.skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
@@ -151,7 +154,7 @@ class _Walk:
         run.take(turn.blocks, known, measured, pair.dense, pair.untouched)
 
     def _fit(self, stage: Stage, end: int) -> None:
-        """Fit layers behind what is decided and fitted already."""
+        """Fit the layers of a stage, given all upstream decisions and fits."""
         run, ledger = self._run, self._run.ledger
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         found = run.job.steps.known(stage.key)
@@ -159,21 +162,21 @@ class _Walk:
             self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end, self._guard.parts))
         else:
             self._backlog.catch_up()
-            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # handed on, not held
+            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # in a list: `_fitted` frees them
             found = run.job.steps.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
 
 
 def _left(stage: Stage, parts: int) -> tuple[Refit, ...]:
-    """Entries of layers whose sums are too large."""
+    """Return the entries of layers that are not fitted because their sums need too much memory."""
     why = f"fitting would take {stage.memory(parts) / 2**30:.1f} GiB; a larger --cache-budget allows it"
     common: dict[str, Any] = {"alpha": None, "blend": 0.0, "before": None, "after": None, "reason": why}
     return tuple(Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks)
 
 
 def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guard) -> Record:
-    """The layers of a stage, fitted to packed sums over rows, which are taken out of their list."""
+    """Fit the layers of a stage to packed sums over rows, which are popped from their list to free memory."""
     prepared, recipe, ledger = run.prepared, run.recipe, run.ledger
     originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
     now = [ledger.arrays.get(t.consumer.param, o) for t, o in zip(stage.tasks, originals, strict=True)]
@@ -193,13 +196,13 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guar
 
 
 def _side_by_side(stage: Stage, originals: Sequence[Array]) -> Floats:
-    """Weights of a stage with all their inputs."""
+    """Return the original weights (inputs, outputs) of all layers of a stage, concatenated along outputs."""
     whole = (replace(task, kept=np.ones_like(task.kept)) for task in stage.tasks)
     return np.concatenate([matrix_of(*pair) for pair in zip(whole, originals, strict=True)], axis=1)
 
 
 def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
-    """The ledger with the fitted numbers at the kept positions."""
+    """Return the ledger with the fitted weights and biases at the kept positions."""
     if found.alpha is None:
         return ledger
     consumer = task.consumer
@@ -229,7 +232,10 @@ def _entry(consumer: Consumer, found: Fitted, clamped: int, why: str) -> Refit:
 
 
 def _validated(change: Change, run: Run) -> Change:
-    """With the mean held-out error of the layers that read the block's units; they are all there is where these fit."""
+    """Return the change with the mean held-out error of the layers that read the block's units.
+
+    If all of these layers are fitted, the change has no other error, and takes its outcome from the fits.
+    """
     mine = {slot.initializer for slot in change.block.consumers}
     fits = [r for r in run.refits if r.weight in mine and r.after is not None]
     if not fits:

@@ -1,4 +1,4 @@
-"""Decisions about blocks, taken one by one and written into the ledger."""
+"""Decides single blocks and writes the decisions into the ledger."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ from onnxgrail.narrowing.norms import Norm
 
 COMPACT = "the file holds fewer numbers than its consumers have, and new ones would make it larger"
 Fold = Callable[[Change], tuple[Stats, ...]]
-"""What a fold makes of a block's activations."""
+"""Measures a block's statistics with the activations that a fold produces."""
 
 
 class Backlog:
-    """Walks through the data whose results are known: left out until something behind them is measured."""
+    """Skipped walks over the data whose results are cached; they are done when something downstream is measured."""
 
     def __init__(self, feeds: int, tick: Tick) -> None:
         self._feeds, self._tick = feeds, tick
         self._walks: list[Callable[[], None]] = []
 
     def skip(self, walk: Callable[[], None]) -> None:
-        """Leave out a walk, whose feeds count as done."""
+        """Postpone a walk; its feeds count as done."""
         self._walks.append(walk)
         for _ in range(self._feeds):
             self._tick()
 
     def later(self, action: Callable[[], None]) -> None:
-        """Something to be done in its turn, which takes no feeds."""
+        """Postpone an action that takes no feeds; it keeps its place in the order."""
         self._walks.append(action)
 
     def catch_up(self) -> None:
-        """Do all that was left out."""
+        """Do everything that was postponed, in order."""
         while self._walks:
             self._walks.pop(0)()
 
 
 class Run:
-    """The decisions so far; lives as long as one call of `decide`.
+    """The state of the decisions during one call of `decide`.
 
     Attributes:
-        fitted: names of blocks whose consumers are all fitted later on, and that are only narrowed until then.
+        fitted: names of blocks whose consumers are all fitted later; these blocks are only narrowed until then.
     """
 
     def __init__(self, prepared: Prepared, job: Job, kept: Mapping[str, int], dense: Dense | None = None) -> None:
@@ -77,22 +77,28 @@ class Run:
         self.norms: tuple[Norm, ...] = ()
 
     def weights(self, block: Block) -> tuple[Floats, ...]:
-        """A block's weights as they are now."""
+        """Return the current weights of a block."""
         return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
 
     def probes(self, block: Block) -> tuple[Probe, ...]:
-        """What is measured of a block: no products of channels where nothing reads them."""
+        """Return the probes of a block, without products of channels if nothing reads these products."""
         if block.name not in self.fitted or needs_gram(self.recipe):
             return block.probes
         return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
 
     def known(self, block: Block) -> Change | None:
-        """What a run that went before decided about a block."""
+        """Return the decision about a block that an earlier run cached, None if there is none."""
         found = self.job.steps.known(key(block))
         return None if found is None else change_of(found, block)
 
     def choose(self, block: Block, stats: tuple[Stats, ...], fold: Fold | None = None) -> Change:
-        """Decide one block; with `fold`, an average over clusters is judged on the activations it really gives."""
+        """Decide one block.
+
+        Args:
+            block: the block.
+            stats: statistics of its probes; empty if no method needs them.
+            fold: measures the activations that a fold gives; a decision that averages clusters is judged on them.
+        """
         steps, scores = self.job.steps, SELECTORS[self.recipe.selector]
         slopes = self.prepared.gradients.get(block.name)
         view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
@@ -108,14 +114,14 @@ class Run:
 
         found = steps.shared(first)
         change = change_of(found, block)
-        if fold is not None and change.reducer.cluster is not None:  # averaged statistics promise too much
+        if fold is not None and change.reducer.cluster is not None:  # averaged statistics underestimate the error
             joint = fold(change)
             found = steps.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
         steps.keep(key(block), found)
         return change_of(found, block)
 
     def fitting(self, view: View, change: Change) -> Change:
-        """A decision that the formats of the weights can hold."""
+        """Return the decision with its weights clamped to the range of their formats."""
         facts = self.prepared.survey.facts
         names = [slot.initializer for slot in view.block.slots]
         limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
@@ -129,27 +135,35 @@ class Run:
         stream: Stream,
         before: Ledger,
     ) -> None:
-        """Settle blocks: as is known, or on what the stream measured in the network as it was `before`."""
+        """Decide blocks: take cached decisions, else use what the stream measured in the network `before`."""
         for block, change, stats in zip(blocks, known, measured, strict=True):
             fold = None if block.name in self.fitted else functools.partial(self._joint, stream, before)
             self.settle(change or self.choose(block, stats, fold))
 
     def _joint(self, stream: Stream, before: Ledger, change: Change) -> tuple[Stats, ...]:
-        """What a fold makes of a block's activations, beside what they were."""
+        """Measure the activations that a fold gives, jointly with the original ones."""
         return stream.measure_fold(change.block.probes, change.reducer.kept, before, self.after(change, before))
 
     def settle(self, change: Change) -> None:
-        """Write a decision into the ledger, which then has its numbers: of all blocks they would fill the memory."""
+        """Write a decision into the ledger. The list of changes keeps no weights, which would fill the memory."""
         self.ledger = self.after(change, self.ledger)
         self.changes.append(dataclasses.replace(change, weights=()))
 
     def after(self, change: Change, ledger: Ledger) -> Ledger:
-        """A ledger with one more decision."""
+        """Return a ledger with one more decision."""
         return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
 
 
 def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted: bool = False) -> Change:
-    """One block at one width; its consumers are not compensated where they will be `fitted`."""
+    """Decide one block at one width.
+
+    Args:
+        view: the block with its weights and statistics.
+        kept: the new width.
+        recipe: names the reducer and the compensator.
+        selector: scores the units.
+        fitted: the consumers are fitted later, so that they are not compensated here.
+    """
     return reduce_and_compensate(
         view,
         kept,
@@ -161,32 +175,32 @@ def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted
 
 
 def _compensator(recipe: Recipe) -> Compensator:
-    """The chosen compensator with the recipe's ridge."""
+    """Return the chosen compensator with the recipe's ridge parameter."""
     chosen: Any = COMPENSATORS[recipe.compensate]
-    fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins come wrapped and keep their own ridge
+    fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins are wrapped and keep their own ridge parameter
     compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen
     return compensator
 
 
 def needs_data(recipe: Recipe) -> bool:
-    """Whether some method of the recipe looks at activations."""
+    """Return True if a method of the recipe reads activations."""
     reducer = REDUCERS[recipe.reducer]
     selecting = reducer.needs_scores and SELECTORS[recipe.selector].needs_data
     return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data
 
 
 def needs_gram(recipe: Recipe) -> bool:
-    """Whether choosing units takes products of channels."""
+    """Return True if selecting units needs products of channels."""
     reducer = REDUCERS[recipe.reducer]
     return reducer.needs_data or (reducer.needs_scores and selectors.needs_gram(SELECTORS[recipe.selector]))
 
 
 def key(block: Block) -> str:
-    """Under what a decision about a block is kept."""
+    """Return the cache key of the decision about a block."""
     return f"block {block.name}"
 
 
 def room(block: Block, prepared: Prepared) -> int:
-    """Bytes of a block's weights and second moments."""
+    """Return the bytes that a block's weights and second moments take."""
     shapes = prepared.survey.facts.shapes
     return 8 * sum(math.prod(shapes[s.initializer]) for s in block.slots) + size_of(block)

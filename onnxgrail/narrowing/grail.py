@@ -1,4 +1,4 @@
-"""Blocks are settled one by one: measured behind what is decided already, decided, written into the ledger."""
+"""Decides blocks one by one: measure in the network as decided so far, decide, write into the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ TOGETHER = 2**27  # bytes of second moments that one step of an open loop measur
 
 
 def settle(run: Run, blocks: Sequence[Block]) -> float:
-    """Settle every block, on statistics where some method needs them; returns seconds inside ONNX Runtime."""
+    """Decide every block, with statistics of activations if a method needs them.
+
+    Args:
+        run: the decisions so far; it receives the new ones.
+        blocks: the blocks to narrow, in network order.
+
+    Returns:
+        Seconds spent inside ONNX Runtime.
+    """
     if run.recipe.compensate == BEST:
         return sweep(run, blocks)
     if needs_data(run.recipe):
@@ -35,15 +43,15 @@ def settle(run: Run, blocks: Sequence[Block]) -> float:
 
 
 def _measured(run: Run, blocks: Sequence[Block]) -> float:
-    """Settle every block on statistics of the dense network, or in closed loop of the network as decided so far.
+    """Decide every block on statistics of the dense network, or in closed loop of the network as decided so far.
 
-    Where decisions are known already, nothing is measured, and the stream follows when it is needed again.
+    Steps whose decisions are cached are not measured. The stream catches up when the next step is measured.
 
     Returns:
         Seconds spent inside ONNX Runtime.
     """
     prepared, recipe, job = run.prepared, run.recipe, run.job
-    together = 0 if in_files(prepared.model) else TOGETHER  # a step also holds the weights that it runs
+    together = 0 if in_files(prepared.model) else TOGETHER  # a step also holds the weights of the nodes that it runs
     todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, together)
     feeds = len(shard_of(job.group, len(prepared.batches)).numbers)
     tick = ticking(job.progress, "calibrating", feeds * len(todo))
@@ -58,18 +66,21 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
 
 
 class _Walk:
-    """The stream, brought to a step when that has to be measured: in the very runs that measured the ones before."""
+    """A walk of the stream from step to step.
+
+    Skipped steps are caught up in the same runs that would have measured them, so that results don't depend on caching.
+    """
 
     def __init__(self, stream: Stream, feeds: int, tick: Tick, *, moving: bool) -> None:
         self.stream, self.tick, self._moving = stream, tick, moving
         self._backlog = Backlog(feeds, tick)
 
     def skip(self, step: Step, ledger: Ledger) -> None:
-        """Leave out a step whose decisions are known."""
+        """Skip a step whose decisions are cached."""
         self._backlog.skip(lambda: self.stream.walk_past(_probes(step), ledger, step.limit))
 
     def measure(self, step: Step, ledger: Ledger) -> list[tuple[Stats, ...]]:
-        """Statistics of the blocks of a step."""
+        """Measure the statistics of the blocks of a step."""
         self._backlog.catch_up()
         found = self.stream.measure(_probes(step), ledger, self.tick, step.limit if self._moving else None)
         return by_block(step.blocks, found)
@@ -80,10 +91,13 @@ def _probes(step: Step) -> list[Probe]:
 
 
 def _step(run: Run, walk: _Walk, step: Step, before: Ledger) -> None:
-    """Measure blocks in the network `before` and settle them; a function, so that a step's arrays end with it."""
+    """Measure the blocks of a step in the network `before` and decide them.
+
+    This is a function of its own so that the arrays of a step are freed when it returns.
+    """
     known = [run.known(b) for b in step.blocks]
     measured: Sequence[tuple[Stats, ...]] = [()] * len(step.blocks)
-    if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not be there
+    if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not move
         measured = measured if all(known) else [run.dense[b.name] for b in step.blocks]
     elif all(known):
         walk.skip(step, before)
@@ -93,7 +107,11 @@ def _step(run: Run, walk: _Walk, step: Step, before: Ledger) -> None:
 
 
 def bring_back(run: Run) -> float:
-    """Bring activations back to the dense network's, as the recipe says; returns seconds inside ONNX Runtime."""
+    """Correct scales and biases so that activations match the dense network's, as `recipe.norms` says.
+
+    Returns:
+        Seconds spent inside ONNX Runtime.
+    """
     if run.recipe.norms == "none" or not run.changes:
         return 0.0
     run.ledger, run.norms, seconds = norms.bring_back(run.prepared, run.job, run.ledger, run.changes)

@@ -1,7 +1,8 @@
-"""What `--norms` does: with all widths and weights decided, activations are brought back to the dense network's.
+"""Implements `--norms`: scales and biases are corrected so that activations match the dense network's.
 
-Two streams walk the network side by side, the dense one and the narrowed one.  At every place where constants scale and
-shift the channels of an activation they are set anew, in the order of the network, each behind those already set.
+All widths and weights are decided before. Two streams walk the dense and the narrowed network side by side. The
+constants that scale and shift the channels of an activation are corrected in network order, each after all upstream
+ones.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Record
 from onnxgrail.narrowing.ledgers import of_addition, with_addition
 
-FOLDS = 4  # every fourth sample is held out
-SAME = 1e-9  # squared error, as a share, below which an activation is what it was
+FOLDS = 4  # one sample in four is held out
+SAME = 1e-9  # relative squared error below which an activation counts as unchanged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Norm:
-    """One activation, for the report.
+    """The report entry of one activation.
 
     Attributes:
-        node: the convolution or normalisation; kind: `repair` or `refit`.
-        before, after: squared error on held-out rows as a share of the dense network's energy, at the first tensor
-            behind the next contraction through which everything passes.
-        outcome: `plain` where the constants stay because that error would not have shrunk.
+        node: the convolution or normalization; kind: `repair` or `refit`.
+        before, after: squared error on held-out rows as a share of the dense network's energy, at the tensor through
+            which all effects of the place pass (`Place.judged`).
+        outcome: `plain` if the constants stay because the error would not decrease.
     """
 
     node: str
@@ -62,10 +63,10 @@ class Norm:
 def bring_back(
     prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change]
 ) -> tuple[Ledger, tuple[Norm, ...], float]:
-    """Set scales and biases anew, place by place; of several processes the first one measures and sets them all.
+    """Correct scales and biases place by place; of several processes the first one measures and decides.
 
     Returns:
-        The ledger with new constants, one entry per place behind something narrowed, seconds in ONNX Runtime.
+        The ledger with new constants, one entry per place that changed, and seconds inside ONNX Runtime.
     """
     first = min(c.block.span[0] for c in changes)
     model, survey = prepared.model, prepared.survey
@@ -84,21 +85,21 @@ def bring_back(
 
 
 class _Walk:
-    """Both networks, opened when they are first needed: not where everything is known, nor in other processes."""
+    """Both networks, opened only when a place has to be measured."""
 
     def __init__(self, prepared: Prepared, recipe: Recipe, stand: Ints, stack: ExitStack) -> None:
         self._prepared, self._recipe, self._twins, self._stack = prepared, recipe, stand, stack
         self._streams: tuple[Stream, Stream] | None = None
         self._untouched = weights.empty(prepared.survey)
-        self.ledgers: list[tuple[Ledger, int]] = []  # at places that the streams have not passed yet
+        self.ledgers: list[tuple[Ledger, int]] = []  # with positions that the streams have not reached yet
 
     @property
     def forward(self) -> float:
-        """Seconds inside ONNX Runtime."""
+        """Return the seconds spent inside ONNX Runtime."""
         return sum(stream.forward for stream in self._streams or ())
 
     def at(self, place: Place) -> _Pair:
-        """Both networks at a place, brought there in the steps of a run that sets all places."""
+        """Move both networks to a place, in the same steps as a run without cached results."""
         if self._streams is None:
             opened = (stream_of(self._prepared, self._recipe, share=2) for _ in range(2))
             dense, narrow = (self._stack.enter_context(stream) for stream in opened)
@@ -112,7 +113,7 @@ class _Walk:
 
 
 def _recorded(walk: _Walk, place: Place, ledger: Ledger) -> Record:
-    """What is set at one place."""
+    """Correct the constants at one place and return the change as a record."""
     after, entry = _set(walk.at(place), ledger)
     return of_addition(ledger, after, {"norms": [] if entry is None else [dataclasses.asdict(entry)]})
 
@@ -129,12 +130,15 @@ class _Pair:
     twins: Ints
 
     def rows(self, name: str, axis: int, ledger: Ledger) -> Iterator[tuple[Array, Array, Bools, Bools]]:
-        """Per batch, rows of a tensor in the narrowed and the dense network, which are fitted and which held out."""
+        """Yield per batch: narrowed rows (n, k), dense rows (n, c), mask of fitted rows, mask of held-out rows.
+
+        Batches that don't take the tensor's branch are skipped.
+        """
         first = 0
         found = zip(
             self.dense.masks, self.dense.record([name], self.untouched), self.narrow.record([name], ledger), strict=True
         )
-        for mask, goals, slim in (one for one in found if name in one[1]):  # a branch may not be taken
+        for mask, goals, slim in (one for one in found if name in one[1]):
             goal = self._kept(goals[name], name, axis, ledger)
             held, real = self._held(goal.shape, axis, first), _real(goal.shape, axis, mask)
             y, t = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (slim[name], goal))
@@ -142,21 +146,21 @@ class _Pair:
             first += goal.shape[0]
 
     def pool(self, name: str, axis: int, ledger: Ledger) -> Ints:
-        """Which of the channels that stay stands for each channel of the original axis, -1 for none."""
+        """Return per channel of the original axis the index of the kept channel that represents it, -1 if none does."""
         marks = [m.labels for m in self.prepared.survey.marks.get(name, ()) if m.axes == (axis,)]
         if not marks:
             return np.arange(self.prepared.survey.facts.shapes[name][axis])
         return pool_of(marks[0], ledger.dead, self.twins)
 
     def _kept(self, goal: Array, name: str, axis: int, ledger: Ledger) -> Array:
-        """The dense tensor, narrowed like the other one on all axes but one; clusters are averaged."""
+        """Return the dense tensor, narrowed like the other one on all axes except `axis`; clusters are averaged."""
         for mark in self.prepared.survey.marks.get(name, ()):
             if mark.axes != (axis,) and ledger.dead[mark.labels].any():
                 goal = narrowed(goal, mark.axes[0], mark.labels, ledger.dead, self.twins)
         return goal
 
     def _held(self, shape: tuple[int, ...], axis: int, first: int) -> Bools:
-        """Rows of every fourth sample, or every fourth row of an only sample."""
+        """Return the mask of held-out rows: those of one sample in four, or one row in four of a single sample."""
         total = self.prepared.batches.samples
         count = int(np.prod(shape)) // max(shape[axis], 1)
         if total < 2 or axis == 0:
@@ -166,14 +170,17 @@ class _Pair:
 
 
 def _real(shape: tuple[int, ...], axis: int, mask: Bools | None) -> Bools:
-    """Rows that are not padding."""
+    """Return the mask of rows that are not padding."""
     count = int(np.prod(shape)) // max(shape[axis], 1)
     fits = mask is not None and axis == len(shape) - 1 and shape[:-1] in (mask.shape, (mask.size,))
     return np.asarray(mask).astype(bool).ravel() if fits else np.ones(count, dtype=bool)
 
 
 def _set(pair: _Pair, ledger: Ledger) -> tuple[Ledger, Norm | None]:
-    """The ledger with new constants at one place, where these hold on rows kept apart; None where nothing differs."""
+    """Return the ledger with corrected constants at one place if these pass on held-out rows, and the report entry.
+
+    The entry is None if the activation is unchanged.
+    """
     place = pair.place
     pool = pair.pool(place.output, place.axis, ledger)
     fit = held = zero_sums(int(pool.max()) + 1, len(pool))
@@ -190,14 +197,14 @@ def _set(pair: _Pair, ledger: Ledger) -> tuple[Ledger, Norm | None]:
     if affine is not None:
         candidate = _written(pair, affine, pool, ledger)
         after = _error(pair, candidate)
-    if affine is None or not held.count or not after <= before:  # not so where either is NaN
+    if affine is None or not held.count or not after <= before:  # `not <=` also holds for NaN
         kept = Outcome(status="plain", reason="new constants would not do better on held-out samples")
         return ledger, Norm(node=place.node, kind=place.kind, before=before, after=before, outcome=kept)
     return candidate, Norm(node=place.node, kind=place.kind, before=before, after=after, outcome=Outcome())
 
 
 def _error(pair: _Pair, ledger: Ledger) -> float:
-    """Squared error on held-out rows where the place is judged, as a share of the dense network's energy."""
+    """Return the squared error on held-out rows at the judged tensor, as a share of the dense network's energy."""
     name = pair.place.judged
     axis = len(pair.prepared.survey.facts.shapes[name]) - 1
     wrong = energy = 0.0
@@ -210,7 +217,7 @@ def _error(pair: _Pair, ledger: Ledger) -> float:
 
 
 def _written(pair: _Pair, affine: Affine, pool: Ints, ledger: Ledger) -> Ledger:
-    """The ledger with scale and shift put into the constants of a place."""
+    """Return the ledger with scale and shift applied to the constants of a place."""
     place, shape = pair.place, (len(pool),)
     alive = _alive(pair, pool, ledger)
     scale, shift = np.ones(shape), np.zeros(shape)
@@ -226,7 +233,7 @@ def _written(pair: _Pair, affine: Affine, pool: Ints, ledger: Ledger) -> Ledger:
 
 
 def _alive(pair: _Pair, pool: Ints, ledger: Ledger) -> Bools:
-    """Which positions of the channel axis stay."""
+    """Return the mask of kept positions of the channel axis."""
     place = pair.place
     for mark in pair.prepared.survey.marks.get(place.output, ()):
         if mark.axes == (place.axis,):
@@ -235,7 +242,7 @@ def _alive(pair: _Pair, pool: Ints, ledger: Ledger) -> Bools:
 
 
 def _times(pair: _Pair, part: Part, scale: Floats, shift: Floats | float, ledger: Ledger) -> Array:
-    """A constant as it is now, scaled and shifted along its channel axis, in its own type."""
+    """Return the current value of a constant, scaled and shifted along its channel axis, in its own type."""
     now = ledger.arrays.get(part.param)
     array = weights.original(part.value, pair.prepared.model, pair.prepared.survey) if now is None else now
     shape = [-1 if a == part.axis else 1 for a in range(array.ndim)]

@@ -1,4 +1,4 @@
-"""The dense and the narrowed network side by side, and the sums over rows that layers are fitted to."""
+"""Runs the dense and the narrowed network side by side and sums over rows for the fits."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from onnxgrail.machine.steps.codec import Record
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.layers import Stage
 
-FOLDS = 4  # of the samples; the last one is held out
-ROWS = 65536  # rows looked at where that is more than sixteen per regressor
-SUMS = 6  # arrays of one part of the rows
+FOLDS = 4  # folds of the samples; the last one is held out
+ROWS = 65536  # rows to fit on, or sixteen per regressor if that is more
+SUMS = 6  # arrays per part of the rows
 
 Side = tuple[dict[str, Array], dict[str, Array]]
 """Tensors of one batch in the dense and in the narrowed network."""
@@ -34,12 +34,12 @@ Side = tuple[dict[str, Array], dict[str, Array]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """The dense and the narrowed network, brought forward side by side over the batches of this process.
+    """The dense and the narrowed network, moved forward side by side over the batches of this process.
 
     Attributes:
-        untouched: the ledger of the dense one.
-        starts: number of the first sample of each of all batches.
-        seed: of the rows that are drawn.
+        untouched: the ledger of the dense network.
+        starts: per batch of all processes, the number of its first sample.
+        seed: of the random choice of rows.
     """
 
     dense: Stream
@@ -50,9 +50,15 @@ class Pair:
 
     @contextmanager
     def following(self, stage: Stage, ledger: Ledger, end: int, ways: int) -> Iterator[Step[Side]]:
-        """What makes of a batch what a stage is fitted to, and what it reads, where so many batches go side by side.
+        """Give a function that computes a stage's targets and inputs for one batch.
 
-        The narrowed stream moves on to this stage, the dense one to `end`, unless what it is asked for is at hand.
+        The narrowed stream moves on to this stage. The dense stream moves to `end` unless it holds the targets.
+
+        Args:
+            stage: the layers to fit.
+            ledger: the narrowed network as decided so far.
+            end: position to which the dense stream moves.
+            ways: number of batches that run in parallel.
         """
         names = stage.goals
         there = 0 if self.dense.holds(names) else end
@@ -64,15 +70,18 @@ class Pair:
             yield lambda place: (goals(place), found(place))
 
     def walk_past(self, stage: Stage, ledger: Ledger, end: int, parts: int) -> None:
-        """Bring both streams behind a stage that is known: in the very steps that would have measured it."""
+        """Move both streams past a stage whose fit is cached, in the same steps that would have measured it."""
         ways = self._ways(stage, parts)
         with self.following(stage, ledger, end, ways) as step:
             pass_by(self.dense.shard, ways, step)
 
     def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
-        """Sums over the rows of every part, outputs of all layers side by side; nothing but in the first process.
+        """Sum over the rows of every part; outputs of all layers are side by side.
 
-        The last parts are single folds, the first one is all the others.  Streams move as in `following`.
+        The last parts are single folds, the first part is all other folds. Streams move as in `following`.
+
+        Returns:
+            `SUMS` arrays per part in the first process; empty in the others.
         """
 
         def added(shard: Shard, walked: Iterator[Side]) -> Tally:
@@ -96,7 +105,7 @@ class Pair:
         return self.dense.ways(12 * parts * features * (features + inputs))
 
     def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
-        """Add the rows of one batch to the part that each is in."""
+        """Add the rows of one batch to their parts."""
         shard, (goal, slim) = self.dense.shard, side
         if not _matching(stage, goal, slim):
             return
@@ -117,15 +126,14 @@ class Pair:
         for part, group in enumerate(groups):
             mine = np.maximum(fold - FOLDS + parts, 0) == part
             group.add(z[mine], t[mine], None if x is None else x[mine])
-            group.take()  # so that one part only is there twice, in float32 as well
+            group.take()  # so that only one part at a time has float32 sums
 
 
 def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:
-    """Whether both networks have the same rows, and any; where values decide how many (a routing), they may not.
+    """Return True if the batch has rows, and the same rows in both networks.
 
-    There are none in a branch that the batch does not take.
-
-    Then no row of one says what a row of the other should be.
+    A branch that the batch does not take has no rows. If values decide the number of rows (a routing), the networks
+    may differ, and the rows then don't correspond.
     """
     first = stage.first
     if stage.goals[0] not in goal or not goal[stage.goals[0]].size:
@@ -138,17 +146,17 @@ def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]
 
 
 def _sizes(stage: Stage) -> tuple[int, int, int]:
-    """Of a stage: regressors, targets, and what sums are taken with."""
+    """Return the number of regressors, of targets, and of columns that products with the regressors are summed for."""
     return stage.features, stage.outputs, stage.tasks[0].inputs if stage.through else stage.outputs
 
 
 def moments(sums: Sequence[Floats], stage: Stage, dense: Floats | None) -> list[Moments]:
-    """What `Pair.sums` gave, per part; packed sums are let go one by one.
+    """Convert the result of `Pair.sums` to moments per part; packed sums are freed one by one.
 
     Args:
-        sums: for every part.
+        sums: `SUMS` arrays for every part.
         stage: the layers.
-        dense: their original weights (inputs, outputs), side by side, where sums are taken with their input.
+        dense: their original weights (inputs, outputs), side by side, if products with the dense input were summed.
     """
     left = list(sums)
     del sums
@@ -172,7 +180,7 @@ def _travelling(group: Pairs) -> tuple[Floats, ...]:
 
 
 def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: Steps) -> Ints:
-    """The number of the first sample of every batch, known to all processes; the stream has not moved yet."""
+    """Return the number of the first sample of every batch, in all processes. The stream must not have moved yet."""
     tally = Tally(stream.shard)
     for number, feed in zip(stream.shard.numbers, stream.record(list(inputs), untouched), strict=True):
         sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
@@ -185,7 +193,7 @@ def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: S
 
 
 def _real(where: Where, target: Array, mask: Bools | None) -> Where:
-    """Positions that are not padding."""
+    """Return the positions that are not padding."""
     if mask is None or target.shape[:-1] not in (mask.shape, (mask.size,)):
         return where
     real = np.asarray(mask).ravel()
@@ -195,7 +203,7 @@ def _real(where: Where, target: Array, mask: Bools | None) -> Where:
 
 
 def _targets(stage: Stage, goals: Mapping[str, Array], slim: Mapping[str, Array], where: Where, count: int) -> Array:
-    """What the dense network has, less the residual and the bias that are there already: (rows, outputs) of all."""
+    """Return the dense outputs of all layers (rows, outputs), less the narrowed network's residual and bias."""
     found = np.empty((count, stage.outputs), np.float32)
     first = 0
     for task in stage.tasks:
@@ -209,7 +217,7 @@ def _targets(stage: Stage, goals: Mapping[str, Array], slim: Mapping[str, Array]
 
 
 def _fold(where: Ints, target: Array, stage: Stage, first: int) -> Ints:
-    """Which fold every row is in: samples go round, or rows of an only sample."""
+    """Return the fold of every row: samples are assigned in turn, or rows if there is a single sample."""
     made = stage.first.made
     samples = target.shape[0] if made else 1
     each = max(1, target.size // target.shape[made] // samples)
