@@ -162,7 +162,7 @@ class _Walk:
             self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end, self._guard.parts))
         else:
             self._backlog.catch_up()
-            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # a list, for `_fitted` to free them
+            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # `_fitted` frees the list
             found = run.job.steps.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
