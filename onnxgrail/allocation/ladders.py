@@ -18,6 +18,7 @@ Cost = Callable[[Mapping[str, int]], float]
 LEAST, MOST = 0.5, 1.25  # of what a block is asked to lose: how far rounding may go
 FEWEST = 4  # steps that a ladder has at least, where there are that many units
 EDGE = 1e-9
+WIDEST = 2**16  # units of which multiples are tried: a block has no more steps of that size than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ def ladders_of(blocks: Sequence[Block], round_to: int) -> tuple[Ladder, ...]:
 
 @functools.cache
 def divisors(step: int) -> tuple[int, ...]:
-    """All divisors, the largest first."""
-    return tuple(d for d in range(step, 0, -1) if step % d == 0)
+    """Return the divisors up to `WIDEST`, the largest first."""
+    return tuple(d for d in range(min(step, WIDEST), 0, -1) if step % d == 0)
 
 
 @functools.cache

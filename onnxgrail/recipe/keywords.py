@@ -186,8 +186,21 @@ def read(name: str, value: Any, label: str = "") -> Any:
         UsageError: it is of another kind.
     """
     reader = READERS.get(name)
-    if value is None or reader is None:
-        return value
+    return value if value is None or reader is None else read_as(reader, name, value, label)
+
+
+def read_as(reader: Reader, name: str, value: Any, label: str = "") -> Any:
+    """Return what a reader makes of a value.
+
+    Args:
+        reader: for one kind of values.
+        name: of a keyword, or of a key of a recipe, for the message.
+        value: what was given.
+        label: where that stands, for the message.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
     try:
         return reader(value)
     except _OddError as expected:

@@ -253,7 +253,7 @@ def _place(name: str, value: Any, label: str) -> dict[str, str]:
     if value is None or name == BESIDE[-1]:
         return {}
     if name == "held_out" and isinstance(value, int) and not isinstance(value, bool):
-        return {name: str(keywords.whole(value))}
+        return {name: str(keywords.read_as(keywords.whole, name, value, label))}
     if not isinstance(value, str | Path):
         raise keywords.odd(name, value, label, "text")
     return {name: str(value)}

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxgrail.allocation.ladders import WIDEST, divisors
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.group.torchrun import join
 from onnxgrail.machine.numerals import whole
@@ -75,3 +76,17 @@ def test_an_environment_without_numbers(size, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(UsageError, match="a number is needed"), join():
         pass
+
+
+def test_a_recipe_with_too_large_a_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(nets.mlp(), "m.onnx")
+    (tmp_path / "r.json").write_text(f'{{"held_out": {2**70}}}')
+    result = run("apply", "r.json", "m.onnx", "o.onnx")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "held_out is 1180591620717411303424, expected a whole number below" in result.stderr
+
+
+def test_a_multiple_larger_than_any_block_takes_no_time():
+    assert max(divisors(10**18)) <= WIDEST
+    assert divisors(12) == (12, 6, 4, 3, 2, 1)
