@@ -1,1 +1,1 @@
-"""Graph rooms: everything that knows ONNX and no algebra."""
+"""ONNX graphs: reading and writing, tracing channels, narrowing and rewriting. No algebra."""

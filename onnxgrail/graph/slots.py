@@ -1,4 +1,4 @@
-"""Read and write a block's channels inside one array: the only place that turns axes and positions into (u, m, r)."""
+"""Read and write a block's channels in one array: converts axes and positions to (u, m, r) and back."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from onnxgrail.core import Array, Floats, Ints, Slot
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is a float, those of `ml_dtypes` (which numpy does not know as such) included."""
+    """Return True if a dtype is a float, including those of `ml_dtypes`, which numpy does not know as floats."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
 def largest(dtype: np.dtype[Any]) -> float:
-    """The largest finite number of a float type; infinity for others."""
+    """Return the largest finite number of a float dtype; infinity for other dtypes."""
     if not is_float(dtype):
         return float("inf")
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def read(array: Array, slot: Slot) -> Floats:
-    """The slot's channels as (u, m, r) float64, r being all other axes flattened."""
+    """Return the slot's channels as (u, m, r) float64, where r are all other axes flattened."""
     front = np.moveaxis(array, slot.axis, 0)
     return front[slot.index].reshape(*slot.index.shape, -1).astype(np.float64)
 
 
 def write(array: Array, slot: Slot, units: Ints, values: Floats) -> Array:
-    """A copy of `array` with `values` (k, m, r) at the positions of `units` (k,); other positions keep their values.
+    """Return a copy of `array` with `values` (k, m, r) written to the channels `units` (k,).
 
-    The result has the array's dtype; values beyond the range of a narrow float are clamped to it.
+    Other positions keep their values. The result has the array's dtype; values beyond its range are clamped.
     """
     out = array.copy()
     front = np.moveaxis(out, slot.axis, 0)

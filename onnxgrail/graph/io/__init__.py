@@ -1,1 +1,1 @@
-"""Model files: load, map, serialize, write."""
+"""Read and write model files: load, map external data, serialize, save."""

@@ -1,6 +1,6 @@
-"""Large weights that lie in the model file itself, found without reading them: as good as external data from then on.
+"""Find large weights inside a model file and map them without reading them.
 
-A message that is parsed as a whole takes the room of all weights, and their sum decides how much a run needs.
+Parsing the message as a whole would need memory for all weights at once.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from onnxgrail.graph.io.mapped import LARGE, Mapped
 from onnxgrail.graph.io.wire import BYTES, Bytes, Field, fields, head
 from onnxgrail.machine.files.unchanged import SteadyFile
 
-BLOCK = 2**14  # bytes that are read at once to find fields
-MODEL = 2**23  # bytes of a file from which on its weights stay there; smaller ones are read
+BLOCK = 2**14  # bytes read at once when looking for fields
+MODEL = 2**23  # bytes; weights of larger files stay in the file, smaller files are read as a whole
 _GRAPH, _INITIALIZER, _NAME, _RAW, _EXTERNAL = 7, 5, 8, 9, 13  # field numbers of the messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """A model file without its large weights.
+    """A model file, split into the message without its large weights and the places of these weights.
 
     Attributes:
-        rest: the message, in which these weights refer to a file that is not named.
-        places: where the numbers of each lie in the model file.
-        file: the model file, which stays open: its weights outlive its name.
+        rest: the message; its large weights refer to an external file without a name.
+        places: name of the weight -> offset of its data in the model file, in bytes.
+        file: the model file; it stays open, so that the weights outlive its name.
     """
 
     rest: bytes
@@ -39,7 +39,7 @@ class Split:
 
 
 class _Window:
-    """A file as bytes that are read when they are looked at."""
+    """A file as a sequence of bytes that are read on access."""
 
     def __init__(self, file: SteadyFile) -> None:
         self._file, self._start, self._block = file, 0, memoryview(b"")
@@ -67,7 +67,10 @@ class _Window:
 
 
 def split(path: Path) -> Split | None:
-    """The file in two; None where it is small or not put together as expected, and is better read in one.
+    """Split a model file into its message and its large weights.
+
+    Returns:
+        The two parts; None if the file is small or not encoded as expected, and should be read as a whole.
 
     Raises:
         OSError: the file cannot be read.
@@ -84,10 +87,10 @@ def split(path: Path) -> Split | None:
 
 
 def hold(model: ir.Model, found: Split, path: Path) -> None:
-    """Let the weights that were left out lie where they are.
+    """Map the weights that `split` left in the model file, in place.
 
     Raises:
-        ModelError: one has more or fewer bytes than its shape needs.
+        ModelError: a weight has more or fewer bytes than its shape needs.
     """
     for name, offset in found.places.items():
         value = model.graph.initializers[name]
@@ -104,7 +107,7 @@ def _graph(data: Bytes, field: Field, places: dict[str, int]) -> bytes:
 
 
 def _tensor(data: Bytes, field: Field, places: dict[str, int]) -> bytes:
-    """A weight, without its numbers where they are many."""
+    """Return the message of a weight; a large one without its numbers and with a reference to their place."""
     parts = {part.number: part for part in fields(data, field.start, field.stop)}
     raw, name = parts.get(_RAW), parts.get(_NAME)
     if raw is None or name is None or raw.stop - raw.start < LARGE or _EXTERNAL in parts:
@@ -122,7 +125,7 @@ def _tensor(data: Bytes, field: Field, places: dict[str, int]) -> bytes:
 
 
 def _copied(data: Bytes, start: int, stop: int, changed: dict[int, Any]) -> Iterator[bytes]:
-    """The fields of a message, some of them made anew (or left out, where there is nothing to make them)."""
+    """Yield the fields of a message; those with a number in `changed` are replaced, or dropped if it maps to None."""
     for field in fields(data, start, stop):
         if field.number not in changed or field.kind != BYTES:
             yield bytes(data[field.head : field.stop])

@@ -1,4 +1,4 @@
-"""Models of other libraries in and out: protobuf, bytes, and ONNX GraphSurgeon for people who build with TensorRT."""
+"""Convert models to and from protobuf, bytes and ONNX GraphSurgeon graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgrail.graph.io.serial import to_file
 
 
 def from_any(source: Any) -> Any:
-    """A `gs.Graph` as a ModelProto, whatever names a file as its path; everything else as it is."""
+    """Convert a `gs.Graph` to a ModelProto and a path-like object to a Path; return anything else unchanged."""
     if isinstance(source, os.PathLike):
         return Path(source)
     if type(source).__module__.startswith("onnx_graphsurgeon"):
@@ -27,10 +27,10 @@ def from_any(source: Any) -> Any:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """A model with all weights inside, as a file would have it.
+    """Convert a model to a ModelProto with all weights inside.
 
     Raises:
-        ModelError: it is over 2 GiB, which no message of protobuf can hold.
+        ModelError: the model is over 2 GiB, the limit of a protobuf message.
     """
     if weight_bytes(model) > LIMIT:
         raise ModelError("a model over 2 GiB cannot be one message", hint="Write it to a file with `output`")
@@ -43,17 +43,20 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """A model as the bytes of its file, for a session that is opened from memory.
+    """Serialize a model with all weights inside, for an inference session that is opened from memory.
 
     Raises:
-        ModelError: it is over 2 GiB.
+        ModelError: the model is over 2 GiB.
     """
     data: bytes = to_proto(model).SerializeToString()
     return data
 
 
 def to_graphsurgeon(model: ir.Model | onnx.ModelProto) -> Any:
-    """A model as a `gs.Graph`; it loads all weights and drops documentation strings and metadata (its own limits)."""
+    """Convert a model to a `gs.Graph`.
+
+    GraphSurgeon loads all weights and drops documentation strings and metadata.
+    """
     import onnx_graphsurgeon as gs
 
     return gs.import_onnx(to_proto(model) if isinstance(model, ir.Model) else model)

@@ -1,4 +1,4 @@
-"""Weights that lie in files: read when somebody looks at them, and named to the runtime by where they really are."""
+"""Weights that stay in files: read on access, and passed to the runtime by file path and offset."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from onnxgrail.core import Array
 from onnxgrail.errors import ModelError, OnnxGrailError
 from onnxgrail.machine.files.unchanged import SteadyFile
 
-ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are written from here: one folder that holds every file
-LARGE = 2**16  # bytes from which on a changed weight goes to a file where the old one lay in one
+ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are relative to it: one folder that contains every file
+LARGE = 2**16  # bytes; a changed weight of this size goes to a file if the old one was in a file
 
-PIECE = 2**20  # bytes that are copied at once
-SHELF = 2**20  # bytes from which on changed numbers wait in a file
-SHELVED = 400  # arrays without a name that may be open at once: each takes a file descriptor
-SOURCES = "onnxgrail.sources"  # key of a model's transient `meta`: the files that it was loaded from
+PIECE = 2**20  # bytes copied at once
+SHELF = 2**20  # bytes; changed arrays of this size wait in a file
+SHELVED = 400  # arrays in unnamed files at once: each takes a file descriptor
+SOURCES = "onnxgrail.sources"  # key in a model's `meta`: the files that it was loaded from
 _shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()
 
 
 class Mapped(ir.ExternalTensor):
-    """A weight at a place in a file.
+    """A weight at an offset in a file.
 
-    An array that is handed out is read from the file, and its memory goes when it is dropped.  The location is the real
-    file's, seen from `ROOT`, so a model with weights in several folders can be run from memory.
+    Arrays are read from the file on each access and not cached.  The location is the real path of the file relative to
+    `ROOT`, so a model with weights in several folders can be run from memory.
 
     Attributes:
-        file: where it lies.
-        stated: the location as the model file has it; empty where the weight lies in no file beside a model.
-        temporary: the file is this very tensor's and goes with it.
+        file: the file that holds the weight.
+        stated: the location as written in the model file; empty if the weight is not in an external data file.
+        temporary: True if the file belongs to this tensor and is removed with it.
     """
 
     def __init__(
         self, file: SteadyFile, offset: int, tensor: ir.TensorProtocol, *, stated: str = "", temporary: bool = False
     ) -> None:
-        """Of a `tensor`'s type and shape."""
+        """Map the data at `offset` with the type and shape of `tensor`."""
         super().__init__(
             os.path.relpath(file.path, ROOT),
             offset,
@@ -56,7 +56,7 @@ class Mapped(ir.ExternalTensor):
             weakref.finalize(self, _remove, file.path)
 
     def numpy(self) -> Array:
-        """The numbers, read-only."""
+        """Read the numbers as a read-only array."""
         shape = self.shape.numpy()
         if self.size == 0:
             return np.empty(shape, dtype=self.dtype.numpy())
@@ -66,35 +66,35 @@ class Mapped(ir.ExternalTensor):
         return np.asarray(self._bytes().view(np.dtype(self.dtype.numpy()).newbyteorder("<")).reshape(shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """As numpy asks for it."""
+        """Convert to a numpy array (numpy's array protocol)."""
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def tobytes(self) -> bytes:
-        """A copy of the bytes in the file."""
+        """Return a copy of the bytes in the file."""
         return self._bytes().tobytes() if self.size else b""
 
     def tofile(self, file: Any) -> None:
-        """Write the bytes to an open file; they are never all in memory."""
+        """Write the bytes to an open file, piece by piece."""
         for piece in self.file.pieces(self.offset or 0, self.nbytes):
             file.write(piece)
 
     def _bytes(self) -> Array:
-        found = np.empty(self.nbytes, np.uint8)  # unlike a bytearray it is not written before it is read into
+        found = np.empty(self.nbytes, np.uint8)  # unlike a bytearray, it is not zeroed first
         self.file.read_into(self.offset or 0, found.data)
         found.flags.writeable = False
         return found
 
 
 def map_weights(model: ir.Model, path: Path | None, label: str) -> None:
-    """Replace every reference to external data by a `Mapped`.
+    """Replace every reference to external data by a `Mapped` tensor, in place.
 
     Args:
-        model: as it was parsed.
-        path: that the user gave; None where there is none.
-        label: what to call the model.
+        model: the parsed model.
+        path: path of the model file; None if the model was given in memory.
+        label: name of the model in error messages.
 
     Raises:
-        ModelError: data are missing, truncated, or outside the folder.
+        ModelError: external data is missing, truncated, or outside the model's folder.
     """
     files: dict[Path, SteadyFile] = {}
     for graph in model.graphs():
@@ -113,11 +113,11 @@ def map_weights(model: ir.Model, path: Path | None, label: str) -> None:
 def _mapped(
     tensor: ir.ExternalTensor, model: Path | None, label: str, files: dict[Path, SteadyFile]
 ) -> ir.TensorProtocol:
-    """Where the data of a tensor are.
+    """Return an external tensor as a `Mapped` one, after checking its location.
 
-    A model must not reach out of its folder by what it says, so absolute locations and `..` are refused, and so are
-    links, which an archive may have brought, unless they lead to where the model file itself really is: in the cache
-    of a model hub both are links to one folder.
+    A model file must not reach files outside its folder: absolute locations and `..` are refused.  Links are refused
+    too, since an archive may have brought them, unless they lead to the folder of the real model file: in the cache of
+    a model hub, model and data are both links into one folder.
     """
     if isinstance(tensor, Mapped):
         return tensor
@@ -133,7 +133,7 @@ def _mapped(
         path = (base / location).resolve()
         found = path.is_file()
         inside = model is None or any(path.is_relative_to(p) for p in (base.resolve(), model.resolve().parent))
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links that go round
+    except (OSError, ValueError, RuntimeError):  # path too long, a zero byte, circular links
         found, inside = False, True
     if not inside:
         raise ModelError(
@@ -160,7 +160,7 @@ def _mapped(
         )
     try:
         return Mapped(file, offset, tensor, stated=location)
-    except ValueError:  # on another drive than everything else: there is no way to name it from here
+    except ValueError:  # on another Windows drive: no relative path leads there
         raw = b"".join(map(bytes, file.pieces(offset, tensor.nbytes)))
         whole = onnx.TensorProto(
             name=tensor.name, dims=tensor.shape.numpy(), data_type=tensor.dtype.value, raw_data=raw
@@ -169,11 +169,11 @@ def _mapped(
 
 
 def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProtocol:
-    """New numbers, in a temporary file where those that they replace lay in a file.
+    """Return new numbers for a weight, in a temporary file if the numbers they replace were in a file.
 
-    The file is removed with the tensor.  It needs a name as long as a session may be opened: the runtime looks for the
-    real path of external data, and finds none behind /proc/self/fd once the name is gone.  So a run that is killed
-    leaves the files of the model it was about to run.  Where no file can be made the numbers stay in memory.
+    The temporary file is removed with the tensor.  It keeps its name until then: the runtime resolves the real path of
+    external data when a session is opened, and cannot resolve /proc/self/fd.  A killed run therefore leaves such files.
+    If no file can be created, the numbers stay in memory.
     """
     if not isinstance(old, Mapped) or new.nbytes < LARGE:
         return new
@@ -190,9 +190,9 @@ def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProt
 
 
 def discard(model: ir.Model) -> None:
-    """Remove the temporary files of a model that is not written: a session that has opened them keeps them.
+    """Remove the temporary files of a model that will not be written; open sessions keep their data.
 
-    Otherwise they would stay until the model's cycles are collected.
+    Otherwise they would stay until Python's garbage collector frees the model.
     """
     for tensor in _tensors(model):
         if os.name == "posix" and isinstance(tensor, Mapped) and tensor.temporary:
@@ -200,7 +200,7 @@ def discard(model: ir.Model) -> None:
 
 
 def shelved(array: Array) -> Array:
-    """An array in a file without a name, which goes with it; small ones, and all where there is no room, stay."""
+    """Move a large array to an unnamed temporary file; return small arrays, and all if there is no room, unchanged."""
     if array.nbytes < SHELF or len(_shelves) >= SHELVED:
         return array
     try:
@@ -215,14 +215,14 @@ def shelved(array: Array) -> Array:
 
 
 def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A weight that depends on no file."""
+    """Return the weight as a tensor that does not depend on a file."""
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.Tensor(tensor.numpy().copy(), **fields(tensor))
 
 
 def fields(tensor: ir.TensorProtocol) -> dict[str, Any]:
-    """Return what a weight is beside its numbers, as the constructors of tensors take it."""
+    """Return the type, shape, name and metadata of a weight, as keyword arguments for tensor constructors."""
     return {
         "dtype": tensor.dtype,
         "shape": ir.Shape([int(size) for size in tensor.shape.numpy()]),
@@ -245,15 +245,15 @@ def write(tensor: ir.TensorProtocol, file: Any) -> None:
 
 
 def weight_files(model: ir.Model) -> dict[str, Path]:
-    """The files that hold a model's weights, by the location that the model states."""
+    """Return the external data files of a model: location as written in the model -> path."""
     return {t.stated: Path(t.path) for t in _tensors(model) if isinstance(t, Mapped) and t.stated}
 
 
 def check_unchanged(model: ir.Model) -> None:
-    """Check that the files of a model are as they were when it was loaded.
+    """Check that the files of a model have not changed since it was loaded.
 
     Raises:
-        ModelError: one is not: what was read of it before and after may not belong together.
+        ModelError: a file changed: parts that were read before and after may not belong together.
     """
     for file in model.meta.get(SOURCES, ()):
         file.check()
@@ -261,7 +261,7 @@ def check_unchanged(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def unchanged(model: ir.Model) -> Iterator[None]:
-    """Say that a file of a model has changed in place of what went wrong for that reason.
+    """Report a changed model file instead of the error that the change caused.
 
     Raises:
         ModelError: as `check_unchanged`.
@@ -274,12 +274,12 @@ def unchanged(model: ir.Model) -> Iterator[None]:
 
 
 def in_files(model: ir.Model) -> bool:
-    """Whether some of a model's weights lie in files: beside it, or in its own."""
+    """Return True if any weights of a model are in files: external data or the model file itself."""
     return any(isinstance(tensor, Mapped) for tensor in _tensors(model))
 
 
 def loose(model: ir.Model) -> ir.Model:
-    """A model whose weights say where they lie only if that is a file beside the source: others are read when asked."""
+    """Replace weights that are mapped from the model file itself by lazy tensors, in place, and return the model."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value

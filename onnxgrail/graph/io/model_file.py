@@ -1,4 +1,4 @@
-"""Load and save models: inline or external data in, one finished file (or pair) out, nothing half written."""
+"""Load and save models, with inline or external data. Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from onnxgrail.machine.files.placing import Weights, place, weights_name
 from onnxgrail.machine.files.temporary import TEMPORARY
 from onnxgrail.machine.files.unchanged import SteadyFile
 
-HEAVY = 2**30  # bytes of weights from which on a model is run without making better copies of them
+HEAVY = 2**30  # bytes of weights; larger models are run without making optimized copies of them
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
-PROTOBUF = 2**31 - 1  # bytes of the largest message
+PROTOBUF = 2**31 - 1  # bytes of the largest protobuf message
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
 
 
 def load(source: Source) -> ir.Model:
-    """Read a model; external data stay on disk, mapped when needed, and local functions are written out.
+    """Read a model; external data stays on disk and is mapped, and local functions are inlined.
 
-    Sequences that only hold the pieces of a split become a Split.
+    Sequences that only hold the pieces of a split are replaced by a Split node.
 
     Raises:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
@@ -46,7 +46,7 @@ def load(source: Source) -> ir.Model:
         model = inlined(_read(source))
     except (OnnxGrailError, MemoryError, OSError):
         raise
-    except Exception as error:  # onnx-ir raises whatever comes up
+    except Exception as error:  # onnx-ir raises many exception types
         raise ModelError(f"the model holds an inconsistent graph: {_brief(error)}") from error
     held = sum(t.nbytes for t in _weights(model) if not isinstance(t, Mapped))
     if held > PROTOBUF:
@@ -77,7 +77,7 @@ def _from_path(path: Path) -> ir.Model:
     try:
         status = path.stat()
         if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-            raise ModelError(f"{path} is a device, expected an ONNX file")  # some never end
+            raise ModelError(f"{path} is a device, expected an ONNX file")  # reading some devices never ends
         size = status.st_size
         if size > PROTOBUF:
             raise _too_large(str(path), size)
@@ -92,7 +92,7 @@ def _from_path(path: Path) -> ir.Model:
 
 
 def beside(source: Source) -> list[Path]:
-    """Return the files that a model names for its weights; none if it is a file that cannot be read."""
+    """Return the external data files that a model names; empty if the model is a file that cannot be read."""
     if isinstance(source, ir.Model):
         return sorted({Path(t.path) for t in _weights(source) if isinstance(t, ir.ExternalTensor)})
     if not isinstance(source, str | Path):
@@ -147,7 +147,7 @@ def _from_proto(proto: onnx.ModelProto, label: str, path: Path | None = None, ap
 
 
 def _sorted(graph: ir.Graph) -> bool:
-    """Whether every node, in bodies too, stands behind what it reads (converters append their casts at the end)."""
+    """Return True if every node, including those in bodies, comes after the nodes whose outputs it reads."""
     seen: set[ir.Node] = set()
     for node in ir.traversal.RecursiveGraphIterator(graph):
         producers = (value.producer() for value in node.inputs if value is not None)
@@ -158,12 +158,12 @@ def _sorted(graph: ir.Graph) -> bool:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers."""
+    """Return the size of all initializers in bytes."""
     return sum(tensor.nbytes for tensor in _weights(model))
 
 
 def external(model: ir.Model, asked: bool | None) -> bool:
-    """Return True if the result of a model has its weights in a file of their own: as asked, else as the model has."""
+    """Return True if the result must have external data: as `asked`, or if None as the model has it."""
     return bool(weight_files(model)) or weight_bytes(model) > LIMIT if asked is None else asked
 
 
@@ -172,7 +172,7 @@ def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
 
 
 def copy(model: ir.Model) -> ir.Model:
-    """A model that can be changed; weights are shared until they are replaced."""
+    """Return a copy of a model that can be changed; weights are shared until they are replaced."""
     clone = model.clone()
     clone.meta.update(model.meta)
     return clone
@@ -186,25 +186,24 @@ def save(
     scratch: Path | None = None,
     sources: Iterable[ir.Model] = (),
 ) -> dict[Path, str]:
-    """Write the model, with weights in a file beside it when asked or when they pass 2 GiB.
+    """Write the model; weights go to a file beside it if asked or if they exceed 2 GiB.
 
-    That file is called `NAME.CHECKSUM.data`.  Files are written in a hidden folder beside the target (or in `scratch`,
-    which must be on the same file system) and moved to their place, so a failure leaves nothing behind and the model
-    that was there before.  Weights are copied one by one.
+    The weights file is called `NAME.CHECKSUM.data`.  Files are written in a hidden folder beside the target (or in
+    `scratch`) and then moved, so a failed save leaves the previous model in place.  Weights are copied one at a time.
 
     Args:
         model: the graph.
         path: where to write it.
-        apart: weights in a file of their own.
-        scratch: where files are written first.
-        sources: models that it was made of, whose files must still be as they were.
+        apart: write the weights to a file of their own.
+        scratch: folder where files are written first; must be on the same file system as `path`.
+        sources: models whose weights the result uses; their files must not have changed.
 
     Returns:
-        The checksums of the files, the model first.
+        Path -> checksum of each file, the model first.
 
     Raises:
         OutputError: the folder cannot be written.
-        ModelError: a file that holds weights has changed.
+        ModelError: a source file has changed.
     """
     apart = apart or weight_bytes(model) > LIMIT
     make_folder(path.parent)
@@ -225,7 +224,7 @@ def save(
 
 
 def move(draft: Path, path: Path) -> None:
-    """Move a model that another tool wrote, with at most one file beside it, to its place, as `save` does.
+    """Move a model written by another tool, with at most one external data file, to its place, as `save` does.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -255,5 +254,5 @@ def _brief(error: BaseException) -> str:
 
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:
-    """Size of the model file and of the external data files it names."""
+    """Return the size of the model file and its external data files in bytes."""
     return sum(file.stat().st_size for file in (path, *weight_files(model).values()) if file.exists())

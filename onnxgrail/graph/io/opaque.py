@@ -1,6 +1,6 @@
-"""Types that onnx-ir cannot hold: maps, as ZipMap of scikit-learn's exports makes them, and sequences of maps.
+"""Keep types that onnx-ir does not support (maps, sequences of maps), as written by ZipMap in scikit-learn exports.
 
-Such values have no type in the graph.  What the file says of inputs and outputs is kept aside and written back.
+The types of such outputs are removed from the graph on loading, kept aside and written back on saving.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ import onnx_ir as ir
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.soundness import graphs
 
-_TYPE = "onnxgrail.type"  # key of a value's transient `meta`
+_TYPE = "onnxgrail.type"  # key in a value's `meta`
 
 Types = Mapping[str, onnx.TypeProto]
 
 
 def set_aside(proto: onnx.ModelProto, label: str) -> tuple[onnx.ModelProto, Types]:
-    """Return a model without the types that hold maps, and these types by the name of the output.
+    """Return a model without map types, and the removed types by output name.
 
-    The message given stays as it is.
+    The given message is not changed.
+
+    Args:
+        proto: the model.
+        label: name of the model in error messages.
 
     Raises:
-        ModelError: an input is a map, which no calibration data can hold.
+        ModelError: an input is a map, which calibration data cannot contain.
     """
     if not any(_has_map(value.type) for graph in graphs(proto) for value in _typed(graph)):
         return proto, {}
@@ -45,7 +49,7 @@ def set_aside(proto: onnx.ModelProto, label: str) -> tuple[onnx.ModelProto, Type
 
 
 def attach(outputs: Iterable[ir.Value], types: Types) -> None:
-    """Note at the outputs of a graph the types that were set aside."""
+    """Store the types that were set aside at the outputs of a graph."""
     for value in outputs:
         kind = types.get(value.name or "")
         if kind is not None:
@@ -53,7 +57,7 @@ def attach(outputs: Iterable[ir.Value], types: Types) -> None:
 
 
 def write_back(proto: onnx.ModelProto, outputs: Iterable[ir.Value]) -> None:
-    """Write the types that were set aside into the message of a graph with these outputs."""
+    """Write the types stored by `attach` into a graph's message."""
     types = {value.name: value.meta[_TYPE] for value in outputs if _TYPE in value.meta}
     for info in proto.graph.output if types else ():
         if info.name in types:
@@ -66,7 +70,7 @@ def is_tensor(value: ir.Value) -> bool:
 
 
 def maps_text(model: ir.Model) -> str:
-    """Return what to say of outputs that are maps; empty if there are none."""
+    """Return a note about outputs that are maps; empty if there are none."""
     names = [value.name or "" for value in model.graph.outputs if _TYPE in value.meta and _has_map(value.meta[_TYPE])]
     if not names:
         return ""
@@ -81,7 +85,7 @@ def _typed(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _has_map(kind: onnx.TypeProto) -> bool:
-    """Return True for a map, and for a sequence of maps or an optional one."""
+    """Return True for a map, a sequence of maps or an optional map."""
     while kind.HasField("sequence_type") or kind.HasField("optional_type"):
         kind = kind.sequence_type.elem_type if kind.HasField("sequence_type") else kind.optional_type.elem_type
     return bool(kind.HasField("map_type"))

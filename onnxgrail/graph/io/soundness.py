@@ -1,4 +1,4 @@
-"""What is looked at before a file is believed: sizes of its tensors, and functions that never end."""
+"""Check a model file before it is used: tensor sizes, attribute types, outputs, recursive functions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ import onnx_ir as ir
 
 from onnxgrail.errors import ModelError
 
-RANK = 64  # axes that numpy knows
-WRITTEN_OUT = 100_000  # nodes of a graph whose functions are written out
+RANK = 64  # the most axes that numpy supports
+WRITTEN_OUT = 100_000  # nodes of a graph after its functions are inlined
 TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
-STANDARD = "ai.onnx"  # long name of the domain that is written as nothing
+STANDARD = "ai.onnx"  # alias of the empty domain
 DAMAGED = "The file is damaged; export it again"
 
 Call = tuple[str, str, str]
 
 
 def check(model: onnx.ModelProto, label: str) -> None:
-    """Refuse what would be believed later and cost memory without end, or an exception far from its cause.
+    """Refuse files that would use unlimited memory or fail later, far from the cause.
+
+    Args:
+        model: the message.
+        label: name of the model in error messages.
 
     Raises:
-        ModelError: a tensor whose bytes do not fit its shape, an attribute of another type than its operator's, an
-            output that nothing makes, or functions that call themselves or grow without bound.
+        ModelError: a tensor whose bytes do not fit its shape, an attribute of a type other than its operator's, an
+            output that no node computes, or functions that call themselves or grow without bound.
     """
     for tensor in tensors(model):
         why = _wrong(tensor)
@@ -42,7 +46,7 @@ def check(model: onnx.ModelProto, label: str) -> None:
 
 
 def _check_attributes(model: onnx.ModelProto, label: str) -> None:
-    """Attributes must be of the types that the operators of the standard declare."""
+    """Check that attributes have the types that the standard operators declare."""
     versions = {_short(opset.domain): opset.version for opset in model.opset_import}
     known: dict[tuple[str, str], Mapping[str, int]] = {}
     for node in _nodes(model.graph.node):
@@ -67,7 +71,7 @@ def _short(domain: str) -> str:
 
 
 def _declared(op: str, domain: str, version: int) -> Mapping[str, int]:
-    """Return the types of an operator's attributes by name; nothing for operators outside the standard."""
+    """Return the types of an operator's attributes by name; empty for operators outside the standard."""
     try:
         attributes: Mapping[str, Any] = onnx.defs.get_schema(op, version, domain).attributes
     except onnx.defs.SchemaError:
@@ -76,12 +80,12 @@ def _declared(op: str, domain: str, version: int) -> Mapping[str, int]:
 
 
 def _called(node: onnx.NodeProto) -> str:
-    """Return the name of a node, or of its first output where it has none, with its operator."""
+    """Return the name of a node (of its first output if it has no name) with its operator."""
     return f"{node.name or node.output[0]!r} ({node.op_type})"
 
 
 def _check_outputs(graph: onnx.GraphProto, label: str) -> None:
-    """Outputs must be made in the graph."""
+    """Check that every output is computed in the graph."""
     there = {name for node in graph.node for name in node.output}
     there.update(value.name for value in graph.input)
     there.update(tensor.name for tensor in graph.initializer)
@@ -91,7 +95,7 @@ def _check_outputs(graph: onnx.GraphProto, label: str) -> None:
 
 
 def _wrong(tensor: onnx.TensorProto) -> str:
-    """What is wrong with a tensor; nothing where all is well."""
+    """Return what is wrong with a tensor; empty if it is valid."""
     if any(size < 0 for size in tensor.dims):
         return f"has a negative size ({list(tensor.dims)[:8]})"
     if len(tensor.dims) > RANK:
@@ -101,7 +105,7 @@ def _wrong(tensor: onnx.TensorProto) -> str:
     except (ValueError, TypeError):
         return f"is of an unknown type ({tensor.data_type})"
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return ""  # held against the file it names
+        return ""  # checked later, against the file it names
     count = prod(tensor.dims)
     if tensor.HasField("raw_data"):
         need = -(-count * bits // 8)
@@ -113,7 +117,7 @@ def _wrong(tensor: onnx.TensorProto) -> str:
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors of a message: weights and constants of its graph, of bodies and of functions."""
+    """Yield all tensors of a message: weights and constants of its graph, bodies and functions."""
     yield from model.graph.initializer
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         for node in _nodes(nodes):
@@ -126,7 +130,7 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and those in their bodies, at any depth: a message nests no deeper than a hundred."""
+    """Yield nodes and those in their bodies, at any depth (protobuf limits nesting to 100 levels)."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -147,7 +151,7 @@ def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 
 
 def _check_calls(model: onnx.ModelProto, label: str) -> None:
-    """Functions must end, and must not double themselves level by level."""
+    """Check that functions do not recurse and do not grow exponentially when inlined."""
     calls: dict[Call, Counter[Call]] = {}
     for function in model.functions:
         inside = Counter(_call(node) for node in _nodes(function.node))
@@ -167,7 +171,7 @@ def _call(node: onnx.NodeProto) -> Call:
 
 
 def _measure(start: Call, calls: Mapping[Call, Counter[Call]], sizes: dict[Call, int], label: str) -> None:
-    """Nodes of a function and of all that it calls; without recursion, since a chain may be long."""
+    """Count the nodes of a function with those of all functions it calls, without recursion: chains may be long."""
     path: list[Call] = [start]
     on_path = {start}
     while path:

@@ -1,4 +1,4 @@
-"""Tools that know tensors only are given a model without the nodes that make its other outputs, such as ZipMap."""
+"""Cut nodes with non-tensor outputs, such as ZipMap, off a model, and put them back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnxgrail.graph.trace.facts import bodies
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tail:
-    """Nodes that were taken off the end of a model.
+    """Nodes that were cut off the end of a model.
 
     Attributes:
-        nodes: with the model that they are from.
-        outputs: names of all outputs of that model, in order.
-        opsets: versions of the domains that the nodes are from.
+        nodes: the nodes, still part of their original model.
+        outputs: names of all outputs of the original model, in order.
+        opsets: domain -> opset version of the nodes.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -28,10 +28,10 @@ class Tail:
 
 
 def cut(model: ir.Model) -> tuple[ir.Model, Tail]:
-    """Return a model whose outputs are tensors, and what was taken off.
+    """Return a model whose outputs are tensors, and the nodes that were cut off.
 
-    What the nodes read become outputs.  A node stays that others read, that has bodies or several outputs, or that
-    reads something else than what nodes make.
+    The inputs of the cut nodes become outputs.  A node stays if other nodes read it, if it has bodies or several
+    outputs, or if it reads graph inputs or initializers.
     """
     ends = [v for v in model.graph.outputs if not is_tensor(v) and _is_end(v)]
     nodes = tuple(node for v in ends if (node := v.producer()) is not None)
@@ -52,7 +52,7 @@ def cut(model: ir.Model) -> tuple[ir.Model, Tail]:
 
 
 def _declare(values: Sequence[ir.Value], model: ir.Model) -> None:
-    """Give values the types that follow from the model: outputs must have one."""
+    """Set the types of values from shape inference: outputs must have one."""
     if not values:
         return
     known = {info.name: info.type.tensor_type.elem_type for info in inferred(model)}
@@ -63,7 +63,7 @@ def _declare(values: Sequence[ir.Value], model: ir.Model) -> None:
 
 
 def joined(core: ir.Model, tail: Tail) -> ir.Model:
-    """Return a model with the nodes that were taken off, in place."""
+    """Append the nodes that were cut off, in place, and return the model."""
     there = {v.name: v for v in core.graph.outputs}
     for node in tail.nodes:
         inputs = [None if v is None else there[v.name] for v in node.inputs]

@@ -1,7 +1,7 @@
-"""A bfloat16 graph as it can be run and measured: in float32, from the same weights.
+"""Convert bfloat16 graphs to float32 for running and measuring: ONNX Runtime has no bfloat16 CPU kernels.
 
-ONNX Runtime has no bfloat16 kernels for the CPU.  Weights stay what they are, in the file, with a Cast behind each, so
-that no more of them are ever wide than one session looks at; everything between is float32.
+Weights stay bfloat16, in their file, each followed by a Cast, so that only the weights one session reads are ever wide.
+All other tensors become float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TYPED = frozenset({"to", "dtype", "output_dtype", "stash_type"})  # attributes 
 
 
 def has_bfloat16(model: ir.Model) -> bool:
-    """Whether anything in a model's graph is bfloat16."""
+    """Return True if a graph has a bfloat16 input, output, weight or node attribute."""
     kind = ir.DataType.BFLOAT16
     if any(v.dtype == kind for v in (*model.graph.inputs, *model.graph.outputs)):
         return True
@@ -35,7 +35,7 @@ def has_bfloat16(model: ir.Model) -> bool:
 
 
 def widen(proto: onnx.ModelProto) -> None:
-    """Turn bfloat16 into float32, in place; weights keep their numbers and get a Cast."""
+    """Convert bfloat16 tensors to float32, in place; weights keep their numbers and get a Cast."""
     _graph(proto.graph)
     for function in proto.functions:
         nodes = _nodes(function.node)
@@ -44,10 +44,10 @@ def widen(proto: onnx.ModelProto) -> None:
 
 
 def true_types(model: ir.Model) -> dict[str, np.dtype]:
-    """What the tensors are that a widened run shows as float32: those that shape inference finds to be bfloat16."""
+    """Return the dtypes of tensors that shape inference finds to be bfloat16, which a widened run shows as float32."""
     try:
         proto = onnx.shape_inference.infer_shapes(without_weights(model))
-    except Exception:  # noqa: BLE001  ops that inference chokes on: nothing is known
+    except Exception:  # noqa: BLE001  inference fails on some ops: no types are known
         return {}
     infos = [*proto.graph.value_info, *proto.graph.output]
     narrow = ir.DataType.BFLOAT16.numpy()
@@ -55,7 +55,7 @@ def true_types(model: ir.Model) -> dict[str, np.dtype]:
 
 
 def wide(array: Array) -> Array:
-    """An array that the runtime takes."""
+    """Return a bfloat16 array as float32, which the runtime accepts; other arrays unchanged."""
     return array.astype(np.float32) if getattr(array, "dtype", None) == ir.DataType.BFLOAT16.numpy() else array
 
 
@@ -72,10 +72,10 @@ def _graph(graph: onnx.GraphProto) -> None:
         if value.type.tensor_type.elem_type == NARROW:
             value.type.tensor_type.elem_type = WIDE
     nodes = []
-    for node in _nodes(graph.node):  # a weight is widened where it is read first, and not with all others at the start
+    for node in _nodes(graph.node):  # cast each weight just before its first reader, not all at the start
         nodes += [casts.pop(name) for name in sorted(_read(node)) if name in casts]
         nodes.append(node)
-    nodes += casts.values()  # read by nobody, or outputs themselves
+    nodes += casts.values()  # weights without readers, or outputs themselves
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -94,7 +94,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
             for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
                 _graph(body)
         found.append(node)
-        if rounds:  # numbers are rounded where the model says so, and go on in float32
+        if rounds:  # the model rounds to bfloat16 here; continue in float32
             name = node.output[0]
             node.output[0] = f"{name}/bfloat16"
             found.append(_cast(node.output[0], name))
@@ -102,7 +102,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """Names that a node or its bodies read."""
+    """Return the names that a node or its bodies read."""
     names = set(node.input)
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:

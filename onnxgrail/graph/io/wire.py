@@ -1,4 +1,4 @@
-"""Protobuf messages field by field: as much of the encoding as it takes to leave large fields where they are."""
+"""Parse protobuf messages field by field, so that large fields can stay in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5  # wire types
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its number and wire type, where its head begins, and where its content is."""
+    """A field of a message.
+
+    Attributes:
+        number: the field number; kind: the wire type.
+        head: offset of the field's tag.
+        start, stop: range of the content.
+    """
 
     number: int
     kind: int
@@ -21,7 +27,7 @@ class Field:
 
 
 class Bytes(Protocol):
-    """Bytes, in memory or not."""
+    """A sequence of bytes, in memory or in a file."""
 
     @overload
     def __getitem__(self, place: int, /) -> int: ...
@@ -31,10 +37,10 @@ class Bytes(Protocol):
 
 
 def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
-    """The fields of the message in data[start:stop].
+    """Yield the fields of the message in data[start:stop].
 
     Raises:
-        ValueError: it is no message, or one with groups, which no current writer makes.
+        ValueError: not a message, or a message with groups, which are obsolete.
     """
     place = start
     while place < stop:
@@ -56,7 +62,7 @@ def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
 
 
 def head(field: int, length: int) -> bytes:
-    """What stands in front of a field of bytes: its number and its length, seven bits at a time."""
+    """Return the header of a bytes field: its tag and its length as varints."""
     found = [field << 3 | BYTES]
     while length > 0x7F:
         found.append(length & 0x7F | 0x80)
@@ -65,7 +71,7 @@ def head(field: int, length: int) -> bytes:
 
 
 def _number(data: Bytes, place: int, stop: int) -> tuple[int, int]:
-    """A number written seven bits at a time, and where it ends."""
+    """Return a varint and the offset after it."""
     found = shift = 0
     while place < stop and shift < 64:
         byte = data[place]

@@ -1,4 +1,4 @@
-"""Write a model weight by weight: no more than one of them is ever in memory."""
+"""Write a model weight by weight: at most one weight is in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from onnxgrail.graph.io.wire import head
 from onnxgrail.machine.files.checksums import Hashed
 from onnxgrail.machine.files.placing import Weights
 
-SMALL = 256  # bytes up to which a weight stays in the model file beside external data
-ALIGN = 64  # bytes: what memory maps and wide loads like
+SMALL = 256  # bytes; smaller weights stay in the model file even with external data
+ALIGN = 64  # bytes; alignment for memory maps and vector loads
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
 
 
 def unload(model: ir.Model, path: Path, named: Callable[[str], str]) -> Weights | None:
-    """Write all weights but the small ones to a file, and let the model refer to it, beside itself.
+    """Write all weights except small ones to a file and make the model refer to it as external data.
 
     Args:
         model: the graph, changed in place.
         path: where the file is written.
-        named: what it will be called, by its checksum.
+        named: returns the final file name for a checksum.
 
     Returns:
         The file; None if there are only small weights.
@@ -54,7 +54,7 @@ def _write(tensor: ir.TensorProtocol, file: Hashed) -> None:
     """Write the numbers of a weight.
 
     Raises:
-        ModelError: there are fewer than its shape says.
+        ModelError: fewer bytes were written than the shape needs.
     """
     start = file.size
     mapped.write(tensor, file)
@@ -66,17 +66,17 @@ def _write(tensor: ir.TensorProtocol, file: Hashed) -> None:
 
 
 def write_inline(model: ir.Model, path: Path) -> str:
-    """Write a model with its weights inside, but for those that lie in the file that `unload` wrote.
+    """Write a model file; weights that `unload` wrote stay external.
 
-    Weights that lie in files are copied from there.  The fields that hold them are written by hand: a message that is
-    put together in memory would need several times the room of the model.
+    Mapped weights are copied from their files.  Their fields are encoded directly: building the whole message in memory
+    would take several times the size of the model.
 
     Returns:
         The checksum of the file.
     """
     for value, held in _weights(model):
         if isinstance(held, Mapped) and value.name not in model.graph.initializers:
-            value.const_value = in_memory(held)  # of a body: rare and small
+            value.const_value = in_memory(held)  # in a body: rare and small
     proto = to_file(model)
     stored = {
         name: value.const_value
@@ -108,7 +108,7 @@ def _written(path: Path, pieces: Iterable[bytes | Mapped]) -> str:
 
 
 def written_bytes(model: ir.Model) -> int:
-    """Return how many bytes `write_inline` would write; large weights are not looked at."""
+    """Return how many bytes `write_inline` would write, without reading large weights."""
     with beside(model) as large:
         proto = to_file(model)
     sizes = {name: array.nbytes for name, array in large.items()}
@@ -129,7 +129,7 @@ def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
 
 
 def _split(proto: onnx.TensorProto, tensor: Mapped | None) -> tuple[bytes, Mapped | None, int]:
-    """A tensor's message up to its numbers, where these are, and the length of both."""
+    """Return a tensor's message up to its numbers, the tensor with the numbers, and the length of both."""
     if tensor is None:
         whole = proto.SerializeToString()
         return whole, None, len(whole)

@@ -1,1 +1,1 @@
-"""The channel tracer: labels, flow through the ops, blocks."""
+"""Trace channels through a graph: labels, propagation through operators, blocks."""

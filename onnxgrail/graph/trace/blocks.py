@@ -1,4 +1,7 @@
-"""From labels to blocks: classes with the same members are interchangeable units; names and kinds come afterwards."""
+"""Group traced labels into blocks.
+
+Label classes with the same members are interchangeable channels of one block; names and kinds are assigned afterwards.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from onnxgrail.graph.trace.survey import Operand, Survey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """One axis of one constant with the class of every position, and all its uses."""
+    """One axis of one constant, with the label class of every position and all its uses."""
 
     param: str
     value: str
@@ -33,7 +36,7 @@ class _Entry:
 
 
 def group(flow: Flow, model: ir.Model) -> Survey:
-    """Cut the traced labels into blocks and refusals."""
+    """Group the traced labels into blocks and refusals."""
     frozen, ties = flow.labels.frozen(), flow.labels.ties()
     params = _params(flow)
     entries = _entries(flow, params)
@@ -74,13 +77,14 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     )
 
 
-_Cut = list[tuple[int, bytes]]  # of one operand: axis, and class of every position
+_Cut = list[tuple[int, bytes]]  # of one operand: axis, label class of every position as bytes
 
 
 def _params(flow: Flow) -> dict[tuple[str, int], str]:
-    """(node, operand) -> key of its working array: weights are tied by name, others where they are cut alike.
+    """Return the key of the working array of each (node, operand).
 
-    A weight that another node adds or multiplies per channel is cut there as that node's channels say.
+    Operands with the same weight and the same labels share one array.  A weight that another node adds or multiplies
+    per channel is cut there according to that node's channels and gets an array of its own.
     """
     cuts: dict[tuple[str, int], _Cut] = defaultdict(list)
     values: dict[tuple[str, int], str] = {}
@@ -106,7 +110,7 @@ def _params(flow: Flow) -> dict[tuple[str, int], str]:
 
 
 def _ways(flow: Flow, cuts: Iterable[tuple[str, _Cut]]) -> dict[tuple[str, int], set[bytes]]:
-    """(constant, axis) -> the ways in which it is cut; of an axis that is a weight's own, only that one."""
+    """Return the distinct labelings of each (constant, axis); for a weight's own axis, only its own labeling."""
     found: dict[tuple[str, int], set[bytes]] = defaultdict(set)
     for value, cut in cuts:
         for axis, roots in cut:
@@ -116,7 +120,7 @@ def _ways(flow: Flow, cuts: Iterable[tuple[str, _Cut]]) -> dict[tuple[str, int],
 
 
 def _roots(flow: Flow, mark: Mark) -> Ints:
-    """Class of every position along the mark's one axis; nothing for a mark that was tied along all its axes."""
+    """Return the label class of every position along the mark's axis; empty if all its axes were tied."""
     return flow.labels.find(mark.labels) if len(mark.axes) == 1 else np.zeros(0, dtype=np.int64)
 
 
@@ -132,7 +136,7 @@ def _entries(flow: Flow, params: dict[tuple[str, int], str]) -> list[_Entry]:
 
 
 def _signatures(entries: list[_Entry]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Root -> its members as (entry, how many positions): equal signatures are interchangeable."""
+    """Return root -> members as (entry, number of positions); roots with equal signatures are interchangeable."""
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, entry in enumerate(entries):
         roots, counts = np.unique(entry.roots, return_counts=True)
@@ -190,14 +194,14 @@ def _block(
 
 
 def _index(found: Ints, roots: Ints) -> Ints:
-    """(u, m) positions of the units, in the order of `roots`."""
+    """Return the (u, m) positions of the units, in the order of `roots`."""
     positions = np.flatnonzero(np.isin(found, roots))
     by_unit = positions[np.argsort(found[positions], kind="stable")]
     return by_unit.reshape(len(roots), -1).astype(np.int64)
 
 
 def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:
-    """Number of the probe that feeds a consumer; consumers of one tensor share it."""
+    """Return the number of the probe that feeds a consumer; consumers of the same tensor share a probe."""
     sources = sorted({u.source for u in entry.uses if u.source is not None})
     inside = next((u.inside for u in entry.uses), ())
     value, axis = sources[0]
@@ -217,7 +221,7 @@ def _located(stuck: Refusal, members: list[_Entry]) -> Refusal:
 
 
 def _unique(blocks: list[Block]) -> tuple[Block, ...]:
-    """The same blocks with names that differ."""
+    """Return the blocks with unique names."""
     seen: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What a refusal says: the node at which channels turned out to be one unit is seldom the one that made them one."""
+"""Find the node that caused a refusal: often not the node at which tied channels are noticed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from onnxgrail.core import Ints, Refusal
 TIED = "all positions depend on each other, so none can go alone"
 PIECES = "go only in pieces that would not leave a rectangular tensor"
 UNALIGNED = "do not line up one to one"
-SYMPTOMS = (TIED, PIECES, UNALIGNED)  # what is seen of channels that became one unit elsewhere
+SYMPTOMS = (TIED, PIECES, UNALIGNED)  # symptoms of channels that were tied together at another node
 
 
 def cause(stuck: Refusal, producers: Sequence[Ints], ties: Mapping[int, Refusal]) -> Refusal:
-    """The tie that made one unit of all channels of a weight, where the refusal only names a symptom of that.
+    """Return the tie that merged all channels of a weight, if the refusal names only a symptom; else the refusal.
 
     Args:
-        stuck: the refusal as it was first given.
-        producers: per weight that makes the channels, the class of every position.
-        ties: by class, the last tie before it became permanent.
+        stuck: the refusal as first recorded.
+        producers: per weight that produces the channels, the label class of every position.
+        ties: by class, the last tie before the class became permanent.
     """
     if not any(symptom in stuck.reason for symptom in SYMPTOMS):
         return stuck

@@ -1,4 +1,4 @@
-"""What one run of the model told: concrete shapes, and values that follow from constants or are small integers."""
+"""Facts about a model from one run: concrete shapes, constants, and values of small integer tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.graph.stored.integers import Stored
 
-OWN, CHOICE = "onnxgrail", "If"  # domain and name of what stands for an If whose branches are laid out: a choice
+OWN, CHOICE = "onnxgrail", "If"  # domain and name of the in-memory operator that replaces an If with flattened branches
 Branch = tuple[str, str]
-"""Key of a choice, and which of its branches: "then" or "else"."""
+"""Key of a choice node, and one of its branches: "then" or "else"."""
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -29,12 +29,12 @@ class Facts:
         dtypes: numpy dtype of every tensor.
         values: arrays of values computed from constants alone, and of small integer tensors under the probe feed.
         constants: names of the values that depend on no graph input.
-        varying: per tensor, the axes whose size follows the input.
-        other: a feed of other sizes that the model takes, None where there is none.
-        stored: weights kept as integers with scales; shapes and dtypes are those of the floats they stand for.
-        grids: of an index that numbers every axis of a tensor, what it says along each: see `grid_of`.
-        taken: the branches whose tensors were seen; others have only constants here.
-        more: feeds beside the probe feed, without which not all of these branches are taken.
+        varying: per tensor, the axes whose size depends on the input.
+        other: a feed with other input sizes that the model accepts; None if there is none.
+        stored: quantized weights; shapes and dtypes are those of the dequantized floats.
+        grids: per ScatterND index, its positions along each axis: see `grid_of`.
+        taken: branches that a feed executed; tensors of other branches are known only if constant.
+        more: feeds besides the probe feed that are needed to take all of these branches.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -49,34 +49,34 @@ class Facts:
     more: tuple[Feed, ...] = ()
 
     def has_floats(self, name: str) -> bool:
-        """Return True for a tensor of floats; sequences, maps and optional values are not observed."""
+        """Return True for a float tensor; sequences, maps and optional values are not observed."""
         dtype = self.dtypes.get(name)
-        return dtype is not None and dtype.kind in "fV"  # V is numpy's letter for bfloat16
+        return dtype is not None and dtype.kind in "fV"  # V is numpy's kind for bfloat16
 
 
 def constants(model: ir.Model) -> frozenset[str]:
-    """Names of values that depend on no graph input: initializers and everything computed from them alone.
+    """Return the names of values that depend on no graph input: initializers and values computed from them.
 
-    Random nodes, nodes with bodies and choices between branches are left out.
+    Outputs of random nodes, nodes with bodies and choices between branches are left out.
     """
     known = set(model.graph.initializers)
     for node in model.graph:
         if node.op_type in RANDOM or is_choice(node) or bodies(node):
             continue
-        inputs = node.inputs[:1] if node.op_type == "CastLike" else node.inputs  # the second only lends its type
+        inputs = node.inputs[:1] if node.op_type == "CastLike" else node.inputs  # only the type of the second is read
         if all(value is None or value.name in known for value in inputs):
             known.update(value.name for value in node.outputs if value.name)
     return frozenset(known)
 
 
 def indices(model: ir.Model) -> frozenset[str]:
-    """Names of the indices of all ScatterND nodes."""
+    """Return the names of the indices of all ScatterND nodes."""
     found = (node.inputs[1] for node in model.graph if node.op_type == "ScatterND")
     return frozenset(value.name for value in found if value is not None and value.name)
 
 
 def grid_of(index: Array) -> tuple[Ints, ...]:
-    """Return the numbers of an index along each axis of its grid, or nothing if it is not a grid.
+    """Return the positions of an index along each axis of its grid; empty if the index is not a grid.
 
     Args:
         index: (s_1, ..., s_r, r) positions in a tensor of r axes, as ScatterND reads them.
@@ -96,14 +96,14 @@ def grid_of(index: Array) -> tuple[Ints, ...]:
 
 
 def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None:
-    """The numbers of a constant: those its value holds, else those that were observed under the name."""
+    """Return the numbers of a constant: from its value, else those observed under the name."""
     if value is not None and value.const_value is not None:
         return value.const_value.numpy()
     return facts.values.get(name)
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:
-    """Graphs held in a node's attributes (If branches, Loop bodies)."""
+    """Return the graphs in a node's attributes (If branches, Loop bodies)."""
     found: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -114,7 +114,7 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
 
 
 def captures(node: ir.Node) -> set[str]:
-    """Names of outer values that the bodies of a node read."""
+    """Return the names of outer values that the bodies of a node read."""
     names: set[str] = set()
     for body in bodies(node):
         local = set(body.initializers) | {v.name for v in body.inputs if v.name}
@@ -127,10 +127,10 @@ def captures(node: ir.Node) -> set[str]:
 
 
 def is_choice(node: ir.Node) -> bool:
-    """Return True for a node that stands for an If whose branches are laid out in the graph."""
+    """Return True for a node that replaces an If with flattened branches."""
     return node.op_type == CHOICE and node.domain == OWN
 
 
 def key(node: ir.Node) -> str:
-    """A name for a node that is unique in its graph: its first named output."""
+    """Return a name for a node that is unique in its graph: its first named output."""
     return next((v.name for v in node.outputs if v.name), "")

@@ -1,7 +1,7 @@
-"""The state of one trace, and the view of it that an op rule gets.
+"""The state of one trace, and the interface through which operator rules read and extend it.
 
-Rules never touch the union-find or each other: they read marks and constants of a node's inputs through a `Site`, state
-what is tied or frozen, which constants carry the channels, and emit marks for the outputs.
+A rule reads the marks and constants of a node's inputs through a `Site`, states which channels are tied or frozen and
+which constants carry them, and emits marks for the outputs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ONE = "there is only one channel, and one must stay"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """One constant operand that carries channels.
+    """A constant operand that carries channels.
 
     Attributes:
         node: key of the node; operand: position among its inputs; value: name of the constant.
         mark: labels in the constant's own coordinates.
         role: as in `core.Slot`.
-        source: for a consumer, the activation it contracts and that activation's channel axis.
-        inside: where that activation is inside a fused node, as `core.Probe` has it; `source` is then its input.
+        source: for a consumer, its input activation and that activation's channel axis.
+        inside: place of the activation inside a fused node, as in `core.Probe`; `source` is then the node's input.
     """
 
     node: str
@@ -46,11 +46,17 @@ class Use:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Everything a trace has found out so far; dies when the trace is done.
+    """The state of a trace.
 
-    `interface` says whether key-value caches among the model's inputs and outputs may be narrowed, `seen` holds the
-    nodes that are done, `state_axes` the channel axes of streamed states among the inputs, `states` their labels where
-    they may be narrowed, `modulated` says of nodes that compute filters why nothing passes them.
+    Attributes:
+        facts: shapes and known values.
+        aliases: name -> name of the weight it stands for.
+        interface: key-value caches and states among the model's inputs and outputs may be narrowed.
+        labels: equivalence classes of channels; marks: by tensor; uses: constants that carry channels.
+        kinds: labels with the block kind that a rule stated; weight_labels: (weight, axis) -> labels.
+        seen: keys of visited nodes.
+        state_axes: channel axes of streamed states among the inputs; states: their labels if they may be narrowed.
+        modulated: nodes that compute filters -> why channels do not pass them.
     """
 
     facts: Facts
@@ -68,79 +74,79 @@ class Flow:
 
 
 class Site:
-    """One node as its rule sees it.  Operands are counted like ONNX inputs; an absent one has no name."""
+    """A node as its rule sees it.  Operands are numbered like ONNX inputs; an absent input has no name."""
 
     def __init__(self, flow: Flow, node: ir.Node, version: int) -> None:
         self.flow, self.node, self.version = flow, node, version
         self.key = key(node)
-        self.read: set[int] = set()  # operands whose marks were asked for
+        self.read: set[int] = set()  # operands whose marks were read
 
-    # ---- what is there
+    # ---- inputs, outputs, attributes
     def name(self, operand: int) -> str:
-        """Name of an input, '' when absent."""
+        """Return the name of an input, '' if absent."""
         inputs = self.node.inputs
         value = inputs[operand] if operand < len(inputs) else None
         return value.name or "" if value is not None else ""
 
     @property
     def operands(self) -> list[int]:
-        """Positions of the inputs that are present."""
+        """Return the positions of the inputs that are present."""
         return [k for k in range(len(self.node.inputs)) if self.name(k)]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute's value, or the default."""
+        """Return an attribute's value, or the default."""
         found = self.node.attributes.get(name)
         return default if found is None else found.value
 
     def shape(self, operand: int) -> tuple[int, ...]:
-        """Concrete shape of an input."""
+        """Return the concrete shape of an input."""
         return self.flow.facts.shapes[self.name(operand)]
 
     def out_shape(self, output: int = 0) -> tuple[int, ...]:
-        """Concrete shape of an output."""
+        """Return the concrete shape of an output."""
         return self.flow.facts.shapes[self.out_name(output)]
 
     def out_name(self, output: int = 0) -> str:
-        """Name of an output, '' when absent."""
+        """Return the name of an output, '' if absent."""
         outputs = self.node.outputs
         return (outputs[output].name or "") if output < len(outputs) else ""
 
     def is_constant(self, operand: int) -> bool:
-        """Whether an input follows from constants alone."""
+        """Return True if an input is computed from constants alone."""
         return self.name(operand) in self.flow.facts.constants
 
     def dtype(self, operand: int) -> np.dtype:
-        """Element type of an input."""
+        """Return the element type of an input."""
         return self.flow.facts.dtypes[self.name(operand)]
 
     def letter(self, operand: int) -> str:
-        """Kind of an input's elements as numpy has it, where bfloat16 is a float like the others."""
+        """Return numpy's kind letter of an input's elements; "f" for bfloat16 too."""
         dtype = self.dtype(operand)
         return "f" if slots.is_float(dtype) else dtype.kind
 
     def value(self, operand: int) -> Array | None:
-        """An input's known value, if any: constants, and small integer tensors under the probe feed."""
+        """Return the value of a constant or small integer input under the probe feed; None if unknown."""
         return self.flow.facts.values.get(self.name(operand))
 
     def source(self, operand: int) -> str:
-        """The constant behind an input, seen through Identity nodes."""
+        """Return the name of the constant that an input stands for, seen through Identity nodes."""
         return self.flow.aliases.get(self.name(operand), self.name(operand))
 
     def why(self, reason: str) -> Refusal:
-        """A refusal that names this node."""
+        """Return a refusal that names this node."""
         reason = self.flow.modulated.get(self.key, reason)
         return Refusal(value=self.key, node=self.node.name or self.key, op=self.node.op_type, reason=reason)
 
     def why_none(self, mark: Mark) -> Refusal:
-        """A refusal for a mark that varies nowhere."""
+        """Return a refusal for a mark that does not vary along any axis."""
         return self.why(ONE if mark.labels.size == 1 else TIED)
 
     def marks(self, operand: int) -> tuple[Mark, ...]:
-        """Marks of an input, as they stand after everything tied so far."""
+        """Return the marks of an input, with all ties made so far applied."""
         self.read.add(operand)
         return self._normal(self.flow.marks.get(self.name(operand), ()))
 
-    # ---- what the rule states
+    # ---- statements of the rule
     def emit(self, marks: Iterable[Mark | None], output: int = 0) -> None:
         """Put marks on an output."""
         kept = self._normal([m for m in marks if m is not None])
@@ -148,25 +154,25 @@ class Site:
             self.flow.marks[self.out_name(output)] = kept
 
     def union(self, a: Ints, b: Ints, tied: str = "") -> None:
-        """These channels live and die together; `tied` says why, where they are channels of one tensor."""
+        """Tie channels pairwise: they are kept or removed together; `tied` is the reason if they share a tensor."""
         why = self.why(f"{self.node.op_type} joins them to channels that cannot be narrowed")
         self.flow.labels.union(a, b, why, self.why(tied) if tied else None)
 
     def tie(self, mark: Mark, axes: Sequence[int], reason: str) -> Mark | None:
-        """Nothing along these axes can go alone."""
+        """Tie all positions along these axes: none can be removed alone."""
         return self.flow.labels.tie(mark, axes, self.why(reason))
 
     def freeze(self, marks: Iterable[Mark], reason: str) -> None:
-        """These channels cannot be narrowed."""
+        """Freeze channels: they cannot be narrowed."""
         for mark in marks:
             self.flow.labels.freeze(mark.labels.ravel(), self.why(reason))
 
     def refuse(self, reason: str) -> None:
-        """No channel of any input can be narrowed."""
+        """Freeze the channels of all inputs."""
         self.freeze([mark for k in self.operands for mark in self.marks(k)], reason)
 
     def collapse(self, mark: Mark, axis: int) -> Ints:
-        """One label per position of `axis`: everything that shares a position is tied."""
+        """Return one label per position of `axis`, after tying everything that shares a position."""
         others = [a for a in mark.axes if a != axis]
         tied = (
             self.flow.labels.tie(mark, others, self.why("one channel is spread over several positions"))
@@ -179,7 +185,7 @@ class Site:
         return tied.labels
 
     def weight(self, operand: int, axis: int) -> Ints:
-        """The labels of one axis of a weight; tied weights share them."""
+        """Return the labels of one axis of a weight; tied weights share them."""
         slot = (self.source(operand), axis)
         if slot not in self.flow.weight_labels:
             self.flow.weight_labels[slot] = self.flow.labels.fresh(self.shape(operand)[axis])
@@ -193,7 +199,17 @@ class Site:
         source: tuple[str, int] | None = None,
         inside: tuple[str, ...] = (),
     ) -> None:
-        """A constant operand carries the channels: it is cut with them, in whole blocks where blocks share a scale."""
+        """Record that a constant operand carries the channels and is cut with them.
+
+        Channels of a quantized weight whose blocks share a scale are tied within each block.
+
+        Args:
+            operand: position of the constant among the inputs.
+            mark: labels on the constant's own axes.
+            role: as in `core.Slot`.
+            source: for a consumer, its input activation and that activation's channel axis.
+            inside: as in `core.Probe`.
+        """
         stored = self.flow.facts.stored.get(self.source(operand))
         if stored is not None:
             self._tie_blocks(stored, mark)
@@ -208,7 +224,7 @@ class Site:
                 self.flow.labels.union(np.take(mark.labels, first, axis=position), mark.labels, why, why)
 
     def kind(self, labels: Ints, kind: Kind) -> None:
-        """Say what people call these channels."""
+        """Record the block kind of these channels."""
         self.flow.kinds.append((labels.ravel(), kind))
 
     def _normal(self, marks: Iterable[Mark]) -> tuple[Mark, ...]:

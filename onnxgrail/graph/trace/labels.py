@@ -1,7 +1,7 @@
-"""Channel labels: which positions of which tensors must live and die together.
+"""Channel labels: positions of tensors with the same label class are kept or removed together.
 
-A `Mark` puts one label on every position of one axis of a tensor, or on every cell of several axes taken together (the
-two axes a Reshape made of one).  An element is removed when the label of any mark at its coordinates is removed.
+A `Mark` puts one label on every position of one axis of a tensor, or on every cell of several axes together (two axes
+that a Reshape made of one).  An element is removed when the label of any mark at its coordinates is removed.
 `Labels` keeps the equivalence classes.  Label 0 is permanent: it is never removed.
 """
 
@@ -17,23 +17,23 @@ from onnxgrail.core import Bools, Ints, Refusal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """Labels on the cells of `axes` (ascending, not negative); `labels.shape` are the sizes of these axes."""
+    """Labels on the cells of `axes` (ascending, not negative); `labels.shape` holds the sizes of these axes."""
 
     axes: tuple[int, ...]
     labels: Ints
 
     def on(self, axes: Sequence[int], sizes: Sequence[int]) -> Ints:
-        """Labels broadcast to a superset of the axes, given the sizes of that superset."""
+        """Broadcast the labels to a superset of the axes, given the sizes of that superset."""
         shape = [size if axis in self.axes else 1 for axis, size in zip(axes, sizes, strict=True)]
         return np.broadcast_to(self.labels.reshape(shape), tuple(sizes))
 
     def along(self, axis: int) -> int:
-        """Position of a tensor axis among the mark's own axes."""
+        """Return the position of a tensor axis among the mark's axes."""
         return self.axes.index(axis)
 
 
 def narrowed_shape(shape: Sequence[int], marks: Iterable[Mark], dead: Bools) -> tuple[int, ...]:
-    """What is left of a tensor's shape when units go; each of its marks holds the unit numbers of one axis."""
+    """Return a tensor's shape without the dead units; each mark holds the unit numbers of one axis."""
     dims = list(shape)
     for mark in marks:
         dims[mark.axes[0]] = int((~dead[mark.labels]).sum())
@@ -41,16 +41,16 @@ def narrowed_shape(shape: Sequence[int], marks: Iterable[Mark], dead: Bools) -> 
 
 
 class Labels:
-    """Union-find over integer labels, vectorised; lives as long as one trace."""
+    """A vectorized union-find over integer labels."""
 
     def __init__(self) -> None:
         self._parent = np.zeros(1024, dtype=np.int64)
         self._count = 1
         self._frozen: list[tuple[Ints, Refusal]] = []
-        self._tied: list[tuple[Ints, int, Refusal]] = []  # members of classes, refusals so far, why those grew
+        self._tied: list[tuple[Ints, int, Refusal]] = []  # members of the class, number of freezes so far, reason
 
     def fresh(self, count: int) -> Ints:
-        """New labels, each its own class."""
+        """Create new labels, each in a class of its own."""
         start, stop = self._count, self._count + count
         if stop > len(self._parent):
             grown = np.zeros(max(stop, 2 * len(self._parent)), dtype=np.int64)
@@ -61,7 +61,7 @@ class Labels:
         return np.arange(start, stop, dtype=np.int64)
 
     def find(self, labels: Ints) -> Ints:
-        """Representative of every label's class: the smallest member."""
+        """Return the representative of every label's class: the smallest member."""
         root = self._parent[labels]
         while True:
             above = self._parent[root]
@@ -72,9 +72,13 @@ class Labels:
         return root
 
     def union(self, a: Ints, b: Ints, why: Refusal, tie: Refusal | None = None) -> None:
-        """Merge classes elementwise (broadcasting).  What meets the permanent label is frozen for the reason given.
+        """Merge classes elementwise (broadcasting); classes merged with the permanent label are frozen.
 
-        `tie` says why positions of one tensor depend on each other from now on, where this is what makes them.
+        Args:
+            a: labels.
+            b: labels of a shape that broadcasts with `a`.
+            why: the reason, if the merge freezes a class.
+            tie: the reason why positions of one tensor depend on each other, if this merge makes them so.
         """
         a, b = np.broadcast_arrays(a, b)
         pairs = np.unique(np.stack([a.ravel(), b.ravel()], axis=1), axis=0)
@@ -93,14 +97,14 @@ class Labels:
             self._parent[pairs.max(axis=1)] = pairs.min(axis=1)
 
     def freeze(self, labels: Ints, why: Refusal) -> None:
-        """Make classes permanent, remembering why."""
+        """Make classes permanent and record the reason."""
         found = np.unique(labels)
         found = found[found > 0]
         if len(found):
             self._frozen.append((found, why))
 
     def frozen(self) -> dict[int, Refusal]:
-        """Root of every permanent class, with the first reason it was given."""
+        """Return the root of every permanent class with the first recorded reason."""
         reasons: dict[int, Refusal] = {}
         for labels, why in self._frozen:
             for root in np.unique(self.find(labels)).tolist():
@@ -108,7 +112,7 @@ class Labels:
         return reasons
 
     def ties(self) -> dict[int, Refusal]:
-        """Root of every permanent class that a tie made larger, with the last tie before it became permanent."""
+        """Return, by root, the last tie that enlarged a class before it became permanent."""
         first: dict[int, int] = {}
         for number, (labels, _) in enumerate(self._frozen):
             for root in np.unique(self.find(labels)).tolist():
@@ -121,10 +125,11 @@ class Labels:
         }
 
     def normal(self, mark: Mark, why: Refusal) -> Mark | None:
-        """The mark with representatives, on the axes along which it varies.
+        """Replace labels by representatives and drop the axes along which the mark does not vary.
 
-        None when it varies nowhere: removing that one class would empty the tensor, so it is frozen.  None, too, where
-        there are no channels at all.
+        Returns:
+            The mark; None if it has no channels, or does not vary at all: then removing its one class would empty the
+            tensor, so the class is frozen.
         """
         if not mark.labels.size:
             return None
@@ -139,9 +144,11 @@ class Labels:
         return None
 
     def tie(self, mark: Mark, axes: Sequence[int], why: Refusal) -> Mark | None:
-        """Merge all labels along tensor axes: no position can go alone.
+        """Merge all labels along tensor axes, so that no position can be removed alone.
 
-        None when nothing varies any more, or when permanent positions, which merge with nothing, hold the rest.
+        Returns:
+            The mark; None if it no longer varies.  If it still varies along these axes, because permanent labels do not
+            merge, its labels are frozen and None is returned too.
         """
         for position in [mark.along(a) for a in axes if a in mark.axes and mark.labels.size]:
             self.union(np.take(mark.labels, [0], axis=position), mark.labels, why, why)

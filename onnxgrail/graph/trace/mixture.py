@@ -1,4 +1,4 @@
-"""Mixtures of experts in one node, as ONNX Runtime has them: MoE, and QMoE with weights of a few bits."""
+"""Read mixture-of-experts nodes of ONNX Runtime: MoE, and QMoE with quantized weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INPUT, ROUTER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Where one stack of matrices stands among a node's inputs; -1 for what the op does not have."""
+    """The positions of a stack of matrices among a node's inputs; -1 for inputs that the op does not have."""
 
     weight: int
     scale: int
@@ -23,24 +23,24 @@ class Matrix:
     zero: int
 
 
-STACKS: Mapping[str, tuple[Matrix, Matrix, Matrix]] = {  # into the hidden width, out of it, and a gate
+STACKS: Mapping[str, tuple[Matrix, Matrix, Matrix]] = {  # up projection, down projection, gate
     "MoE": (Matrix(2, -1, 3, -1), Matrix(4, -1, 5, -1), Matrix(6, -1, 7, -1)),
     "QMoE": (Matrix(2, 3, 4, 11), Matrix(5, 6, 7, 12), Matrix(8, 9, 10, 13)),
 }
 BITS = ("fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits")
-BEYOND = 15  # from here on come inputs of floating-point quantisation
+BEYOND = 15  # first of the inputs for floating-point quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """What the attributes of a node say.
+    """The configuration of a MoE or QMoE node.
 
     Attributes:
-        up, down, gate: its stacks; of the gate there may be no weight.
-        activation: in the words of the op; alpha, beta, limit: of a gated one.
-        top: experts per token; normalised: whether their shares add up to one.
-        interleaved: rows of a fused gate lie between those that it gates, else behind them.
-        bits: of a weight of each stack; size: of a block that shares a scale, 0 for whole rows.
+        up, down, gate: its weight stacks; the gate's inputs may be absent.
+        activation: as named by the op; alpha, beta, limit: parameters of a gated activation.
+        top: experts per token; normalised: their routing weights add up to one.
+        interleaved: rows of a fused gate alternate with the gated rows, else they follow all of them.
+        bits: bits per weight of each stack; size: weights per scale, 0 for whole rows.
     """
 
     up: Matrix
@@ -58,7 +58,7 @@ class Mixture:
 
 
 def mixture_of(node: ir.Node) -> Mixture:
-    """The form of a MoE or QMoE."""
+    """Return the configuration of a MoE or QMoE node."""
     up, down, gate = STACKS[node.op_type]
     packed = node.op_type == "QMoE"
     common = integer(node, "expert_weight_bits", 4) if packed else 0
@@ -79,12 +79,12 @@ def mixture_of(node: ir.Node) -> Mixture:
 
 
 def name_of(node: ir.Node, operand: int) -> str:
-    """Name of an input, '' where it is absent."""
+    """Return the name of an input, '' if absent."""
     value = node.inputs[operand] if 0 <= operand < len(node.inputs) else None
     return (value.name or "") if value is not None else ""
 
 
 def is_plain(node: ir.Node) -> bool:
-    """Return True if the numbers are floats, or integers with scales, and nothing scales activations."""
+    """Return True if the weights are floats or integers with scales, and activations are not scaled."""
     kind = text(node, "quant_type", "int")
     return kind == "int" and not any(name_of(node, k) for k in range(BEYOND, len(node.inputs)))

@@ -1,4 +1,4 @@
-"""Weights of convolutions that are computed from a constant and an activation, as StyleGAN's styles scale filters."""
+"""Find convolutions whose filters are computed from a constant and an activation, as in StyleGAN."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from onnxgrail.graph.trace.facts import Facts, key
 
 MODULATED = "modulated weights: the filters of {} are computed from a constant and an activation, which is not followed"
 FILTERS = CONVOLUTIONS | {"ConvTranspose"}
-RANK = 3  # axes from which on a constant looks like filters
+RANK = 3  # a constant with at least this many axes counts as filters
 
 
 def modulated(model: ir.Model, facts: Facts) -> dict[str, str]:
-    """Keys of the nodes that compute such a weight, and of the convolution itself, each with why nothing passes."""
+    """Return the keys of nodes that compute modulated filters, and of the convolutions, each with the reason."""
     found: dict[str, str] = {}
     for node in model.graph:
         weight = node.inputs[1] if node.op_type in FILTERS and len(node.inputs) > 1 else None
@@ -27,7 +27,7 @@ def modulated(model: ir.Model, facts: Facts) -> dict[str, str]:
 
 
 def _made_of(weight: ir.Value, facts: Facts) -> tuple[list[str], bool]:
-    """The nodes between a computed weight and the products in front of it, and whether filters are among its parts."""
+    """Return the nodes that compute a weight, up to the nearest layers upstream, and True if filters are among them."""
     inside: list[str] = []
     filters, queue = False, [weight]
     while queue:

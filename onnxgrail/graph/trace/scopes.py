@@ -1,4 +1,4 @@
-"""Names that a model's owner recognises: module paths out of exporter metadata or node names."""
+"""Module paths of nodes, from exporter metadata or node names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from onnxgrail.graph.trace.facts import key
 
-QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")  # in a list of texts as Python prints it; anybody may have written it
+QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")  # strings in a printed Python list, written by any tool
 
 
 def scope(node: ir.Node) -> str:
-    """Module path of a node (`encoder.layer.0.intermediate.dense`), or its own name."""
+    """Return the module path of a node (`encoder.layer.0.intermediate.dense`), or its own name."""
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
     path = [part for quoted in QUOTED.findall(scopes) for part in quoted if part]
     if len(path) > 1:
@@ -24,7 +24,7 @@ def scope(node: ir.Node) -> str:
 
 
 def common_scope(nodes: Sequence[ir.Node]) -> str:
-    """The deepest module path that holds all nodes; the first node's own where they share none."""
+    """Return the deepest module path common to all nodes; the first node's path if they share none."""
     paths = [scope(n).split(".") for n in nodes]
     shared = []
     for parts in zip(*paths, strict=False):

@@ -1,9 +1,9 @@
-"""Arithmetic on shapes: what every computed size would be once the graph is narrowed, and which must not follow.
+"""Shape arithmetic: find computed sizes that narrowing changes, and those that must not change.
 
-Exports compute shapes from other shapes: heads times batch, half a width, a dimension borrowed from another tensor.
-Once a tensor is narrowed such a size may change where it must not.  All of that arithmetic is run here on the sizes of
-a narrowed graph; where a reader would get a wrong size, the Shape nodes behind it are told to *stay*: they go on
-reporting the sizes of the full graph, and each reader is corrected on its own.
+Exports compute shapes from other shapes: heads times batch, half a width, a dimension of another tensor.  When a tensor
+is narrowed, such a size may become wrong.  The arithmetic is evaluated with the sizes of a narrowed graph; if a reader
+would get a wrong size, the Shape nodes it was computed from *stay*: they keep reporting the sizes of the full graph,
+and each of their readers is corrected separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Marks = Mapping[str, tuple[Mark, ...]]
 
 SOURCES = ("Shape", "Size")
 TARGETS = ("Reshape", "Expand")
-SCALARS = 16  # floats of at most this many elements count as arithmetic on sizes
+SCALARS = 16  # float tensors of at most this many elements count as shape arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +36,8 @@ class Arithmetic:
     """The part of a graph that computes with sizes.
 
     Attributes:
-        nodes: those that compute from constants and sizes alone, in order.
-        behind: name of a computed value -> outputs of the Shape nodes that it was computed from.
+        nodes: nodes that compute from constants and sizes alone, in order.
+        behind: name of a computed value -> outputs of the Shape nodes it was computed from.
         sources: the Shape and Size nodes.
     """
 
@@ -73,14 +73,14 @@ def _small(node: ir.Node, facts: Facts) -> bool:
 
 
 def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]) -> Sizes:
-    """What is computed from shapes, and which Shape nodes must go on reporting full sizes when units go.
+    """Find computed sizes that are right in a narrowed graph, and Shape nodes that must report full sizes.
 
     Args:
         model: the graph.
         facts: its sizes in full.
         marks: unit numbers on the axes of its tensors.
-        deads: (ids,) units that go in narrowed graphs that together stand for all others: a size of one tensor that
-            happens to be right for another one in all of them is right always.
+        deads: (ids,) removed units of each test graph; a size that is right in all test graphs by chance is
+            assumed to be right in every narrowed graph.
     """
     sums = arithmetic(model, facts)
     narrows = [partial(_narrowed, facts, marks, dead) for dead in deads]
@@ -101,29 +101,29 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
             if wrong & moved <= staying:
                 return Sizes(right, staying)
             staying |= wrong & moved
-    except Exception:  # noqa: BLE001  an op the reference evaluator does not know: nothing is known, so nothing follows
+    except Exception:  # noqa: BLE001  the reference evaluator fails: keep all sizes full
         return Sizes({}, frozenset(moved))
 
 
 def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, ...]:
-    """The shape of a tensor in a narrowed graph."""
+    """Return the shape of a tensor in a narrowed graph."""
     return narrowed_shape(facts.shapes[name], marks.get(name, ()), dead)
 
 
 def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
-    """What a Shape node reports in the narrowed graph: the full size where it stays."""
+    """Return the output of a Shape node in the narrowed graph: the full size if the node stays."""
     name = measured_by(node)
     return _reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
 
 
 def measured_by(node: ir.Node) -> str:
-    """The tensor whose shape a Shape or Size node reports."""
+    """Return the name of the tensor whose shape a Shape or Size node reports."""
     source = node.inputs[0]
     return (source.name or "") if source is not None else ""
 
 
 def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, str]]:
-    """Every (node, operand, name) where a computed size leaves the arithmetic."""
+    """Yield every (node, operand, name) that reads a computed size outside the shape arithmetic."""
     inner = {key(node) for node in sums.nodes}
     for node in model.graph:
         if key(node) not in inner and node.op_type not in SOURCES:
@@ -140,7 +140,7 @@ def _is_target(node: ir.Node, position: int, full: Values, slim: Values, name: s
 def _right(
     model: ir.Model, sums: Arithmetic, narrows: Sequence[Shapes], full: Values, slims: Sequence[Values]
 ) -> dict[str, Bools]:
-    """Node -> elements of its target shape that come right by themselves in all narrowed graphs."""
+    """Return, per node, a mask of target shape elements that are right in all narrowed graphs without a correction."""
     found: dict[str, Bools] = {}
     for node, position, name in _readers(model, sums):
         for narrow, slim in zip(narrows, slims, strict=True):
@@ -153,7 +153,7 @@ def _right(
 def _misled(
     model: ir.Model, facts: Facts, sums: Arithmetic, narrow: Shapes, full: Values, slim: Values, right: Values
 ) -> frozenset[str]:
-    """Shape nodes behind sizes that are neither right nor the full ones, which could be corrected."""
+    """Return the Shape nodes of computed sizes that are neither right nor full-size, so cannot be corrected."""
     wrong = frozenset[str]()
     for node, position, name in _readers(model, sums):
         if _is_target(node, position, full, slim, name):
@@ -169,15 +169,15 @@ def _misled(
 
 
 def _wanted(node: ir.Node, narrow: Shapes, target: Array) -> Array:
-    """The target shape that a narrowed graph needs; -1, copied and broadcast sizes stay what they are."""
+    """Return the target shape that a narrowed graph needs; -1, copied and broadcast sizes are unchanged."""
     shape = narrow(key(node))[-target.size :] if target.size else ()
     before = node.op_type == "Expand"
     return np.array([t if t < 1 or (before and t == 1) else s for t, s in zip(target.tolist(), shape, strict=True)])
 
 
 def _evaluator(model: ir.Model, facts: Facts, sums: Arithmetic) -> Callable[[Callable[[ir.Node], Array]], Values]:
-    """A function that computes every size, given what the Shape nodes report."""
-    from onnx.reference import ReferenceEvaluator  # slow to import, and many models compute with no size that changes
+    """Return a function that computes all sizes, given the outputs of the Shape nodes."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and many models do not need it
 
     nodes = [ir.to_proto(node) for node in sums.nodes]
     made = [v.name for node in sums.nodes for v in node.outputs if v.name]
@@ -205,7 +205,7 @@ def _named(name: str) -> onnx.ValueInfoProto:
 
 
 def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:
-    """What a Shape or Size node says about a tensor of this shape."""
+    """Return the output of a Shape or Size node for a tensor of this shape."""
     if node.op_type == "Size":
         return np.array(int(np.prod(shape)), dtype=np.int64)
     start, end = slice_of(node, len(shape))
@@ -213,18 +213,19 @@ def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:
 
 
 def slice_of(node: ir.Node, rank: int) -> tuple[int, int]:
-    """First and last axis that a Shape node reports."""
+    """Return the first axis and the end of the axes that a Shape node reports."""
     return slice(integer(node, "start"), integer(node, "end", rank)).indices(rank)[:2]
 
 
 def _same(full: Values, slim: Values, name: str) -> bool:
+    """Return True if a computed size is the same in the full and the narrowed graph."""
     return full[name].shape == slim[name].shape and bool((full[name] == slim[name]).all())
 
 
 def _rewritten(
     node: ir.Node, position: int, name: str, facts: Facts, narrow: Shapes, full: Values, slim: Values
 ) -> bool:
-    """Whether every size that changed is one that the node's rewrite counts anew."""
+    """Return True if the node's rewrite recomputes every size that changed."""
     if full[name].shape != slim[name].shape:
         return False
     changed = np.flatnonzero(full[name].ravel() != slim[name].ravel()).tolist()
@@ -237,7 +238,7 @@ def _rewritten(
 
 
 def _sliced(node: ir.Node, position: int, facts: Facts, narrow: Shapes) -> bool:
-    """Whether one of the sliced axes is narrowed, so that its bounds are counted anew."""
+    """Return True if the sliced axis is narrowed, so that the rewrite recomputes its bounds."""
     source = node.inputs[0]
     assert source is not None
     name = source.name or ""

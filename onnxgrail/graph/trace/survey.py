@@ -1,4 +1,4 @@
-"""What a trace leaves behind: blocks, refusals, and where every narrowable position sits."""
+"""The result of a trace: blocks, refusals, and the positions of all channels that can be removed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onnxgrail.graph.trace.labels import Mark
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operand:
-    """A constant input of one node that loses positions.
+    """A constant input of a node that loses positions.
 
     Attributes:
         param: key of its working array; value: name of the constant in the model.
-        units: per axis the unit number of every position, 0 where it always stays.
+        units: per axis the unit number of every position, 0 if it always stays.
     """
 
     param: str
@@ -29,17 +29,17 @@ class Operand:
     units: Mapping[int, Ints]
 
     def changes(self, dead: Bools) -> bool:
-        """Return True if positions go when units go."""
+        """Return True if the constant loses positions when the dead units are removed."""
         return any(bool(dead[units].any()) for units in self.units.values())
 
     def left(self, shape: tuple[int, ...], dead: Bools) -> tuple[int, ...]:
-        """Return what is left of the constant's shape when units go."""
+        """Return the constant's shape without the dead units."""
         return tuple(
             int((~dead[self.units[axis]]).sum()) if axis in self.units else size for axis, size in enumerate(shape)
         )
 
     def narrowed(self, array: Array, dead: Bools) -> Array:
-        """Return the positions of the constant that stay when units go."""
+        """Return the constant without the positions of dead units."""
         for axis, numbers in self.units.items():
             array = np.compress(~dead[numbers], array, axis=axis)
         return np.array(array, order="C")
@@ -47,15 +47,15 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """How the narrowed file keeps the constant of one working array.
+    """The form in which the narrowed file stores the constant of a working array.
 
     Attributes:
-        operand: what is cut; shape: of the constant in full.
+        operand: the constant that is cut; shape: its full shape.
         spread: the layout of a constant that repeats itself; None if all of its numbers are stored.
-        picked: nothing new is stored, a node picks the positions that stay out of the full constant.
+        picked: the full constant stays in the file, and a Gather node selects the kept positions.
         counted: its numbers count as parameters.
-        bits: of one number in the file.
-        stored: of a weight that is kept as integers with scales.
+        bits: bits per number in the file.
+        stored: the parts of a quantized weight; None for floats.
     """
 
     operand: Operand
@@ -72,7 +72,7 @@ class Form:
         return self.spread is not None or self.picked or self.bits == 0
 
     def count(self, dead: Bools) -> tuple[int, int]:
-        """Count the parameters and the bytes that are stored when units go."""
+        """Count the parameters and bytes that are stored without the dead units."""
         shape = self.operand.left(self.shape, dead)
         if self.stored is not None:
             return self.stored.count(shape)
@@ -82,12 +82,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Numbers in the file that constants are made of.
+    """Stored numbers that constants are made of.
 
     Attributes:
-        numbers: that count as parameters; bytes: of all.
+        numbers: how many count as parameters; bytes: size of all numbers.
         readers: working arrays of the operands that these numbers reach.
-        fixed: something else reads them too.
+        fixed: other readers need these numbers too, so they stay.
     """
 
     numbers: int
@@ -98,13 +98,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holding:
-    """Working arrays that are made of the same stored numbers, and these."""
+    """Working arrays that are made of the same stored numbers, and these numbers."""
 
     forms: tuple[Form, ...]
     sources: tuple[Source, ...]
 
     def removed(self, dead: Bools) -> tuple[int, int]:
-        """Count the parameters and the bytes that the file loses when units go; copies may make it gain some."""
+        """Count the parameters and bytes that the file loses without the dead units; negative if copies add more."""
         fresh = [form for form in self.forms if not form.picked and form.operand.changes(dead)]
         cut = {form.operand.param for form in fresh}
         gone = [source for source in self.sources if not source.fixed and source.readers <= cut]
@@ -115,11 +115,11 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """What becomes of sizes that are computed from shapes.
+    """Sizes that are computed from shapes, after narrowing.
 
     Attributes:
-        right: node with a computed target shape -> which of its elements come right by themselves.
-        staying: outputs of Shape nodes that go on reporting full sizes when their tensor is narrowed.
+        right: node with a computed target shape -> mask of elements that are right without a correction.
+        staying: outputs of Shape nodes that keep reporting full sizes when their tensor is narrowed.
     """
 
     right: Mapping[str, Bools] = field(default_factory=dict)
@@ -128,18 +128,18 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """All that can be narrowed in a graph, and what cannot.
+    """Everything that can be narrowed in a graph, and what cannot.
 
     Attributes:
         blocks: in topological order of their last consumer.
-        refusals: families of channels that are left alone.
-        facts: the run the trace rests on.
-        marks: unit numbers on the axes of activations; every mark has one axis.
+        refusals: channels that cannot be narrowed, with reasons.
+        facts: shapes and values that the trace used.
+        marks: unit numbers on the axes of activations; each mark has one axis.
         operands: (node key, input position) -> constant that is cut.
-        ids: how many unit numbers there are, 0 included.
-        sizes: what is computed from shapes.
-        holdings: what the file stores of the operands.
-        repeated: multiply-accumulates in the bodies of nodes that are not entered, as far as they can be told.
+        ids: count of unit numbers, 0 included.
+        sizes: sizes that are computed from shapes.
+        holdings: how the file stores the operands.
+        repeated: multiply-accumulates in node bodies that are not traced, as far as known.
     """
 
     blocks: tuple[Block, ...]
@@ -153,22 +153,22 @@ class Survey:
     repeated: Mapping[str, int] = field(default_factory=dict)
 
     def compact(self) -> frozenset[str]:
-        """Return the working arrays of constants that new numbers would make larger."""
+        """Return the working arrays of constants whose stored form would grow if their numbers changed."""
         return frozenset(form.operand.param for held in self.holdings for form in held.forms if form.compact)
 
     def convolved(self, block: Block) -> bool:
-        """Return True if convolutions over images make or read the channels of a block."""
+        """Return True if 2-D convolutions produce or consume the channels of a block."""
         return any(len(self.facts.shapes[slot.initializer]) == 4 for slot in block.slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
-    """Decisions so far, all in original coordinates.
+    """Pruning decisions so far, in the coordinates of the original model.
 
     Attributes:
-        dead: (ids,) which units go.
-        arrays: param -> full-size array with new values at the kept positions; a missing one keeps the model's values.
-        shifts: node -> full-size vector to be added to the bias of its output.
+        dead: (ids,) mask of removed units.
+        arrays: param -> full-size array with new values at the kept positions; others keep the model's values.
+        shifts: node -> full-size vector to add to the bias of its output.
     """
 
     dead: Bools

@@ -1,4 +1,4 @@
-"""The channel tracer: one pass over the nodes in order; what it found is made rectangular and grouped into blocks."""
+"""Trace channels in one pass over the nodes, then make the kept sets rectangular and group them into blocks."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from onnxgrail.graph.trace.modulated import modulated
 from onnxgrail.graph.trace.sizes import SOURCES, sizes_of
 from onnxgrail.graph.trace.survey import Survey
 
-SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # they look at a tensor, not at its channels
-BODY = -1  # operand number of what a node's body reads
+SIZES_AND_TYPES = frozenset({"Shape", "Size", "EyeLike", "CastLike"})  # read a tensor's shape or type, not its channels
+BODY = -1  # operand number for values that a node's body reads
 
 
 def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
-    """Find every set of channels that can be removed together, or the node that stands in the way.
+    """Find every set of channels that can be removed together, or the node that prevents it.
 
     Args:
         model: the graph; it is not changed.
         facts: concrete shapes and known values of its tensors.
-        interface: key-value caches and states that are inputs and outputs of the model may lose heads and channels.
+        interface: key-value caches and states among the model's inputs and outputs may be narrowed.
     """
     axes, filters = state_axes(model, facts), modulated(model, facts)
     flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters)
@@ -63,11 +63,12 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
 
 
 def _narrowings(survey: Survey) -> list[Bools]:
-    """Narrowed graphs that stand for all others: no size is right for another tensor by chance in each of them.
+    """Return dead-unit masks of test graphs, chosen so that no size is right by chance in all of them.
 
-    In the first three all blocks lose units: neighbours different shares, none of them even; one; all but one (a
-    quotient may be right for small shares alone).  In the others every second unit goes (a part of a block may hold
-    only one), in the blocks whose number has a certain bit: of two blocks one loses units where the other does not.
+    In the first three, all blocks lose units: neighbors different shares, none of them half; one unit; all but one (a
+    quotient may be right for small shares alone).  In the others every second unit is removed (a part of a block may
+    hold only one), in the blocks whose number has a certain bit set: of any two blocks, one loses units where the other
+    does not.
     """
     shares = [max(1, ((2 + number % 3) * block.units) // 7) for number, block in enumerate(survey.blocks)]
     found = [[block.ids[:share] for block, share in zip(survey.blocks, shares, strict=True)]]
@@ -86,10 +87,10 @@ def _dead(count: int, gone: list[Ints]) -> Bools:
 
 
 def _aliases(model: ir.Model) -> dict[str, str]:
-    """Names that stand for the same weight.
+    """Return names that stand for the same weight: alias -> name.
 
-    Identity nodes give them to initializers (the legacy exporter's way to tie and to deduplicate) and to dequantised
-    weights, quantisers dequantise one weight once per reader.
+    Identity nodes rename initializers (the legacy exporter ties and deduplicates weights with them) and dequantized
+    weights; quantization tools dequantize one weight once per reader.
     """
     found: dict[str, str] = {}
     copies: dict[str, str] = {}
@@ -134,9 +135,9 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
 
 
 def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
-    """A weight that something else reads too cannot be cut: that reader would lose channels it needs.
+    """Freeze weights that other nodes read as well: those readers would lose channels they need.
 
-    A reader may follow on one axis and not on another: an embedding loses features, but no words.
+    A reader may follow the channels on one axis only: an embedding loses features, but no words.
     """
     claimed = {(use.node, use.operand, axis) for use in flow.uses for axis in use.mark.axes}
     readers: dict[str, list[tuple[ir.Node, int]]] = defaultdict(list)
@@ -158,7 +159,7 @@ def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
 
 
 def _freeze_settings(flow: Flow, model: ir.Model) -> None:
-    """An input with a default value keeps its shape, since callers may feed it."""
+    """Freeze inputs with a default value: callers may feed them, so they keep their shape."""
     made = {value.name or "": value.name or "" for value in settings(model)}
     for node in model.graph if made else ():
         source = next((made[v.name] for v in node.inputs if v is not None and v.name in made), None)
@@ -172,7 +173,7 @@ def _freeze_settings(flow: Flow, model: ir.Model) -> None:
 
 
 def _idle(flow: Flow, node: ir.Node, operand: int) -> bool:
-    """Whether a weight meets zeros alone, as in the first step of an unrolled cell: the product does not hang on it."""
+    """Return True if a weight is multiplied by zeros only, as in the first step of an unrolled cell."""
     if node.op_type not in ("MatMul", "Gemm") or operand not in (0, 1):
         return False
     other = node.inputs[1 - operand]
@@ -181,9 +182,9 @@ def _idle(flow: Flow, node: ir.Node, operand: int) -> bool:
 
 
 def _box(flow: Flow) -> None:
-    """Make every tensor stay a box: where labels vary over two axes jointly, keep the axis with more units.
+    """Make kept sets rectangular: where labels vary jointly over several axes, tie them along all but the longest.
 
-    A kept set of a tensor is a product over its axes, so labels that need two axes to be told apart are tied along one.
+    The kept part of a tensor is a product over its axes, so labels cannot depend on two axes together.
     """
     changed = True
     while changed:
@@ -204,7 +205,7 @@ def _box(flow: Flow) -> None:
 
 
 def _permanent(flow: Flow, mark: Mark, stays: Ints) -> Mark:
-    """A mark of several axes with all that stays under one label: it varies nowhere."""
+    """Return a mark of several axes with all frozen classes under label 0, so that it does not vary there."""
     if len(mark.axes) < 2:
         return mark
     found = flow.labels.find(mark.labels)
@@ -217,7 +218,7 @@ def _boxed(name: str) -> Refusal:
 
 
 def _flatten(flow: Flow, mark: Mark, why: Refusal) -> bool:
-    """Tie a joint mark along all axes but one; whether there was something to do."""
+    """Tie a joint mark along all axes but the longest; return True if labels changed."""
     if len(mark.axes) < 2:
         return False
     keep = max(mark.axes, key=lambda a: mark.labels.shape[mark.along(a)])
