@@ -1,1 +1,1 @@
-"""Calibration data: from files and iterables to feeds of a model."""
+"""Calibration data: conversion of files, arrays and iterables to feeds of a model."""

@@ -1,4 +1,4 @@
-"""Feeds for a model, as often as they are wanted."""
+"""Batches of calibration data: feeds that can be iterated any number of times."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ ENOUGH = 32  # samples: with 8 of them a small ResNet at 0.4 keeps 72 % of its a
 
 @runtime_checkable
 class Labelled(Protocol):
-    """A maker of a feed that may know what is right for its samples."""
+    """A function that makes a feed and may know the true classes of its samples."""
 
     def labels(self) -> Labels | None:
-        """The right classes, where the data have some."""
+        """Return the true classes; None if the data have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batches:
-    """Feeds for the model; may be iterated any number of times and gives the same values each time.
+    """Feeds for the model; every iteration gives the same values.
 
     Attributes:
-        feeds: one function per feed, so that mapped or drawn data are in memory one batch at a time.
-        samples: how many samples all feeds hold together.
-        source: where they come from, for the report.
-        notes: what was dropped, converted or assumed.
-        synthetic: drawn, not the user's data.
-        hint: what to try where the model does not run on them.
+        feeds: one function per feed, so that only one batch of mapped or random data is in memory at a time.
+        samples: number of samples in all feeds together.
+        source: name of the data in the report.
+        notes: notes on data that were dropped, converted or assumed.
+        synthetic: True for random data in place of the user's data.
+        hint: advice for the error message when the model does not run on these feeds.
     """
 
     feeds: tuple[Callable[[], Feed], ...]
@@ -43,10 +43,10 @@ class Batches:
 
     @contextlib.contextmanager
     def advising(self) -> Iterator[None]:
-        """Say what to try where the model does not run on these.
+        """Add the hint to a `ModelError` that is raised inside the context.
 
         Raises:
-            ModelError: as it was raised inside, with a hint if it had none.
+            ModelError: the same error, with the hint if it had none.
         """
         try:
             yield
@@ -56,18 +56,18 @@ class Batches:
             raise ModelError(str(error), hint=self.hint) from error
 
     def __iter__(self) -> Iterator[Feed]:
-        """Feeds in a fixed order, each made anew."""
+        """Iterate over the feeds in a fixed order; each feed is created when it is requested."""
         return (make() for make in self.feeds)
 
     def labelled(self) -> Iterator[tuple[Feed, Labels | None]]:
-        """The same feeds, each with the right classes of its samples where the data have some."""
+        """Iterate over the feeds, each with the true classes of its samples, or None if the data have none."""
         return ((make(), make.labels() if isinstance(make, Labelled) else None) for make in self.feeds)
 
     def first(self) -> Feed:
-        """The first feed.
+        """Return the first feed.
 
         Raises:
-            DataError: it holds nothing.
+            DataError: all its arrays are empty.
         """
         found = self.feeds[0]()
         if found and all(array.size == 0 for array in found.values()):
@@ -75,11 +75,11 @@ class Batches:
         return found
 
     def __len__(self) -> int:
-        """Number of feeds."""
+        """Return the number of feeds."""
         return len(self.feeds)
 
     def scarce(self, held: int = 0) -> str:
-        """Return a warning where there are too few samples to rest statistics on; drawn ones have one of their own.
+        """Return a warning if there are too few samples for reliable statistics; '' otherwise, and for random data.
 
         Args:
             held: samples of the same data that are held back from the fit.

@@ -1,4 +1,4 @@
-"""Calibration batches: what `--data` names, checked against the model's inputs before anything runs."""
+"""Calibration batches from `--data`, checked against the model's inputs before anything runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onnxgrail.errors import DataError
 from onnxgrail.machine.group.sums import SOLO, Group, shard_of
 
 SHORTER = "If the texts are too long for the model, --sequence-length N cuts them shorter"
-BLOCK = 64  # samples looked at together while checking: bounds memory for mapped files
+BLOCK = 64  # samples checked at a time: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
 
 
@@ -46,25 +46,24 @@ def read(
     reading: Reading | None = None,
     group: Group = SOLO,
 ) -> Batches:
-    """Batches from a path of any of `kinds.KINDS`, arrays by name, or ready feeds.
+    """Read batches from a path of any kind in `kinds.KINDS`, from arrays by name, or from ready feeds.
 
-    The first axis counts samples.  A model with a fixed batch size is fed in batches of that size, and a last short
-    batch is dropped with a note; otherwise batches hold `batch_size` samples and the last one may be short.  Arrays
-    that disagree in their first axis, or inputs without a batch axis, are one ready feed and are passed as they are;
-    so is every item of an iterable and every test_data_set.
+    The first axis counts samples.  A model with a fixed batch size gets batches of that size, and a last short batch is
+    dropped with a note; otherwise the last batch may be shorter.  Arrays with different first axes, or inputs without a
+    batch axis, form one ready feed, which is passed as it is; so is every item of an iterable and every test_data_set.
 
     Args:
-        source: where the data are.
+        source: the data.
         signature: the model's inputs.
-        samples: take this many: the data are cut into that many equal stretches and one sample is drawn from each,
-            which serves data sorted by class as well as data that cycle through the classes.  None takes all.
-        batch_size: samples per feed where the model leaves it open.
-        seed: of that draw.
-        reading: how files are read that do not say it themselves.
-        group: processes that share the work; each looks only at the values of its own batches.
+        samples: number of samples to take: one random sample from each of that many equal stretches of the data, which
+            suits data sorted by class or cycling through classes.  None takes all.
+        batch_size: samples per feed if the model leaves it open.
+        seed: seed of the random samples.
+        reading: settings for files that do not contain them.
+        group: processes that share the work; each checks only the values of its own batches.
 
     Raises:
-        DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or nothing is there.
+        DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or there are no data.
     """
     settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
     return read_apart(source, signature, 0, reading=reading, group=group, **settings)[0]
@@ -81,13 +80,18 @@ def read_apart(
     reading: Reading | None = None,
     group: Group = SOLO,
 ) -> tuple[Batches, Batches | None]:
-    """The same, with `apart` samples held back in batches of their own: drawn evenly over the data.
+    """Read batches like `read`, with `apart` random samples, spread evenly over the data, in batches of their own.
 
-    Where `samples` are asked for, those held back are others.  Feeds that are passed as they are are held back whole.
-    With None the data decide: a fifth, or none where there are too few (see `apart.spare`).
+    If `samples` is given, the samples held back come in addition.  Ready feeds are held back whole.
+
+    Args:
+        apart: number of samples to hold back. None: a fifth, or none if there are too few (see `held_out.spare`).
+
+    Returns:
+        The batches to fit to, and the batches held back, None if there are none.
 
     Raises:
-        DataError: as `read`, and where nothing would be left.
+        DataError: as in `read`, or no samples would be left.
     """
     reading = reading or Reading()
     fixed = fixed_batch(signature) or 1
@@ -114,7 +118,7 @@ def read_apart(
     cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, hint=hint, group=group)
     if not held:
         return cut(chosen, notes=notes), None
-    if apart is None and fixed > 1 and not _stackable(parts, signature):  # batches may not fill where samples are drawn
+    if apart is None and fixed > 1 and not _stackable(parts, signature):  # samples of several files may not fill it
         return _ready_apart(cut(chosen, notes=notes), None, samples, seed)
     refusal = f"{label}: {held} samples are to be held out and {len(chosen)} are there"
     others = positions(len(chosen), held, seed, refusal)
@@ -122,7 +126,7 @@ def read_apart(
 
 
 def _ready_apart(batches: Batches, apart: int | None, asked: int | None, seed: int) -> tuple[Batches, Batches | None]:
-    """Whole feeds held back, so many that they hold about `apart` samples."""
+    """Hold back whole feeds with about `apart` samples."""
     feeds = [feed for feed in batches.feeds if isinstance(feed, _Take)]
     if apart is None:
         some = spare_feeds([feed.samples for feed in feeds], asked)
@@ -138,7 +142,7 @@ def _ready_apart(batches: Batches, apart: int | None, asked: int | None, seed: i
 
 
 def fixed_batch(signature: Signature) -> int | None:
-    """The batch size that the model prescribes, or None where it leaves it open (or its inputs name several)."""
+    """Return the batch size that the model prescribes; None if it is open or the inputs disagree."""
     sizes = {entry.shape[0] for entry in signature if entry.shape}
     numbers = {size for size in sizes if isinstance(size, int)}
     return numbers.pop() if len(numbers) == 1 else None
@@ -166,7 +170,7 @@ def _check(part: Part, entry: Input) -> tuple[str, ...]:
 
 
 def _is_ready(part: Part, signature: Signature) -> bool:
-    """Whether a part must be passed as it is: there is no axis that counts samples in all its arrays."""
+    """Return True if a part must be passed as it is, because no axis counts samples in all its arrays."""
     arrays = [part.arrays[entry.name] for entry in signature]
     if part.ready or not arrays or any(array.ndim == 0 for array in arrays):
         return True
@@ -175,7 +179,7 @@ def _is_ready(part: Part, signature: Signature) -> bool:
 
 
 def _disagreement(part: Part, signature: Signature) -> tuple[str, ...]:
-    """A note where arrays of a file count differently although the model calls their first axes alike."""
+    """Return a note if arrays of a file differ in length although the model gives their first axes the same name."""
     first = [(e.shape[0], part.arrays[e.name].shape[0], e.name) for e in signature if e.shape]
     counts = {(dim, count): name for dim, count, name in reversed(first) if isinstance(dim, str)}
     if part.ready or len(counts) == len({dim for dim, _ in counts}):
@@ -207,7 +211,7 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
 
 
 def _count(part: Part, signature: Signature) -> int:
-    """Samples in a ready feed: the common first axis, or 1 where there is none."""
+    """Return the number of samples in a ready feed: the common length of the first axes, or 1 if there is none."""
     lengths = {a.shape[0] if a.ndim else -1 for a in (part.arrays[e.name] for e in signature)}
     return max(1, lengths.pop()) if len(lengths) == 1 else 1
 
@@ -253,7 +257,7 @@ def _rows(part: Part, signature: Signature) -> int:
 
 
 def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
-    """Whether samples of different files can stand in one batch: same shapes behind the first axis, same dtypes."""
+    """Return True if samples of different files fit in one batch: same shapes after the first axis, same dtypes."""
     kinds = {
         tuple((part.arrays[e.name].shape[1:], str(part.arrays[e.name].dtype)) for e in signature) for part in parts
     }
@@ -261,7 +265,7 @@ def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
 
 
 def _heaps(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> Iterator[tuple[tuple[Part, ...], Ints]]:
-    """Parts whose samples can stand in one batch, with the numbers of the chosen ones among theirs."""
+    """Yield groups of parts whose samples fit in one batch, with the numbers of the chosen samples in each group."""
     offset = 0
     for heap in [parts] if _stackable(parts, signature) else [(part,) for part in parts]:
         length = sum(_rows(part, signature) for part in heap)
@@ -270,10 +274,10 @@ def _heaps(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> Itera
 
 
 def _scan(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> None:
-    """Look at every value that will be used once.
+    """Check every value that will be used, once.
 
     Raises:
-        DataError: values that are NaN or infinite, counted over all samples, or ids out of range.
+        DataError: values are NaN or infinite, counted over all samples, or ids are out of range.
     """
     for heap, rows in _heaps(parts, signature, chosen):
         names = heap[0].source if len(heap) == 1 else f"{heap[0].source} and {len(heap) - 1} more"
@@ -300,7 +304,7 @@ def _gather(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Take:
-    """Makes one feed: the given rows of the parts laid end to end, or a part as it is."""
+    """A function that makes one feed: the given rows of the concatenated parts, or a whole part."""
 
     parts: tuple[Part, ...]
     signature: Signature
@@ -308,12 +312,12 @@ class _Take:
 
     @property
     def chosen(self) -> Ints:
-        """The rows, where some were chosen."""
+        """Return the rows; empty for a whole part."""
         return np.arange(0) if self.rows is None else self.rows
 
     @property
     def samples(self) -> int:
-        """How many samples the feed holds."""
+        """Return the number of samples in the feed."""
         return _count(self.parts[0], self.signature) if self.rows is None else len(self.rows)
 
     def __call__(self) -> Feed:
@@ -328,7 +332,7 @@ class _Take:
         return feed
 
     def labels(self) -> Labels | None:
-        """The right classes of these samples, where all parts have some."""
+        """Return the true classes of these samples; None unless all parts have labels."""
         given = [part.labels for part in self.parts if part.labels is not None]
         if len(given) < len(self.parts):
             return None

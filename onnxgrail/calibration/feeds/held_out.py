@@ -1,4 +1,4 @@
-"""Which samples are held back from every fit, so that the result is judged on inputs that no fit has seen."""
+"""Selection of held-out samples, so that the result is judged on inputs that no fit has seen."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from onnxgrail.errors import DataError
 
 SHARE, LEAST, MOST = 5, 8, 256  # one sample in five, within these bounds
 ENOUGH = 32  # samples; of fewer, none can be spared
-STREAM = 1  # keeps this draw apart from the one of --samples, which has the same seed
+STREAM = 1  # separates these random numbers from those of --samples, which share the seed
 
 
 def share_of(samples: int, batch: int = 1) -> int:
-    """Return how many samples judge a fit to so many, in whole batches of a fixed size."""
+    """Return the number of held-out samples for a fit to `samples` samples, in whole batches of a fixed size."""
     share = min(MOST, max(LEAST, round(samples / SHARE)))
     return max(1, round(share / batch)) * batch
 
 
 def spare(there: int, asked: int | None, batch: int = 1) -> int:
-    """Return how many samples to hold back where the user did not say.
+    """Return how many samples to hold back if the user gives no number.
 
     Args:
-        there: samples that the data hold.
-        asked: samples to fit to, None for all. Where the data hold more, the others judge.
+        there: number of samples in the data.
+        asked: number of samples to fit to, None for all. If the data hold more, the others are held back.
         batch: the batch size that the model prescribes.
 
     Returns:
-        A number of samples in whole batches; 0 where the fit cannot do without them.
+        A number of samples in whole batches; 0 if there are too few.
     """
     fitted = there if asked is None else min(asked, there)
     share = share_of(fitted, batch)
@@ -41,7 +41,12 @@ def spare(there: int, asked: int | None, batch: int = 1) -> int:
 
 
 def spare_feeds(sizes: Sequence[int], asked: int | None) -> int:
-    """Return the same in feeds that can only be held back whole, from the number of samples of each."""
+    """Return how many feeds to hold back if feeds can only be held back whole.
+
+    Args:
+        sizes: number of samples of each feed.
+        asked: number of samples to fit to, None for all.
+    """
     there = sum(sizes)
     fitted = there if asked is None else min(asked, there)
     share = share_of(fitted)
@@ -51,12 +56,18 @@ def spare_feeds(sizes: Sequence[int], asked: int | None) -> int:
 
 
 def positions(count: int, held: int, seed: int, refusal: str) -> Ints:
-    """Return positions of the held ones among `count` things: one from each of equal stretches, drawn at random.
+    """Return random positions of held-out items among `count` items: one from each of `held` equal stretches.
 
-    Stretches serve data sorted by class, and the draw within them serves data that cycle through the classes.
+    Stretches suit data sorted by class; random positions within them suit data that cycle through the classes.
+
+    Args:
+        count: number of items.
+        held: number of items to hold out.
+        seed: random seed.
+        refusal: text of the error.
 
     Raises:
-        DataError: nothing would be left to fit to.
+        DataError: no items would be left to fit to.
     """
     if held >= count:
         raise DataError(refusal, hint="Hold out fewer, or name other data: --held-out DATA")
@@ -65,7 +76,7 @@ def positions(count: int, held: int, seed: int, refusal: str) -> Ints:
 
 
 def chosen_of(total: int, samples: int | None, seed: int) -> Ints:
-    """Return the numbers of the samples that are used: all, or one from each of as many equal stretches."""
+    """Return the numbers of the used samples: all, or a random sample from each of `samples` equal stretches."""
     if samples is None or samples >= total:
         return np.arange(total)
     edges = np.arange(samples + 1) * total // samples

@@ -1,4 +1,4 @@
-"""The samples that judge a result: how users ask for them, and a few that fits have seen where there are no others."""
+"""The samples that judge a result: the user's request for them, or else a few calibration samples."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.numerals import whole
 
-AUTO = "auto"  # --held-out where the user does not give it: a fifth of the data, see `apart`
-CHECKED_SAMPLES = 16  # of samples that fits have seen, which say little
+AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
+CHECKED_SAMPLES = 16  # limit of calibration samples, which say little because fits have seen them
 CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldOut:
-    """Feeds of samples that nothing is fitted to and the result is judged on.
+    """Feeds of samples that judge the result; nothing is fitted to them.
 
     Attributes:
-        asked: how the user asked for them: a number, the name of data, or `auto`.
+        asked: the user's request: a number, the name of data, or `auto`.
         batches: the feeds.
-        own: they are data of their own, not a part of the calibration data.
+        own: True if they come from other data than the calibration data.
     """
 
     asked: str
@@ -31,10 +31,10 @@ class HeldOut:
 
 
 def asked_for(held_out: Any) -> tuple[int | None, Source | None]:
-    """Return how many samples to hold back, None where the data decide, and the data that judge instead.
+    """Return the number of samples to hold back, None if the data decide, and other data that judge instead.
 
     Raises:
-        UsageError: it is not a number of samples, nor data.
+        UsageError: the value is neither a number of samples nor data.
     """
     text = held_out.strip().lower() if isinstance(held_out, str) else None
     if held_out is None or text == AUTO:
@@ -50,12 +50,12 @@ def asked_for(held_out: Any) -> tuple[int | None, Source | None]:
 
 
 def words_of(held_out: Any) -> str:
-    """Return how samples were asked for where none were held back."""
+    """Return the text of the user's request, for reports in which no samples were held back."""
     return AUTO if asked_for(held_out)[0] is None else "0"
 
 
 def few(batches: Batches) -> Batches:
-    """Return feeds enough for a check, spread over all of them."""
+    """Return a few feeds for a check, spread evenly over all of them."""
     each = -(-batches.samples // max(len(batches), 1))
     wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
     count = min(len(batches), max(1, wanted // max(each, 1)))

@@ -1,4 +1,4 @@
-"""Which array feeds which input: by name, by being the only one that fits, or filled in where that is safe."""
+"""Assignment of arrays to model inputs: by name, by unique fit, or filled in where that is safe."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onnxgrail.calibration.feeds.signature import Input, Signature, check_names,
 from onnxgrail.calibration.shapes.dims import is_past
 from onnxgrail.core import Array, Ints, Labels
 
-LABELS = "labels"  # data sets carry them beside the inputs; no statistic reads them
+LABELS = "labels"  # data sets contain them besides the inputs; no statistic reads them
 Role = Literal["mask", "types", "positions"]
-# How inputs are called that follow from the tokens; a prefix such as `decoder_` may stand before.
+# Names of inputs that can be computed from the tokens; a prefix such as `decoder_` is allowed.
 ROLES: Mapping[str, Role] = {
     "attention_mask": "mask",
     "input_mask": "mask",
@@ -27,7 +27,7 @@ FILLED: Mapping[Role, str] = {"mask": "ones", "types": "zeros", "positions": "ru
 
 
 def role_of(entry: Input) -> Role | None:
-    """What an input says about the tokens beside it, where it is a table of integers or booleans with a known name."""
+    """Return the role of a 2-D integer or boolean input whose known name relates it to the tokens; None otherwise."""
     table = entry.shape is not None and len(entry.shape) == 2 and entry.dtype.kind in "biu"
     found = next((role for name, role in ROLES.items() if entry.name.lower().endswith(name)), None)
     return found if table and (found == "mask" or entry.dtype.kind != "b") else None
@@ -36,18 +36,18 @@ def role_of(entry: Input) -> Role | None:
 def from_mapping(
     arrays: Mapping[str, Any], signature: Signature, source: str, *, ready: bool = False, spare: bool = False
 ) -> Part:
-    """One part from arrays by input name.
+    """Make a part from arrays by input name.
 
-    An array called `labels` feeds nothing, and only says what is right.  An array of another name is taken where it is
-    the only one that fits an input and fits no other.  Masks, token types, positions and key-value caches that are
-    missing are filled in.  Each of these leaves a note.
+    An array named `labels` is no input; integer labels are taken as the true classes.  An array of another name is
+    taken if it fits exactly one input and no other array does.  Missing masks, token types, positions and key-value
+    caches are filled in.  Each of these steps adds a note.
 
     Args:
-        arrays: by name; a value is only looked at when its name or the lack of others asks for it.
+        arrays: by name; a value is read only if its name matches or an input is missing.
         signature: the model's inputs.
-        source: what messages call the data.
-        ready: the arrays are one feed already.
-        spare: arrays that no input asks for are left out with a note, as columns of a data set are.
+        source: name of the data in messages.
+        ready: True if the arrays are one feed already.
+        spare: leave out arrays that match no input, such as columns of a data set, with a note.
 
     Raises:
         DataError: an input is missing or a name is unknown.
@@ -65,9 +65,9 @@ def from_mapping(
     over = [name for name in names if name not in known]
     lacking = [entry for entry in signature if entry.name not in found]
     extra = {name: _rows(arrays[name]) for name in over} if lacking else {}
-    for roles in (False, True):  # what nothing else can stand in for comes first
+    for roles in (False, True):  # inputs that cannot be filled in come first
         if roles and spare:
-            continue  # a data set has columns of any meaning, and what they would feed can be filled in
+            continue  # columns of a data set mean anything, and these inputs can be filled in
         for name, other in _only([e for e in lacking if roles or role_of(e) is None], extra):
             found[name] = extra.pop(other)
             over.remove(other)
@@ -82,7 +82,7 @@ def from_mapping(
 
 
 def _labels(arrays: Mapping[str, Any]) -> Labels | None:
-    """Labels, where they are integers; whatever else they are, nothing depends on them."""
+    """Return the labels if they are integers; None otherwise."""
     with contextlib.suppress(Exception):  # of a damaged file, or of pickled objects
         values = np.asarray(arrays[LABELS])
         if values.dtype.kind in "iu" and values.ndim:
@@ -95,14 +95,14 @@ def _rows(value: Any) -> Rows:
 
 
 def _only(wanted: Iterable[Input], extra: Mapping[str, Rows]) -> list[tuple[str, str]]:
-    """Pairs of an input and an array that fit each other and nothing else."""
+    """Return pairs of an input and an array that fit each other and nothing else."""
     fitting = {entry.name: [name for name, array in extra.items() if _fits(array, entry)] for entry in wanted}
     several = [name for names in fitting.values() for name in names]
     return [(name, fit[0]) for name, fit in fitting.items() if len(fit) == 1 and several.count(fit[0]) == 1]
 
 
 def _fits(array: Rows, entry: Input) -> bool:
-    """Whether dtype, rank and fixed sizes behind the first axis agree."""
+    """Return True if dtype, rank and fixed sizes after the first axis agree."""
     if not converts(array.dtype, entry.dtype):
         return False
     if entry.shape is None:
@@ -112,7 +112,7 @@ def _fits(array: Rows, entry: Input) -> bool:
 
 
 def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
-    """Add what follows from the tokens; returns notes."""
+    """Add the inputs that can be computed from the tokens; return notes."""
     caches = [found[e.name].shape for e in signature if is_past(e) and e.name in found]
     past = int(caches[0][-2]) if caches else 0
     notes = [] if caches else _no_past(found, lacking, signature, source)
@@ -129,7 +129,7 @@ def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature
 
 
 def _no_past(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
-    """Add key-value caches that hold nothing yet, where the model leaves their length open; returns notes."""
+    """Add empty key-value caches if the model leaves their length open; return notes."""
     missing = [entry for entry in lacking if is_past(entry) and is_float(entry.dtype)]
     tokens = _tokens("", found, signature)
     shapes = [entry.shape[1:] for entry in missing if entry.shape is not None]
@@ -142,7 +142,7 @@ def _no_past(found: dict[str, Rows], lacking: Iterable[Input], signature: Signat
 
 
 def _tokens(prefix: str, found: Mapping[str, Rows], signature: Signature) -> Rows | None:
-    """The array that says how many tokens a sample has; names of its kind may begin with a prefix."""
+    """Return the array with one entry per token; None if it is not clear which. Its name may begin with `prefix`."""
     for name in ("input_ids", "inputs_embeds"):
         if prefix + name in found:
             return found[prefix + name]
@@ -152,7 +152,7 @@ def _tokens(prefix: str, found: Mapping[str, Rows], signature: Signature) -> Row
 
 
 class Filled(Column):
-    """A mask of ones, types of zero or running positions, as long as the tokens beside it."""
+    """A mask of ones, token types of zero or running positions, as long as the tokens of the same sample."""
 
     def __init__(self, entry: Input, role: Role, tokens: Rows, *, mask: Rows | None = None, past: int = 0) -> None:
         self.role, self.tokens, self.mask, self.past = role, tokens, mask, past
@@ -160,7 +160,7 @@ class Filled(Column):
         super().__init__((count, length + (past if role == "mask" else 0)), entry.dtype)
 
     def rows(self, numbers: Ints) -> Array:
-        """As many as the tokens of these samples."""
+        """Return the values for the tokens of these samples."""
         count, length = self.tokens[numbers].shape[:2]
         if self.role == "positions":
             return positions(length, count, self.dtype, self.past, None if self.mask is None else self.mask[numbers])
@@ -170,7 +170,7 @@ class Filled(Column):
 
 
 def positions(length: int, count: int, dtype: np.dtype[Any], past: int = 0, mask: Array | None = None) -> Array:
-    """(count, length) positions of tokens; padding before a text does not count, as exported models expect it."""
+    """Return positions (count, length) of tokens after `past` cached tokens; left padding does not count."""
     if mask is None:
         return np.broadcast_to(np.arange(past, past + length), (count, length)).astype(dtype)
     counted = np.maximum(np.cumsum(mask != 0, axis=1) - 1, 0)[:, -length:]

@@ -1,4 +1,4 @@
-"""Whether a model predicts the next token, found out by running it."""
+"""A test, by running the model, if it predicts the next token."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.core import Array, Feed
 
-NAMES = ("decoder_input_ids", "input_ids")  # where both are there, the first is what logits belong to
+NAMES = ("decoder_input_ids", "input_ids")  # logits belong to the first name that the feed has
 
 
 def predicted(session: Session, feed: Feed, outputs: Feed) -> str | None:
-    """The input of tokens that a model predicts one by one, None where there is none.
+    """Return the name of the input whose next tokens the model predicts; None if it does not.
 
-    Models that fill in blanks have outputs of the same shape, but those see the tokens behind: another last token then
-    alters what is said at the earlier ones.
+    Models that fill in blanks have outputs of the same shape, but their outputs depend on later tokens.  So the last
+    token is changed: if outputs at earlier tokens change, the model does not predict the next token.
 
     Args:
-        session: of the model.
-        feed: of real texts.
-        outputs: what the model makes of it.
+        session: session of the model.
+        feed: a feed of real text.
+        outputs: the model's outputs for it.
     """
     name = next((name for name in NAMES if name in feed), None)
     if name is None:

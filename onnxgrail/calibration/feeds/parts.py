@@ -1,4 +1,4 @@
-"""What readers hand over: arrays by input name, in memory, mapped, or made when a batch asks for its rows."""
+"""The output of the readers: arrays by input name, in memory, mapped, or computed when a batch needs its rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from onnxgrail.machine.files.unchanged import SteadyFile
 
 
 class Column(ABC):
-    """Samples of one input that are made row by row, so that one batch is in memory at a time.
+    """Samples of one input that are computed row by row, so that only one batch is in memory at a time.
 
-    It stands where an array could: with a dtype, a shape whose first axis counts samples, and rows by number.  Rows of
-    different lengths may be shorter than `shape` says: a batch is as long as its longest row.
+    It replaces an array: it has a dtype, a shape whose first axis counts samples, and rows by number.  If rows differ
+    in length, a batch is as long as its longest row and may be shorter than `shape` says.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -31,16 +31,16 @@ class Column(ABC):
 
     @abstractmethod
     def rows(self, numbers: Ints) -> Array:
-        """The samples of these numbers, in this order."""
+        """Return the samples with these numbers, in this order."""
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Return the number of values."""
         return math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -58,15 +58,15 @@ Rows = Array | Column
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """Arrays that belong together: one file, or one ready feed.
+    """Arrays that belong together: the content of one file, or one ready feed.
 
     Attributes:
-        source: what messages call it.
+        source: name of the data in messages.
         arrays: one array per model input.
-        ready: the arrays are one feed already and are never cut into batches.
-        notes: what was ignored or assumed while reading.
-        labels: right classes of the samples, which no model is fed.
-        files: mapped files that the arrays are windows on.
+        ready: True if the arrays are one feed already, which is never cut into batches.
+        notes: notes on data that were ignored or assumed while reading.
+        labels: true classes of the samples; not an input of the model.
+        files: memory-mapped files that the arrays are views of.
     """
 
     source: str
@@ -77,23 +77,23 @@ class Part:
     files: tuple[SteadyFile, ...] = ()
 
     def check(self) -> None:
-        """Check that mapped files are as they were.
+        """Check that mapped files have not changed.
 
         Raises:
-            DataError: one is not.
+            DataError: a file has changed.
         """
         for file in self.files:
             file.check()
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
-    """Sort key of file names: numbers count as numbers."""
+    """Return a sort key of file names in which numbers are compared as numbers."""
     return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", path.name)]
 
 
 @contextlib.contextmanager
 def foreign(source: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into one line."""
+    """Turn any exception of the user's code into a `DataError` with one line."""
     try:
         yield
     except OnnxGrailError:
@@ -104,10 +104,10 @@ def foreign(source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable(path: object) -> Iterator[None]:
-    """Turn what numpy, zipfile, protobuf and the libraries of extras raise on a broken file into one line.
+    """Turn exceptions of numpy, zipfile, protobuf and optional libraries on a broken file into a `DataError`.
 
     Raises:
-        DataError: in place of whatever else, and for a device or a pipe, which might never end.
+        DataError: the file cannot be read, or it is a device or a pipe, which might never end.
     """
     if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
         raise DataError(f"{str(path)!r} is a device or a pipe, expected a file")
@@ -122,5 +122,5 @@ def readable(path: object) -> Iterator[None]:
         raise DataError(f"cannot read {str(path)!r}: {error}") from error
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read {str(path)!r}: {error}") from error
-    except Exception as error:  # protobuf, tokenizers and pillow raise their own, unrelated to any built-in
+    except Exception as error:  # protobuf, tokenizers and pillow raise types of their own
         raise DataError(f"cannot read {str(path)!r}: {type(error).__name__}: {error}") from error

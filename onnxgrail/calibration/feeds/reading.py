@@ -1,4 +1,4 @@
-"""How data are read where the files do not say it themselves."""
+"""Settings for reading data whose files do not contain them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from onnxgrail.errors import UsageError
 
 Numbers = float | Sequence[float] | None
-LONGEST = 2**31 - 1  # what counts of tokens are held in
-LENGTH = 128  # tokens per sample where neither the model nor the user says
+LONGEST = 2**31 - 1  # largest int32, the type of token counts
+LENGTH = 128  # default of tokens per sample if neither the model nor the user gives a length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """The user's choices about data; None is no choice.
+    """The user's settings for reading data; None means not set.
 
     Attributes:
         tokenizer: a tokenizers JSON file, for text.
-        sequence_length: tokens per sample at most, for text.
+        sequence_length: maximum number of tokens per sample, for text.
         image_mean: subtracted from pixels in 0..1, one number or one per channel.
-        image_std: then divided by, one number or one per channel.
-        shapes: sizes for inputs that leave them open; only images ask for them.
+        image_std: divisor after that, one number or one per channel.
+        shapes: sizes for inputs that leave them open; only images need them.
     """
 
     tokenizer: Path | None = None
@@ -33,7 +33,7 @@ class Reading:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what no image can be scaled with.
+        """Check the settings.
 
         Raises:
             UsageError: a number is out of range.
@@ -48,14 +48,14 @@ class Reading:
             raise UsageError(f"image_std must be above 0, got {', '.join(map(str, self.image_std))}")
 
     def unused(self, taken: frozenset[str], what: str) -> None:
-        """Refuse choices that would change nothing.
+        """Check that no setting is given that has no effect on these data.
 
         Args:
-            taken: the choices that matter here.
-            what: the data, for the message.
+            taken: names of the settings that have an effect.
+            what: name of the data in the message.
 
         Raises:
-            UsageError: another choice was made.
+            UsageError: a setting has no effect.
         """
         for entry in fields(self):
             if entry.name != "shapes" and entry.name not in taken and getattr(self, entry.name) is not None:
@@ -70,7 +70,7 @@ def reading_of(
     image_std: Numbers,
     input_shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> Reading:
-    """The choices about data as users write them."""
+    """Return the settings as a `Reading`, from values as users write them."""
     return Reading(
         tokenizer=None if tokenizer is None else Path(tokenizer),
         sequence_length=sequence_length,
@@ -81,7 +81,7 @@ def reading_of(
 
 
 def numbers(value: Numbers) -> tuple[float, ...] | None:
-    """One number or several as floats; None stays None."""
+    """Convert a number or several numbers to floats; None stays None."""
     if value is None:
         return None
     return (float(value),) if isinstance(value, int | float) else tuple(float(v) for v in value)

@@ -1,4 +1,4 @@
-"""What a model must be fed: its real inputs, and whether an array fits one of them."""
+"""The inputs that a feed must provide, and checks of arrays against them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from onnxgrail.errors import DataError, ModelError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """One graph input that a feed must hold.
+    """A graph input that a feed must provide.
 
     Attributes:
         name: its name in the graph.
         dtype: numpy dtype (a dtype of `ml_dtypes` for bfloat16 and smaller floats, object for strings).
-        shape: per axis a number, the name of a symbolic dimension, or None; None as a whole when no rank is declared.
-        rows: of the smallest constant table that every value is looked up in; None where there is none.
+        shape: per axis a number, the name of a symbolic dimension, or None; None as a whole if no rank is declared.
+        rows: number of rows of the smallest constant table that is indexed by the input's values; None if there is
+            none.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Input:
     rows: int | None = None
 
     def __str__(self) -> str:
-        """`name dtype[batch, 3, 224, 224]`, as messages show it."""
+        """Return `name dtype[batch, 3, 224, 224]`, for messages."""
         dims = "..." if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
         return f"{self.name} {self.dtype}[{dims}]"
 
@@ -40,7 +41,7 @@ Signature = tuple[Input, ...]
 
 
 def signature_of(model: ir.Model) -> Signature:
-    """The inputs a feed must hold, in graph order; inputs with a default value (also initializers) are left out.
+    """Return the inputs a feed must provide, in graph order, without inputs that have a default value (initializers).
 
     Raises:
         ModelError: an input is not a tensor.
@@ -61,12 +62,12 @@ def signature_of(model: ir.Model) -> Signature:
 
 
 def _dims(shape: ir.Shape) -> tuple[int | str | None, ...]:
-    # A negative size is how some writers say that it is open, and how ONNX Runtime takes it.
+    # Some exporters write a negative size for an open dimension, and ONNX Runtime accepts that.
     return tuple((dim if dim >= 0 else None) if isinstance(dim, int) else dim.value for dim in shape)
 
 
 def free_sizes(signature: Signature, feeds: Iterable[Feed]) -> dict[str, int]:
-    """Sizes of the named dimensions that are the same wherever they stand, in all feeds."""
+    """Return the sizes of named dimensions that have the same size in all inputs and feeds."""
     found: dict[str, set[int]] = {}
     for feed in feeds:
         for entry in signature:
@@ -77,17 +78,17 @@ def free_sizes(signature: Signature, feeds: Iterable[Feed]) -> dict[str, int]:
 
 
 def describe(signature: Signature) -> str:
-    """The whole signature on one line."""
+    """Return the whole signature on one line."""
     return "; ".join(str(entry) for entry in signature) or "no inputs"
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is a float, those of `ml_dtypes` (kind V) included."""
+    """Return True if a dtype is a float, including those of `ml_dtypes` (kind V)."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
 def check_names(names: set[str], signature: Signature, source: str, others: Mapping[str, Any] | None = None) -> None:
-    """Whether exactly the model's inputs are there; `others` are arrays of unknown names, shown in the message.
+    """Check that exactly the model's inputs are given; `others` are arrays of unknown names, for the message.
 
     Raises:
         DataError: an input is missing, or a name is not an input.
@@ -107,13 +108,13 @@ def _shown(name: str, array: Any) -> str:
 
 
 def check_array(array: Any, entry: Input, source: str, *, batch_axis: bool) -> tuple[str, ...]:
-    """Whether an array fits an input; returns notes about a dtype that will be converted, which loses nothing.
+    """Check that an array fits an input; return notes about a dtype that will be converted without loss.
 
     Args:
-        array: (n, ...) samples, or exactly what the model takes.
+        array: (n, ...) samples, or exactly the model's input.
         entry: the input.
-        source: what messages call the data.
-        batch_axis: the first axis counts samples, so its length is not compared with the declared one.
+        source: name of the data in messages.
+        batch_axis: True if the first axis counts samples, so that its length may differ from the declared length.
 
     Raises:
         DataError: dtype, rank or a fixed dimension differs, or the array is empty.
@@ -139,9 +140,9 @@ def check_array(array: Any, entry: Input, source: str, *, batch_axis: bool) -> t
 
 
 def converts(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether one dtype may become the other: where nothing is lost, and integers where every value fits.
+    """Return True if one dtype may be converted to the other: without loss, or between integers.
 
-    Floats have no such test worth making: the rest is the user's decision.
+    `check_integers` checks the values of integers later.  Lossy conversions of floats are left to the user.
     """
     if got == want or (want.kind == "O" and got.kind in "OUS") or (got.kind in "iu" and want.kind in "iu"):
         return True
@@ -160,12 +161,12 @@ def _convertible(got: np.dtype[Any], entry: Input, where: str) -> tuple[str, ...
 
 
 def convert(array: Array, entry: Input) -> Array:
-    """An array that passed `check_array` in the input's dtype, contiguous; no value changes."""
+    """Convert an array that passed `check_array` to the input's dtype, contiguous; no value changes."""
     return np.ascontiguousarray(array, dtype=entry.dtype).reshape(array.shape)
 
 
 def count_bad(array: Array, entry: Input) -> int:
-    """How many values are NaN or infinite; minus infinity is what an additive attention mask consists of."""
+    """Count values that are NaN or infinite; minus infinity is allowed in inputs named as masks (additive masks)."""
     if not is_float(array.dtype):
         return 0
     good = np.isfinite(array)
@@ -175,7 +176,7 @@ def count_bad(array: Array, entry: Input) -> int:
 
 
 def check_integers(array: Array, entry: Input, source: str) -> None:
-    """Whether integers fit the input's dtype and the table that they are looked up in.
+    """Check that integers fit the input's dtype and the table that they index.
 
     Raises:
         DataError: a value is out of range.
@@ -194,17 +195,17 @@ def check_integers(array: Array, entry: Input, source: str) -> None:
 
 
 def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:
-    """The error for data that hold NaN or infinity."""
+    """Return the error for data that hold NaN or infinity."""
     return DataError(
         f"{source}, input {entry.name!r}: {bad} of {size} values are NaN or infinite", hint="Remove those samples"
     )
 
 
 def padding_mask(feed: Mapping[str, Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Which (sample, token) positions are real, from a (B, S) integer or boolean attention-mask input of the feed.
+    """Return the mask of real tokens from a (B, S) integer or boolean attention-mask input of the feed.
 
     Returns:
-        (B, S) booleans, or None when no input is such a mask or nothing is padded.
+        (B, S) booleans, or None if no input is such a mask or nothing is padded.
     """
     for name in ("attention_mask", "input_mask", "mask"):
         array = feed.get(name)

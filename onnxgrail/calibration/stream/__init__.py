@@ -1,1 +1,1 @@
-"""Activations on their way through the network, and the statistics taken from them."""
+"""Activations of the calibration batches as they pass through the network, and the statistics computed from them."""

@@ -1,6 +1,6 @@
-"""Activations between two stretches of the network: in memory up to a budget, mapped from files beyond it.
+"""A cache of activations at a cut of the network: in memory up to a budget, in memory-mapped files beyond it.
 
-Where a lane keeps them on a device, that has a budget of its own, and what it has no room for comes here.
+If a lane keeps tensors on a device, the device has a budget of its own; tensors that exceed it are cached on the host.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class _Stored:
     dtype: np.dtype
 
     def load(self) -> Array:
-        """The array, mapped: pages are read when they are looked at, and the system may drop them again."""
+        """Return the array as a memory map: the system reads pages on access and may drop them again."""
         return np.memmap(self.file, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
 
 class Cache:
-    """Per batch, named arrays.  What does not fit into the budget goes to temporary files that have no name.
+    """Named arrays of each batch. Arrays that exceed the memory budget are written to anonymous temporary files.
 
-    There is one file per name, so what is no longer wanted frees its room at once, and a killed run leaves nothing.
+    There is one file per array name. Closing it frees its disk space at once, and a killed process leaves no files.
     """
 
     def __init__(self, feeds: Iterable[Feed], budget: int = BUDGET, lane: Lane = HOST) -> None:
@@ -50,38 +50,38 @@ class Cache:
             self.add(number, feed)
 
     def __contains__(self, name: object) -> bool:
-        """Whether every batch has an array of this name."""
+        """Return True if every batch has an array of this name."""
         return bool(self._batches) and name in self._batches[0]
 
     def __len__(self) -> int:
-        """Number of batches."""
+        """Return the number of batches."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        """Batch by batch, all arrays."""
+        """Iterate over the batches; yield all arrays of each."""
         return map(self.batch, range(len(self)))
 
     def batch(self, number: int) -> dict[str, Array]:
-        """All arrays of one batch."""
+        """Return all arrays of one batch."""
         return {name: a.load() if isinstance(a, _Stored) else a for name, a in self._batches[number].items()}
 
     @property
     def names(self) -> list[str]:
-        """Names of the arrays, the same in every batch."""
+        """Return the names of the arrays, the same in every batch."""
         return list(self._batches[0]) if self._batches else []
 
     @property
     def held(self) -> int:
-        """Bytes in memory."""
+        """Return the number of bytes in memory."""
         return self._held
 
     @property
     def room(self) -> int:
-        """Bytes that still fit into memory."""
+        """Return the number of bytes that still fit into the memory budget."""
         return self._budget - self._held
 
     def add(self, number: int, arrays: Feed) -> None:
-        """More arrays of one batch."""
+        """Add arrays to one batch."""
         for name, given in arrays.items():
             array = self._lane.kept(given, self._lane.room - self._away)
             self._away += self._lane.size(array)
@@ -93,7 +93,7 @@ class Cache:
                 self._held += size
 
     def keep(self, names: Collection[str]) -> None:
-        """Drop all other arrays."""
+        """Drop all arrays except those with the given names, and close their files."""
         self._batches = [{n: a for n, a in batch.items() if n in names} for batch in self._batches]
         here = [a for batch in self._batches for a in batch.values() if not isinstance(a, _Stored)]
         self._held, self._away = (sum(measure(a) for a in here) for measure in (_size, self._lane.size))
@@ -101,7 +101,7 @@ class Cache:
             self._files.pop(name).close()
 
     def trim(self, number: int, names: Collection[str]) -> None:
-        """Drop all other arrays of one batch; the files they may be in stay until `keep`."""
+        """Drop all arrays of one batch except those with the given names; `keep` closes the files later."""
         batch = self._batches[number]
         gone = [a for name, a in batch.items() if name not in names and not isinstance(a, _Stored)]
         self._held -= sum(_size(array) for array in gone)
@@ -109,7 +109,7 @@ class Cache:
         self._batches[number] = {name: array for name, array in batch.items() if name in names}
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all arrays of all batches."""
         self.keep(())
         self._batches.clear()
 
@@ -127,5 +127,5 @@ class Cache:
 
 
 def _size(array: Array) -> int:
-    """Bytes that a file could take: text and sequences, which are rare and small, count as nothing."""
+    """Return the bytes that the array would take in a file; 0 for strings and sequences, which are rare and small."""
     return array.nbytes if isinstance(array, np.ndarray) and array.dtype != object else 0

@@ -1,6 +1,6 @@
-"""Second moments of the original model's activations: collected in one pass, kept in a file, used again.
+"""Second moments of the original model's activations, computed in one pass and saved to a file.
 
-They do not depend on a ratio, a selector or a budget, so a file of them saves the pass when only those change.
+They do not depend on ratio, selector or budget, so runs that differ only in those can reuse the file.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from onnxgrail.machine.progress import Progress, ticking
 Dense = Mapping[str, tuple[Stats, ...]]
 """Block name -> statistics of its probes."""
 
-TOGETHER = 2**31  # bytes of second moments that are collected in one pass where they need not be kept
+TOGETHER = 2**31  # bytes of second moments collected in one pass
 FORMAT = 1
 
 
 def dense_pass(
     stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Each block with the statistics of its probes in the original model.
+    """Yield each block with the statistics of its probes in the original model.
 
-    One pass, or several where the second moments of all blocks at once are larger than `together` bytes: whoever
-    reads them one by one and lets them go needs no more memory than that.  Where several processes share the work, only
-    the first one gets statistics, the others get empty tuples.
+    If the second moments of all blocks exceed `together` bytes, several passes are made. A caller that releases the
+    statistics of each block then needs no more memory than that. If several processes share the work, only the first
+    process gets statistics; the others get empty tuples.
 
     Args:
-        stream: one that has not moved yet.
+        stream: a stream at its start.
         untouched: the ledger without decisions.
-        blocks: what is asked about.
-        together: bytes.
-        progress: told of every feed of every pass.
+        blocks: the blocks to measure.
+        together: limit of second moments per pass, in bytes.
+        progress: receives one tick per feed and pass.
     """
     parts = _groups(blocks, together)
     tick = ticking(progress, "measuring", len(parts) * len(stream.masks))
@@ -55,13 +55,13 @@ def dense_pass(
 
 
 def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
-    """Statistics of all probes dealt out to their blocks; empty tuples where there are none."""
+    """Split the statistics of all probes into one tuple per block; the tuples are empty if `found` is empty."""
     left = iter(found)
     return [tuple(islice(left, len(b.probes))) for b in blocks]
 
 
 def size_of(block: Block) -> int:
-    """Bytes of a block's second moments."""
+    """Return the size of a block's second moments in bytes."""
     return sum(8 * probe.width**2 for probe in block.probes)
 
 
@@ -79,7 +79,7 @@ def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
 
 
 def model_key(model: ir.Model) -> str:
-    """Checksum of a model with all its weights."""
+    """Return the SHA-256 checksum of a model with all its weights."""
     digest = hashlib.sha256(skeleton(model).SerializeToString(deterministic=True))
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
@@ -88,7 +88,7 @@ def model_key(model: ir.Model) -> str:
 
 
 def data_key(batches: Batches) -> str:
-    """Checksum of everything that is fed."""
+    """Return the SHA-256 checksum of all feeds."""
     digest = hashlib.sha256()
     for feed in batches:
         for name in sorted(feed):
@@ -99,7 +99,7 @@ def data_key(batches: Batches) -> str:
 
 
 def save(path: Path, dense: Dense, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> None:
-    """Write statistics with checksums of the model and of the data they belong to.
+    """Write statistics to a file, with checksums of the model and the data they belong to.
 
     Raises:
         OutputError: the file cannot be written.
@@ -117,10 +117,10 @@ def save(path: Path, dense: Dense, blocks: Sequence[Block], model: ir.Model, bat
 
 
 def load(path: Path, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> dict[str, tuple[Stats, ...]]:
-    """Statistics of all of `blocks` from a file that `save` wrote.
+    """Read the statistics of all `blocks` from a file written by `save`.
 
     Raises:
-        DataError: not such a file, made from another model or other data, or without one of the blocks.
+        DataError: the file is not a statistics file, belongs to another model or other data, or lacks a block.
     """
     if not path.is_file():
         raise DataError(f"no statistics file {str(path)!r}", hint="Make it with --save-stats")
@@ -129,7 +129,7 @@ def load(path: Path, blocks: Sequence[Block], model: ir.Model, batches: Batches)
             return _read(file, str(path), blocks, model, batches)
     except DataError:
         raise
-    except Exception as error:  # numpy, zipfile and the tokenizer of Python raise whatever comes up
+    except Exception as error:  # numpy, zipfile and Python's tokenizer raise many types
         raise DataError(f"{str(path)!r} holds no statistics: {error}", hint="Make it with --save-stats") from error
 
 
@@ -163,10 +163,10 @@ def _read(
 
 
 def _sums(file: Any, number: int, count: int, probe: Probe) -> Stats:
-    """The sums of one probe.
+    """Read the statistics of one probe from the file.
 
     Raises:
-        ValueError: they are not sums over rows of its width.
+        ValueError: the arrays do not have the shapes, dtype or finite values of such statistics.
     """
     gram, total, width = file[f"gram{number}"], file[f"total{number}"], probe.width
     shapes = {(width, width), (width,)} if probe.alone else {(width, width)}
@@ -179,6 +179,6 @@ def _sums(file: Any, number: int, count: int, probe: Probe) -> Stats:
 
 
 def _name(probe: Probe) -> str:
-    """A probe in words and the checksum of its positions."""
+    """Return a text that identifies a probe, with a checksum of its channel indices."""
     index = hashlib.sha256(np.ascontiguousarray(probe.index).tobytes()).hexdigest()[:16]
     return f"{probe.value} axis {probe.axis} pooled {probe.pooled} also {','.join(probe.also)} index {index}"

@@ -1,4 +1,4 @@
-"""Activations inside of a mixture of experts: no tensor holds them, so they are computed from what the node reads."""
+"""Hidden activations of mixture-of-experts nodes, computed from the node's inputs because no tensor holds them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Experts:
-    """One node with the weights that make its hidden activations, as a ledger has them.
+    """A mixture-of-experts node with the weights that compute its hidden activations, in the state of a ledger.
 
     Attributes:
-        inputs: names of the tokens and of the router's scores.
-        up, gate: (E, rows, width) and (E, width) of the stacks that make the hidden width; gate is None where `up` has
-            its rows too, or there is none.
-        columns: which channels of the tokens are still there.
+        form: the node's layout of weights and its attributes.
+        inputs: names of the tensors of tokens and of router scores.
+        up, gate: weights (E, rows, width) and biases (E, rows) of the up and gate projections; gate is None if the node
+            has no separate gate weights.
+        columns: (width,) mask of the token channels that are left.
+        inner: number of hidden channels.
     """
 
     form: Mixture
@@ -43,7 +45,7 @@ class Experts:
 
 
 def experts_of(node: ir.Node, model: ir.Model, survey: Survey, ledger: Ledger) -> Experts:
-    """The weights of a node, read once for all batches."""
+    """Read the weights of a mixture-of-experts node, once for all batches."""
     form = mixture_of(node)
 
     def stack(matrix: Matrix) -> tuple[Array, Array | None]:
@@ -66,7 +68,7 @@ def experts_of(node: ir.Node, model: ir.Model, survey: Survey, ledger: Ledger) -
 
 
 def _now(node: ir.Node, operand: int, model: ir.Model, survey: Survey, ledger: Ledger) -> Array | None:
-    """An operand of full size with the values that it has now."""
+    """Return the current values of an operand in its original shape; None if the node lacks the operand."""
     name = name_of(node, operand)
     claim = survey.operands.get((key(node), operand))
     param = name if claim is None else claim.param
@@ -74,12 +76,12 @@ def _now(node: ir.Node, operand: int, model: ir.Model, survey: Survey, ledger: L
 
 
 def hidden(experts: Experts, found: Feed, mask: Bools | None) -> Iterator[Floats]:
-    """Rows (n, inner) of what each expert's last matrix reads, times the share that the expert has in the result.
+    """Yield, per expert, the rows (n, inner) that its down projection reads, times the expert's routing weight.
 
     Args:
-        experts: of the node.
-        found: the tokens, and the scores of the router.
-        mask: which tokens count; None for all.
+        experts: the node.
+        found: the tensors of tokens and router scores.
+        mask: mask of the tokens that count; None for all.
     """
     tokens, scores = (np.asarray(found[name]) for name in experts.inputs)
     rows = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)

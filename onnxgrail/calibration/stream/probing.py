@@ -1,4 +1,4 @@
-"""Probes in the tensors of one batch: which rows count there, and which probes are one."""
+"""Functions that read probes in the tensors of one batch, select valid rows and find equal probes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
 def placed(probe: Probe, marks: Sequence[Mark], ledger: Ledger) -> Probe:
-    """The probe with positions counted in a tensor as it is now: other blocks may have left its axis already."""
+    """Return the probe with its channel indices adjusted to the tensor's current width, after earlier pruning."""
     for mark in marks:
         if mark.axes == (probe.axis,) and ledger.dead[mark.labels].any():
             place = np.cumsum(~ledger.dead[mark.labels]) - 1
@@ -27,11 +27,11 @@ def placed(probe: Probe, marks: Sequence[Mark], ledger: Ledger) -> Probe:
 
 
 Reader = Callable[[Feed, Bools | None], Iterator[Part]]
-"""What a probe reads of one batch, given the padding mask."""
+"""Yields the parts that a probe reads from one batch, given the padding mask."""
 
 
 def reader(probe: Probe, model: ir.Model, survey: Survey, ledger: Ledger, lane: Lane) -> Reader:
-    """How a probe is read in the network as the ledger has it."""
+    """Return a function that reads the probe from the tensors of the network in the ledger's state."""
     if not probe.inside:
         some = [(n, placed(probe, survey.marks.get(n, ()), ledger)) for n in (probe.value, *probe.also)]
         return lambda found, mask: parts(found, some, mask)
@@ -39,7 +39,7 @@ def reader(probe: Probe, model: ir.Model, survey: Survey, ledger: Ledger, lane: 
     experts, flat = experts_of(node, model, survey, ledger), replace(probe, axis=1)
 
     def read(found: Feed, mask: Bools | None) -> Iterator[Part]:
-        if not all(name in found for name in experts.inputs):  # in a branch that is not taken
+        if not all(name in found for name in experts.inputs):  # the node lies in a branch that this batch does not take
             return
         for rows in hidden(experts, {n: lane.host(found[n]) for n in experts.inputs}, mask):
             yield rows, flat, None
@@ -48,13 +48,13 @@ def reader(probe: Probe, model: ir.Model, survey: Survey, ledger: Ledger, lane: 
 
 
 Joint = Callable[[Feed, Feed, Bools | None], Iterator[Part]]
-"""The same of two networks at once: features of the first, then those of the second."""
+"""Like `Reader`, for two networks at once: features of the first network, then features of the second."""
 
 
 def joint(
     probe: Probe, kept: Ints, model: ir.Model, survey: Survey, before: Ledger, after: Ledger, lane: Lane
 ) -> Joint:
-    """How a probe is read in front of a fold and behind it, of which the units `kept` are left."""
+    """Return a function that reads a probe before and after a fold that keeps the channels `kept`."""
     if probe.inside:
         first, second = (reader(probe, model, survey, ledger, lane) for ledger in (before, after))
 
@@ -77,29 +77,29 @@ def joint(
 
 
 def parts(found: Feed, probes: Sequence[tuple[str, Probe]], mask: Bools | None) -> Iterator[Part]:
-    """A probe's tensors, as far as the batch comes to them, with the rows that count."""
+    """Yield the probe's tensors that this batch computes, each with its mask of valid rows."""
     for name, probe in ((n, p) for n, p in probes if n in found):
         yield found[name], probe, rows_of(found[name], probe, mask)
 
 
 def names(probes: Sequence[Probe]) -> list[str]:
-    """The tensors of some probes."""
+    """Return the names of all tensors that the probes read, sorted."""
     return sorted({n for p in probes for n in (p.value, *p.also, *p.inside[1:])})
 
 
 def same(probe: Probe) -> tuple[object, ...]:
-    """What two probes with equal sums have in common."""
+    """Return a key that is equal for probes with equal statistics."""
     where = (probe.value, probe.also, probe.axis, probe.inside)
     return (*where, probe.pooled, probe.alone, probe.index.shape, probe.index.tobytes())
 
 
 def paired(probe: Probe, kept: Ints) -> Probe:
-    """A probe of u + k units."""
+    """Return the probe with u + k indices: its u channels, then the k channels `kept` again."""
     return replace(probe, index=np.concatenate([probe.index, probe.index[kept]]))
 
 
 def rows_of(x: Array, probe: Probe, mask: Bools | None) -> Bools | None:
-    """The padding mask where it fits the tensor's leading axes: (batch, sequence, channels) or flattened."""
+    """Return the padding mask if it fits the tensor, (batch, sequence, channels) or (rows, channels); else None."""
     if mask is None or probe.axis != x.ndim - 1:
         return None
     leading = x.shape[:-1]

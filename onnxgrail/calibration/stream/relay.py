@@ -1,4 +1,4 @@
-"""The network as a chain of stretches: each one's tensors are handed out, and only what the next needs is kept."""
+"""Runs of a deep network in stretches of nodes; only the tensors that later stretches read stay in memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.widen import wide
 from onnxgrail.graph.trace.facts import Facts, constants
 
-STRETCH = 128  # nodes: some layers of a transformer; shallower models are run in one piece
-DEEP = 512  # nodes from which on opening a whole model, which takes quadratic time, is worth avoiding
+STRETCH = 128  # nodes: a few transformer layers; smaller models run in one piece
+DEEP = 512  # nodes; opening a larger model as a whole takes quadratic time
 
 
 class Relay:
-    """Owns the sessions of the stretches, opened when the first run comes to them; a context manager that closes them.
+    """A context manager that runs a model stretch by stretch and owns the sessions, which it opens on the first run.
 
-    Weights stay where they are and nothing is optimised, so a stretch costs what its nodes cost.
+    Weights are not copied and graph optimization is off, so opening a stretch takes time in proportion to its nodes.
     """
 
     def __init__(
@@ -39,7 +39,15 @@ class Relay:
         stretch: int | None = None,
         providers: Sequence[str] = CPU,
     ) -> None:
-        """Prepare for runs that hand out `names`; `constants` are computed where they are read, and never kept."""
+        """Split the model into stretches.
+
+        Args:
+            model: the model.
+            names: names of the tensors that `run` yields.
+            constants: names of tensors without dependence on inputs; each stretch computes them again.
+            stretch: maximum number of nodes per stretch; `STRETCH` by default.
+            providers: execution providers of ONNX Runtime.
+        """
         self._model, self._providers = model, tuple(providers)
         self._names, self._constants = frozenset(names), frozenset(constants)
         self._nodes = list(model.graph)
@@ -55,7 +63,7 @@ class Relay:
         self._stack.close()
 
     def run(self, feed: Feed) -> Iterator[Feed]:
-        """The named tensors, as many at once as a stretch makes; each mapping is emptied when the next is asked for.
+        """Yield the named tensors of each stretch; each mapping is emptied when the next one is requested.
 
         Raises:
             ModelError: ONNX Runtime does not load a stretch, or fails on this feed.
@@ -73,7 +81,7 @@ class Relay:
             found.clear()
 
     def _narrowest(self, stretch: int) -> list[int]:
-        """Where stretches end: at the fewest tensors within the second half of each, the residual stream as a rule."""
+        """Return the end of each stretch: in its second half, the node with the fewest live tensors."""
         stops, count = [0], len(self._nodes)
         while count - stops[-1] > stretch:
             near = range(stops[-1] + stretch // 2 + 1, stops[-1] + stretch + 1)
@@ -81,7 +89,7 @@ class Relay:
         return [*stops[1:], count]
 
     def _open(self, here: Feed, wanted: Sequence[str], later: Sequence[str]) -> Session | None:
-        """A session for a stretch; None where it makes nothing that is asked for."""
+        """Open the session of a stretch; None if the stretch computes no tensor that is needed."""
         common: dict[str, Any] = {"optimise": False, "once": True, "providers": self._providers}
         if len(self._stops) == 1:
             return self._stack.enter_context(open_session(pack(self._model, outputs=wanted), **common))
@@ -93,7 +101,7 @@ class Relay:
         except (KeyError, ValueError, RuntimeError) as error:  # onnx-ir raises the last
             raise ModelError(f"there is no stretch up to {outputs[-1]}") from error
         declared = {value.name: value.shape for value in self._model.graph.inputs}
-        for value in piece.graph.inputs:  # what the model does not take, no stretch may take
+        for value in piece.graph.inputs:  # a stretch must accept only the shapes that the model accepts
             value.shape = declared.get(value.name, value.shape)
         return self._stack.enter_context(open_session(pack(piece), outputs=outputs, **common))
 
@@ -101,9 +109,10 @@ class Relay:
 def in_pieces(
     model: ir.Model, feeds: Sequence[Feed], providers: Sequence[str] = CPU, names: Sequence[str] | None = None
 ) -> list[dict[str, Array]] | None:
-    """Outputs of a deep model, or the named tensors, per feed.
+    """Return the outputs of a deep model, or the named tensors, one mapping per feed.
 
-    None where it is not deep, or cannot be had in pieces: the whole tells why.
+    Returns:
+        None if the model has fewer than `DEEP` nodes, has branches, or a stretch fails; run it as a whole then.
     """
     outputs = [value.name or "" for value in model.graph.outputs] if names is None else names
     made = {v.name for node in model.graph for v in node.outputs if v.name}
@@ -126,7 +135,7 @@ def _collected(relay: Relay, feed: Feed, outputs: Sequence[str]) -> dict[str, Ar
 
 
 def _facts(here: Feed, constants: frozenset[str]) -> Facts:
-    """What is known about the tensors that lead into a stretch."""
+    """Return shapes, dtypes and constants of the tensors that enter a stretch."""
     arrays = {name: array for name, array in here.items() if isinstance(array, np.ndarray)}
     return Facts(
         shapes={name: array.shape for name, array in arrays.items()},

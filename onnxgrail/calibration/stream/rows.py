@@ -1,4 +1,4 @@
-"""Rows for fitting a consumer: what it reads, as a matrix with one row per output position that is looked at."""
+"""Matrices for fitting a consumer: its inputs and outputs, one row per sampled output position."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from onnxgrail.core import Array, Ints
 from onnxgrail.graph.fittable.consumers import Consumer, Window
 
 Where = Ints | slice
-"""Flat positions of an output, sample-major; the slice of all of them where none is left out, which copies nothing."""
+"""Flat positions of an output, sample-major. The full slice stands for all positions and avoids a copy."""
 
 ALL = slice(None)
 
 
 def positions(shape: tuple[int, ...], made: int, wanted: int, rng: np.random.Generator) -> Where:
-    """Positions of an output that are looked at: all of them, or as many as wanted, drawn."""
+    """Return the sampled positions of an output: all of them, or `wanted` random positions without replacement.
+
+    Args:
+        shape: shape of the output.
+        made: its channel axis.
+        wanted: maximum number of positions.
+        rng: random generator.
+    """
     total = _count(shape, made)
     return ALL if total <= wanted else np.sort(rng.choice(total, wanted, replace=False))
 
 
 def numbers(where: Where, shape: tuple[int, ...], made: int) -> Ints:
-    """(rows,) the positions one by one."""
+    """Return the positions as an index array (rows,)."""
     return np.arange(_count(shape, made))[where]
 
 
@@ -30,12 +37,15 @@ def _count(shape: tuple[int, ...], made: int) -> int:
 
 
 def outputs(array: Array, made: int, where: Where) -> Array:
-    """(rows, channels) of an output at flat positions."""
+    """Return the output's values (rows, channels) at flat positions."""
     return np.moveaxis(array, made, -1).reshape(-1, array.shape[made])[where]
 
 
 def inputs(array: Array, consumer: Consumer, out_shape: tuple[int, ...], where: Where) -> Array:
-    """(rows, features) of what makes the output at flat positions: channels, or channels times the window's taps."""
+    """Return the consumer's inputs (rows, features) for the flat output positions.
+
+    The features are channels, or for a convolution channels times kernel taps.
+    """
     if consumer.window is None:
         return np.moveaxis(array, consumer.axis, -1).reshape(-1, array.shape[consumer.axis])[where]
     spatial = out_shape[2:]
@@ -46,7 +56,7 @@ def inputs(array: Array, consumer: Consumer, out_shape: tuple[int, ...], where: 
 
 
 def windows(array: Array, window: Window) -> Array:
-    """(n, c, *output, *kernel): every window of a convolution, as a view of the padded input."""
+    """Return every window of a convolution as a view (n, c, *output, *kernel) of the padded input."""
     dims = len(window.kernel)
     padded = np.pad(array, [(0, 0), (0, 0), *window.pads])
     reach = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True))

@@ -1,9 +1,9 @@
-"""Calibration activations on their way through the network, one block at a time.
+"""The calibration activations of all batches at one cut of the network, which advances block by block.
 
-The stream keeps the live tensors at one cut of the graph, for every batch.  `measure` runs from there to a block's
-probes, and moves the cut forward through nodes that are final in the same run.  What it measured is kept, too: behind a
-block that only lost units it is the narrowed network's activation with some channels too many, so that each node is run
-little more than once (GRAIL section 3.2 asks for statistics from the already compressed prefix).
+The stream caches the live tensors at the cut for every batch.  `measure` runs from the cut to a block's probes and, in
+the same run, moves the cut through nodes that are final.  The measured tensors are cached too: after a block that only
+lost channels they are the pruned network's activations with extra channels, so each node runs little more than once.
+GRAIL (section 3.2) asks for statistics of the already compressed prefix.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.machine.group.sums import SOLO, Group, Shard, shard_of
 from onnxgrail.machine.progress import Tick
 
-ABSENT = np.empty(0)  # in the cache: a tensor of a branch that a batch does not take
-KEPT = 2**28  # bytes of activations, of all processes, that are kept until the next step
+ABSENT = np.empty(0)  # placeholder in the cache for a tensor of a branch that a batch does not take
+KEPT = 2**28  # bytes of measured activations, over all processes, that stay cached
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Where a walk ends, what the cut keeps there, what has to be computed, and what of that stays beside it."""
+    """The plan of a run: the new cut, the tensors cached there, those to compute, and those cached beyond the cut."""
 
     target: int
     keep: Sequence[str]
@@ -54,9 +54,9 @@ class _Path:
 
 
 class Stream:
-    """Owns the cached activations of a calibration run; a context manager that lets them go.
+    """A context manager that owns the cached activations of a calibration run.
 
-    Where several processes share the work, each has a part of the batches, and only the first one gets the sums.
+    If several processes share the work, each has some of the batches, and only the first process gets the statistics.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class Stream:
         self._lane = lane_of(providers) if lane is None else lane
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
-        self.position = 0  # of the first node that is still to come
+        self.position = 0  # of the first node after the cut
         self.shard = shard_of(group, len(batches))
         taken = [(routes or {}).get(batches.feeds[n], survey.facts.taken) for n in self.shard.numbers]
         self._network = Ways(model, survey, taken, providers, self._lane)
         self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget, self._lane)
         self._masks = [padding_mask(feed) for feed in self._cache]
         self._budget, self._scale = budget, _scale(batches, survey)
-        self._dead: dict[str, Bools] = {}  # per cached tensor, what was gone when it was computed
-        self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut: what made them, and when
+        self._dead: dict[str, Bools] = {}  # per cached tensor, the channels pruned when it was computed
+        self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut, with their cone and ledger
         self.forward = 0.0  # seconds inside ONNX Runtime
-        self._lock = threading.Lock()  # of the cache and the seconds
+        self._lock = threading.Lock()  # guards the cache and `forward`
 
     def __enter__(self) -> Self:
         return self
@@ -94,16 +94,16 @@ class Stream:
         self._cache.clear()
 
     def advance(self, ledger: Ledger, limit: int) -> None:
-        """Move the cut as far forward as is sensible, at most in front of node `limit`.
+        """Move the cut forward to the best position, at most to just before node `limit`.
 
-        Every node before `limit` must be final: no block that is still to be decided touches it.
+        Every node before `limit` must be final: no undecided block may touch it.
         """
         if limit > self.position:
             for _ in self._walk((), ledger, limit):
                 pass
 
     def _walk(self, names: Sequence[str], ledger: Ledger, limit: int = 0) -> Iterator[dict[str, Array]]:
-        """As `_walking`, one batch after the other."""
+        """Run `_walking` for all batches in order."""
         with self._walking(names, ledger, limit) as step:
             yield from ahead(step, range(len(self._cache)))
 
@@ -117,10 +117,18 @@ class Stream:
         spare: Sequence[str] = (),
         parts: int = 1,
     ) -> Iterator[Step[dict[str, Array]]]:
-        """What makes tensors of the network as the ledger has it, for each batch once, in any order, from any thread.
+        """Yield a function that computes the named tensors of one batch, in the ledger's state.
 
-        Behind the last one the cut has moved as `advance` says.  Those of `kept` beyond the cut stay in the cache,
-        those of `spare` as far as there is room in memory.
+        Call it once for each batch; order and thread do not matter.  After the last batch the cut has moved as in
+        `advance`.
+
+        Args:
+            names: the tensors to compute.
+            ledger: the decisions so far.
+            limit: as in `advance`; 0 leaves the cut where it is.
+            kept: tensors beyond the cut that stay in the cache.
+            spare: tensors beyond the cut that stay in the cache if memory allows.
+            parts: number of threads that call the function.
         """
         self._forget(ledger)
         path = self._path(names, ledger, limit, kept, spare)
@@ -158,10 +166,10 @@ class Stream:
         return _Path(target, keep, missing, [*beyond, *self._affordable(left, {*here, *missing}, ledger)])
 
     def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
-        """Those that are kept: the first ones that would fit into memory beside all that is held meanwhile.
+        """Return the leading tensors of `names` that fit into memory together with all tensors `held` at the same time.
 
-        What is kept decides from where later tensors are computed, and so their last bits.  So it must not depend on
-        how many processes share the batches: the sizes are those of all batches together.
+        Cached tensors decide where later runs start, and so the last bits of their results.  The choice must not depend
+        on the number of processes, so it uses the sizes over all batches.
         """
         rest = sum(self._bytes(n, ledger) for n in held if n not in names)
         room = min(KEPT, self._budget - rest)
@@ -169,18 +177,18 @@ class Stream:
         return [n for n, size in zip(names, sizes, strict=True) if size <= room]
 
     def _bytes(self, name: str, ledger: Ledger) -> int:
-        """About how many a tensor takes over all batches of all processes."""
+        """Estimate the size of a tensor in bytes, over all batches of all processes."""
         size = _bytes(self._survey, name) * self._scale
         for mark in self._survey.marks.get(name, ()):
             size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
         return int(size)
 
     def _fresh(self, ledger: Ledger) -> dict[str, tuple[Cone, Ledger]]:
-        """Measured tensors that still hold."""
+        """Return the measured tensors that are still valid under the ledger."""
         return {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
 
     def _forget(self, ledger: Ledger) -> None:
-        """Drop measured tensors that are stale."""
+        """Drop measured tensors that later decisions made invalid."""
         self._keep_beside(self._fresh(ledger))
 
     def _keep_beside(self, spare: dict[str, tuple[Cone, Ledger]]) -> None:
@@ -189,11 +197,11 @@ class Stream:
 
     @property
     def masks(self) -> Sequence[Bools | None]:
-        """Per batch, which (sample, token) positions are real; None where all are."""
+        """Return, per batch, the mask (sample, token) of real tokens; None if a batch has no padding."""
         return self._masks
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
-        """Tensors of the network as the ledger has it, batch by batch; those of branches not taken are missing."""
+        """Yield the named tensors batch by batch, in the ledger's state; tensors of branches not taken are missing."""
         for found in self._walk(names, ledger):
             yield {n: self._lane.host(found[n]) for n in names if n in found}
 
@@ -201,7 +209,7 @@ class Stream:
     def following(
         self, names: Sequence[str], ledger: Ledger, limit: int, parts: int
     ) -> Iterator[Step[dict[str, Array]]]:
-        """Both in one run: what makes these tensors of a batch, each once, and `advance` to the limit on the way."""
+        """Yield a function that computes the named tensors of a batch; the same run advances the cut up to `limit`."""
         with self._walking(names, ledger, limit, parts=parts) as step:
 
             def on_host(place: int) -> dict[str, Array]:
@@ -218,10 +226,15 @@ class Stream:
         limit: int | None = None,
         goals: Sequence[str] | None = None,
     ) -> tuple[Stats, ...]:
-        """Sums over all calibration rows of each probe, in the network as the ledger has it.
+        """Compute the statistics of each probe over all calibration rows, in the ledger's state.
 
-        With a `limit` the cut moves as `advance` says in the same run, and what was measured is kept for the next.
-        With `goals` these tensors are kept instead, until they are let go; where they are large, the cut stays instead.
+        Args:
+            probes: the probes to measure.
+            ledger: the decisions so far.
+            tick: called once per batch.
+            limit: if given, the same run moves the cut as `advance` does, and the measured tensors stay cached.
+            goals: tensors that stay cached in place of the measured ones, until `let_go`. If they are too large, they
+                are not cached and the cut stays where it is.
         """
         distinct = {probing.same(p): p for p in probes}
         readers = [probing.reader(p, self._model, self._survey, ledger, self._lane) for p in distinct.values()]
@@ -244,7 +257,7 @@ class Stream:
     def walk_past(
         self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None = None
     ) -> None:
-        """What `measure` does with the same arguments, but for the sums."""
+        """Advance and cache as `measure` does with the same arguments, without computing statistics."""
         parts = self._ways(probes)
         with self._past(probes, ledger, limit, goals, parts) as step:
             pass_by(self.shard, parts, step)
@@ -260,22 +273,22 @@ class Stream:
         return self._walking([*names, *goals], ledger, limit or 0, kept=goals, parts=parts)
 
     def ways(self, room: int) -> int:
-        """In how many parts the batches are gone through, where the sums of each take `room` bytes on the host."""
+        """Return the number of parts to process in parallel if the sums of each take `room` bytes on the host."""
         return 1 if self._lane.whole else ways(self.shard, room)
 
     def _ways(self, probes: Sequence[Probe]) -> int:
         return self.ways(12 * sum(p.numbers for p in {probing.same(p): p for p in probes}.values()))
 
     def holds(self, names: Sequence[str]) -> bool:
-        """Whether all these tensors are at hand."""
+        """Return True if all these tensors are cached."""
         return all(name in self._cache for name in names)
 
     def let_go(self) -> None:
-        """Drop what is kept beside the cut."""
+        """Drop the tensors cached beyond the cut."""
         self._keep_beside({})
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
-        """Joint sums of each probe's features before and after a fold: u units, then the k that stay."""
+        """Compute joint statistics of each probe before and after a fold: all u channels, then the k `kept`."""
         names = probing.names(probes)
         pairs = [probing.paired(p, kept) for p in probes]
         totals = Totals(self.shard, pairs, self._lane)
@@ -292,7 +305,7 @@ class Stream:
         return totals.stats()
 
     def _fitting(self, ledger: Ledger, names: Sequence[str]) -> Callable[[Feed], dict[str, Array]]:
-        """What makes cached tensors as the ledger has them: they may be older than some decisions."""
+        """Return a function that removes pruned channels from cached tensors, which may predate some decisions."""
         cuts: list[tuple[str, int, Bools]] = []
         for name in names:
             for mark in self._survey.marks.get(name, ()):
@@ -310,7 +323,7 @@ class Stream:
         return fit
 
     def _batch(self, place: int) -> dict[str, Array]:
-        """The cached tensors that a batch comes to."""
+        """Return the cached tensors that this batch computes."""
         return {name: array for name, array in self._cache.batch(place).items() if self._network.made(place, name)}
 
     def _run(self, pieces: Pieces, place: int, cache: Feed, parts: int = 1) -> dict[str, Array]:
@@ -323,12 +336,12 @@ class Stream:
 
 
 def _scale(batches: Batches, survey: Survey) -> float:
-    """How many times more than in the traced run goes through the network over all batches."""
+    """Return the size of the inputs over all batches, divided by the size of the inputs in the traced run."""
     first = batches.feeds[0]()
     return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(_bytes(survey, name) for name in first))
 
 
 def _bytes(survey: Survey, name: str) -> int:
-    """What a tensor took in the traced run."""
+    """Return the size of a tensor in the traced run, in bytes; 0 if its shape is unknown."""
     facts = survey.facts
     return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0

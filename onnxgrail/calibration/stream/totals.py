@@ -13,19 +13,18 @@ from onnxgrail.calibration.devices.lanes import HOST, Lane
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.machine.group.sums import Shard, Tally
 
-GROUP = 4  # batches whose sums are made together, counted from the start of a leaf of the tally
-WIDE = 2048  # from here on partial sums are kept as triangles: half the memory, for a copy of each
+GROUP = 4  # batches per group of partial sums, counted from the start of a leaf
+WIDE = 2048  # width from which packed triangles halve the memory, at the cost of a copy
 
 Part = tuple[Array, Probe, Bools | None]
-"""An activation with the probe as it lies there, and the rows that count."""
+"""An activation, the probe with indices placed in it, and the mask of valid rows."""
 
 
 class Totals:
-    """Sums of several probes at once.
+    """Accumulators of the second moments of several probes.
 
-    The sums of every `GROUP` batches are made in one triangle per probe and moved into that of the leaf, in float64;
-    leaves are added up as the tally says, and the lower half is filled in at the end.  A lane may take all batches of
-    a process as one leaf.
+    Every `GROUP` batches are summed in one triangle per probe and added to the leaf's triangle in float64. The tally
+    adds the leaves, and the upper half is filled in at the end.  A lane with `whole` set makes one leaf of all batches.
     """
 
     def __init__(self, shard: Shard, probes: Sequence[Probe], lane: Lane = HOST) -> None:
@@ -33,7 +32,11 @@ class Totals:
         self._group, self._leaf = ([lane.sums(probe) for probe in probes] for _ in range(2))
 
     def add(self, batch: int, found: Iterable[Iterable[Part]]) -> None:
-        """Add what one batch gives: per probe one part or more.
+        """Add one batch.
+
+        Args:
+            batch: number of the batch.
+            found: the parts of each probe.
 
         Raises:
             DataError: an activation is not finite.
@@ -51,11 +54,13 @@ class Totals:
             self._tally.add(batch, (array for leaf in self._leaf for array in _arrays(leaf)))
 
     def join(self, others: Iterable[Totals]) -> None:
-        """Take over what others added up from the batches that follow."""
+        """Add the sums of other accumulators, whose batches follow."""
         self._tally.join(other._tally for other in others)
 
     def stats(self) -> tuple[Stats, ...]:
-        """One per probe in the first process; nothing in the others.  All processes must come here.
+        """Return the statistics of each probe in the first process, and an empty tuple in the others.
+
+        All processes must call it.
 
         Raises:
             DataError: a sum is not finite.
@@ -73,12 +78,12 @@ def _arrays(leaf: Any) -> tuple[Floats, Floats, Floats]:
 
 
 def whole(part: Floats, width: int) -> Floats:
-    """The symmetric matrix (width, width) of a lower triangle, `packed` or not, which is written over."""
+    """Return the symmetric matrix (width, width) of a lower triangle, `packed` or not; overwrites its argument."""
     return mirrored(part if part.ndim == 2 else unpacked(part, width))
 
 
 def packed(gram: Floats) -> Floats:
-    """The lower triangle of a wide matrix (h, h), row by row in (h (h + 1) / 2,); a narrow matrix as it is."""
+    """Return the lower triangle of (h, h) row by row as (h (h + 1) / 2,); a matrix narrower than `WIDE` as it is."""
     width = len(gram)
     if width < WIDE:
         return gram
@@ -90,7 +95,7 @@ def packed(gram: Floats) -> Floats:
 
 
 def unpacked(part: Floats, width: int) -> Floats:
-    """The lower triangle (width, width) that was `packed`."""
+    """Return the lower triangle (width, width) of a `packed` array."""
     gram = np.zeros((width, width))
     ends = np.cumsum(np.arange(1, width + 1))
     for row, end in enumerate(ends):

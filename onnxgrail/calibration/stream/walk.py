@@ -1,4 +1,4 @@
-"""A model's activations on their way through it, chunk by chunk."""
+"""Activations of a model at one cut, which advances chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from onnxgrail.graph.trace.facts import Facts
 
 
 class Walk:
-    """Owns the tensors that are alive at one cut of a model, for every batch; its weights may change in front of it.
+    """The live tensors of every batch at one cut of a model; weights after the cut may change at any time.
 
     Attributes:
-        cache: those tensors; forward: seconds inside ONNX Runtime.
+        model: the model.
+        cache: the live tensors, one mapping per batch.
+        forward: seconds spent in ONNX Runtime.
     """
 
     def __init__(self, model: ir.Model, facts: Facts, feeds: Iterable[Feed], *, providers: Sequence[str]) -> None:
@@ -30,16 +32,16 @@ class Walk:
         self.forward = 0.0
 
     def piece(self, outputs: Sequence[str]) -> ir.Model:
-        """The graph from here to some tensors."""
+        """Return the subgraph from the cut to the given tensors."""
         return cut(self.model, list(self.cache[0]), list(outputs), self._facts)
 
     def source(self, outputs: Sequence[str]) -> Callable[[int], dict[str, Array]]:
-        """Tensors further on, by number of batch, without going there."""
+        """Return a function from batch number to the given tensors; the cut does not move."""
         session = self._open(outputs)
         return lambda number: self._run(session, self.cache[number])
 
     def advance(self, position: int, also: Sequence[str] = ()) -> list[dict[str, Array]]:
-        """Go on to a cut; returns tensors passed on the way, batch by batch."""
+        """Move the cut to node `position`; return the tensors `also` of each batch."""
         alive = self._lives.at(position)
         fresh = [n for n in dict.fromkeys([*alive, *also]) if n not in self.cache[0]]
         session = self._open(fresh) if fresh else None
@@ -51,7 +53,7 @@ class Walk:
         return passed
 
     def alive(self, position: int) -> list[str]:
-        """Names of the tensors that a cut keeps."""
+        """Return the names of the live tensors at a cut."""
         return self._lives.at(position)
 
     def _run(self, session: Session, cache: dict[str, Array]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Pieces of the network between cached tensors and others, along each way that batches take through its branches."""
+"""Pieces of the network between cached tensors and computed tensors, one per route through its branches."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """The network with one branch of every If."""
+    """The network with one branch of each If node."""
 
     model: ir.Model
     index: Index
 
 
 class Pieces:
-    """Owns sessions that make tensors of a batch from cached ones; a context manager that closes them."""
+    """A context manager that owns the sessions which compute tensors of a batch from cached tensors."""
 
     def __init__(self, sessions: Sequence[Session | None], lane: Lane) -> None:
         self._sessions, self._lane, self._stack = tuple(sessions), lane, ExitStack()
@@ -46,13 +46,13 @@ class Pieces:
         self._stack.close()
 
     def run(self, place: int, cache: Feed) -> dict[str, Array]:
-        """Return what is made of the batch at a place; tensors of branches that it does not take are missing."""
+        """Return the tensors computed for the batch at a place, without tensors of branches that it does not take."""
         session = self._sessions[place]
         return {} if session is None else self._lane.run(session, cache)
 
 
 class Ways:
-    """The network along every way that batches take."""
+    """The network along each route of the batches through its If nodes."""
 
     def __init__(
         self,
@@ -62,17 +62,24 @@ class Ways:
         providers: Sequence[str],
         lane: Lane,
     ) -> None:
-        """Prepare for batches with these routes; those of a model without branches are all the same."""
+        """Prepare the network of each distinct route; `routes` has one route per batch."""
         self._survey, self._providers, self._lane = survey, tuple(providers), lane
         self._routes = tuple(routes)
         self._ways: Mapping[Route, _Way] = {route: _way(model, route) for route in dict.fromkeys(routes)}
 
     def made(self, place: int, name: str) -> bool:
-        """Return True if the batch at a place comes to a tensor."""
+        """Return True if the batch at a place computes the tensor."""
         return name in self._ways[self._routes[place]].index.values
 
     def open(self, outputs: Sequence[str], ledger: Ledger, inputs: Sequence[str], parts: int = 1) -> Pieces:
-        """Return pieces from cached tensors to `outputs`, with all decisions written in, that so many threads run."""
+        """Open sessions from the cached tensors `inputs` to `outputs`, with all decisions applied.
+
+        Args:
+            outputs: names of the tensors to compute.
+            ledger: the decisions so far.
+            inputs: names of the cached tensors.
+            parts: number of threads that run the sessions at once.
+        """
         sessions = {route: self._session(way, outputs, ledger, inputs, parts) for route, way in self._ways.items()}
         return Pieces([sessions[route] for route in self._routes], self._lane)
 
