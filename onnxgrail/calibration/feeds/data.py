@@ -82,10 +82,8 @@ def read_apart(
 ) -> tuple[Batches, Batches | None]:
     """Read batches like `read`, with `apart` random samples, spread evenly over the data, in batches of their own.
 
-    If `samples` is given, the samples held back come in addition.  Ready feeds are held back whole.
-
-    Args:
-        apart: number of samples to hold back. None: a fifth, or none if there are too few (see `held_out.spare`).
+    If `samples` is given, the samples held back come in addition.  Ready feeds are held back whole.  With `apart` None,
+    a fifth is held back, or nothing if there are too few samples (see `held_out.spare`).
 
     Returns:
         The batches to fit to, and the batches held back, None if there are none.
