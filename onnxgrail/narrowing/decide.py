@@ -1,4 +1,4 @@
-"""From a traced model to decisions: widths, proof, then calibration and compensation block by block."""
+"""Decides what becomes of a traced model: widths, proof, calibration and compensation of every block."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from onnxgrail.narrowing.norms import Norm
 from onnxgrail.recipe import selection
 
 ARRAYS: Codec[Mapping[str, Floats]] = Codec(lambda arrays: Record(arrays=arrays), lambda record: record.arrays)
-CHEAP = 64, 5e12  # blocks and multiply-accumulates up to which curves that nobody asked for are measured
+CHEAP = 64, 5e12  # most blocks and multiply-accumulates for which error curves are measured by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Decision:
-    """What is to become of the model.
+    """All decisions about a model.
 
     Attributes:
         chosen: blocks the recipe selects.
@@ -47,7 +47,7 @@ class Decision:
         changes: one per narrowed block, in the order they were decided.
         refusals: blocks that did not pass the proof.
         ledger: all changes together.
-        refits: consumers fitted to the dense network; norms: activations brought back to the dense network's.
+        refits: layers fitted to the dense network; norms: activations with corrected scales and biases.
     """
 
     chosen: tuple[Block, ...]
@@ -61,22 +61,23 @@ class Decision:
 
 
 def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensitivity: bool | None = False) -> Decision:
-    """Choose widths, prove that they narrow exactly, then calibrate and compensate.
+    """Choose widths, prove that the blocks narrow exactly, then calibrate and compensate.
 
-    Where a budget or the statistics decide, the proof comes first, at half width: blocks that fail it take no part.
-    Where several processes share the work, the first one decides and the others follow it.
+    If a budget or statistics decide the widths, the proof comes first, at half width; blocks that fail it take no part.
+    If several processes share the work, the first one decides and the others follow.
 
     Args:
         prepared: the model and its data.
-        job: choices, clock, and what earlier runs have decided.
-        files: statistics to read or to write.
-        sensitivity: also measure error curves of all blocks where no width needs them; the first process does.  None:
-            where that is cheap.
+        job: the recipe, the clock, and cached decisions of earlier runs.
+        files: files to read statistics from or to write them to.
+        sensitivity: True to also measure error curves of all blocks if no width needs them (first process only); None
+            to do so if it is cheap.
 
     Raises:
         LostProcessError: another process failed.
         UsageError: a name pattern is not a regular expression, or a budget is out of reach.
-        DataError, ModelError: activations or weights hold NaN or infinity, or statistics belong to something else.
+        DataError: activations hold NaN or infinity, or statistics belong to another model or other data.
+        ModelError: weights hold NaN or infinity.
     """
     recipe, clock = job.recipe, job.clock
     chosen = selection.selected(prepared.survey.blocks, recipe)
@@ -126,7 +127,11 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
 def _allocated(
     prepared: Prepared, job: Job, blocks: Sequence[Block], allocation: Allocation, files: StatsFiles
 ) -> tuple[Allocation, Dense | None]:
-    """Widths under a budget, or the given ones where a ratio says all; and statistics that also decide the blocks."""
+    """Compute the widths under a budget (given widths are kept if the recipe alone fixes them).
+
+    Returns:
+        The allocation, and the statistics of the original model if they also serve to decide the blocks, else None.
+    """
     recipe, steps, clock = job.recipe, job.steps, job.clock
     given = simple(recipe)
     done = None if given else steps.known("allocation")
@@ -145,13 +150,13 @@ def _allocated(
 
 
 def _cheap(prepared: Prepared, blocks: Sequence[Block]) -> bool:
-    """Whether curves take a minute or so at most: every block is tried alone, in the whole model."""
+    """Return True if error curves take about a minute at most: each block is tried alone, in the whole model."""
     most, macs = CHEAP
     return len(blocks) <= most and len(blocks) * impact_macs(prepared) <= macs
 
 
 def _with_gradients(prepared: Prepared, blocks: Sequence[Block], job: Job) -> Prepared:
-    """With the gradients that the selector reads, taken by the first process."""
+    """Return the prepared model with the gradients that the selector reads, computed by the first process."""
     from onnxgrail.narrowing.gradients import regional_gradients  # slow to import
 
     gradients = job.steps.once(
@@ -161,26 +166,26 @@ def _with_gradients(prepared: Prepared, blocks: Sequence[Block], job: Job) -> Pr
 
 
 def _reads_original(recipe: Recipe) -> bool:
-    """Whether widths follow from statistics of the original model."""
+    """Return True if widths follow from statistics of the original model."""
     return not simple(recipe) and recipe.allocate in ("flap", "global")
 
 
 def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
-    """Whether statistics of the original model also serve to decide its blocks, and not only their widths."""
+    """Return True if statistics of the original model serve to decide the blocks, and not only their widths."""
     small = sum(map(size_of, blocks)) <= TOGETHER
     original = recipe.compensate == BEST or not recipe.closed_loop
     return (_reads_original(recipe) and original and small and needs_data(recipe)) or files != NO_FILES
 
 
 def _dense(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, twice: bool) -> Dense | None:
-    """Statistics of the original model, where they are kept, serve twice, or have to be measured by all processes."""
+    """Return statistics of the original model if a file holds them, they serve twice, or all processes must measure them."""
     shared = twice or (_reads_original(job.recipe) and job.group.size > 1)
     together = sys.maxsize if twice else TOGETHER
     return known(prepared, blocks, job, files, shared=shared, together=together)
 
 
 def _confirmed(run: Run) -> tuple[Refusal, ...]:
-    """Prove once more, with the units that really go, and take back what does not hold."""
+    """Prove again with the units that are really removed, and take back the changes of blocks that fail."""
     prepared, blocks = run.prepared, [c.block for c in run.changes]
     if not blocks:
         return ()
@@ -195,7 +200,7 @@ def _confirmed(run: Run) -> tuple[Refusal, ...]:
 
 
 def _narrow(recipe: Recipe) -> Narrow:
-    """How a block is decided at any width, its units scored once."""
+    """Return a function that decides a block at any width; the scores of its units are computed once."""
     scores = functools.lru_cache(maxsize=1)(
         lambda view: SELECTORS[recipe.selector](view, np.random.default_rng((recipe.seed, int(view.block.ids[0]))))
     )
@@ -207,7 +212,7 @@ def _narrow(recipe: Recipe) -> Narrow:
 
 
 def _trial(prepared: Prepared, job: Job, blocks: Sequence[Block], widths: Mapping[str, int]) -> float:
-    """End-to-end error of the model at these widths, decided with this very recipe."""
+    """Compute the end-to-end error of the model at these widths, decided with the same recipe."""
 
     def ledger(part: Prepared) -> Ledger:
         run = Run(part, Job(recipe=job.recipe), widths)

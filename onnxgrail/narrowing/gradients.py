@@ -1,4 +1,4 @@
-"""Regional gradients of the original network, summed up per unit: what `--selector wandapp` reads."""
+"""Computes regional gradients of the original network, summed per unit, for `--selector wandapp`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ STAGE = "gradients"
 def regional_gradients(
     prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, progress: Progress
 ) -> dict[str, Floats]:
-    """Block name -> (u,) as `View.gradient` wants it; zeros where no region holds a consumer's weight alone.
+    """Compute the gradients of all blocks for `View.gradient`.
 
-    Of a model with branches, samples count that take the same ones as most do.
+    In a model with branches, only samples that take the most frequent branches count.
+
+    Returns:
+        Block name to (u,) gradients; zeros if no region contains a consumer's weight alone.
 
     Raises:
-        UnsupportedOpError: a region has an op that gradients cannot pass.
+        UnsupportedOpError: a region has an op without a gradient.
     """
     found = {b.name: np.zeros(b.units) for b in blocks}
     route = _usual(prepared)
@@ -53,7 +56,7 @@ def regional_gradients(
         final = number + 1 == len(regions)
         made = {v.name for node in nodes[region.begin : region.end] for v in node.outputs}
         ends = [] if final else alive.at(region.end)
-        ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # some are made on the way
+        ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # regions may also compute model outputs
         goals = [n for n in ends if n in made and n in known.carriers and facts.has_floats(n)]
         if mine and goals:
             for name, sizes in _sizes(walk, goals, mine, masks).items():
@@ -68,10 +71,11 @@ def regional_gradients(
 def _sizes(
     walk: Walk, goals: Sequence[str], names: Sequence[str], masks: Sequence[Bools | None]
 ) -> Mapping[str, Floats]:
+    """Compute the gradient sizes of the named weights of one region."""
     from onnxgrail.torchgraph.regional import gradient_sizes
 
     expected, piece = walk.source(goals)(0), walk.piece(goals)
-    names = [n for n in names if n in piece.graph.initializers]  # others lead to no numbers
+    names = [n for n in names if n in piece.graph.initializers]  # other weights don't reach the goals
     try:
         return gradient_sizes(piece, names, zip(walk.cache, masks, strict=True), expected)
     except UnsupportedOpError as error:
@@ -79,7 +83,7 @@ def _sizes(
 
 
 def _readers(blocks: Sequence[Block]) -> dict[str, list[tuple[Block, Slot]]]:
-    """Consumer weights with the slots that read them."""
+    """Return per consumer weight the blocks and slots that read it."""
     found: dict[str, list[tuple[Block, Slot]]] = {}
     for block in blocks:
         for slot in block.consumers:
@@ -88,7 +92,7 @@ def _readers(blocks: Sequence[Block]) -> dict[str, list[tuple[Block, Slot]]]:
 
 
 def _per_unit(prepared: Prepared, block: Block, slot: Slot, sizes: Floats) -> Floats:
-    """Gradients of a weight times its size, per unit, over the root of the rows that it meets in a sample."""
+    """Sum gradient times absolute weight per unit, divided by the root of the rows per sample."""
     survey = prepared.survey
     weight = slots.read(weights.original(slot.initializer, prepared.model, survey), slot)
     total: Floats = (np.abs(weight) * slots.read(sizes, slot)).sum(axis=(1, 2))
@@ -96,7 +100,7 @@ def _per_unit(prepared: Prepared, block: Block, slot: Slot, sizes: Floats) -> Fl
 
 
 def _rows(block: Block, slot: Slot, facts: Facts, samples: int) -> float:
-    """Rows that a consumer meets in one sample."""
+    """Return the number of rows that a consumer reads in one sample."""
     if slot.probe is None:
         return 1.0
     probe = block.probes[slot.probe]
@@ -112,7 +116,7 @@ def _usual(prepared: Prepared) -> Route:
 
 
 def _samples(prepared: Prepared, route: Route) -> Iterator[Feed]:
-    """Single samples from batches spread over the data, all along one route."""
+    """Yield single samples from batches spread over the data, all along one route."""
     signature = signature_of(prepared.model)
     makers = [make for make in prepared.batches.feeds if prepared.routes.get(make, route) == route]
     each = -(-SAMPLES // len(makers))

@@ -1,4 +1,4 @@
-"""The layers that `--compensate best` fits, grouped by the rows that they are fitted on."""
+"""The layers that `--compensate best` fits, grouped by the rows on which they are fitted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnxgrail.core import Array, Bools, Floats, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
 from onnxgrail.graph.trace.survey import Ledger
 
-WIDER = 1.5  # times as many outputs as inputs
+WIDER = 1.5  # outputs per input from which sums with the dense input are cheaper
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Task:
-    """A layer with what stays of its weight: inputs kept, outputs made; and whether its bias may move."""
+    """A layer with masks of its kept inputs and outputs; `affine` is True if its bias may change."""
 
     consumer: Consumer
     kept: Bools
@@ -28,33 +28,33 @@ class Task:
 
     @property
     def taps(self) -> int:
-        """How many regressors an input makes."""
+        """Return the number of regressors per input."""
         window = self.consumer.window
         return math.prod(window.kernel) if window is not None else 1
 
     @property
     def features(self) -> int:
-        """How many regressors the kept inputs make."""
+        """Return the number of regressors of the kept inputs."""
         return int(self.kept.sum()) * self.taps
 
     @property
     def inputs(self) -> int:
-        """How many all inputs make."""
+        """Return the number of regressors of all inputs."""
         return len(self.kept) * self.taps
 
     @property
     def outputs(self) -> int:
-        """How many outputs stay."""
+        """Return the number of kept outputs."""
         return int(self.made.sum())
 
     @property
     def rows(self) -> tuple[object, ...]:
-        """What layers share that are fitted on the same rows."""
+        """Return a key that is equal for layers fitted on the same rows."""
         return self.consumer.source, self.consumer.window, self.consumer.made, self.affine
 
     @property
     def goal(self) -> str:
-        """The tensor that is to become as in the dense network."""
+        """Return the name of the tensor that should match the dense network's."""
         return self.consumer.total or self.consumer.output
 
 
@@ -66,55 +66,56 @@ class Stage:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Positions of the first and the last one."""
+        """Return the positions of the first and the last layer."""
         return self.tasks[0].consumer.position, self.tasks[-1].consumer.position
 
     @property
     def first(self) -> Consumer:
-        """The layer that stands for all in what they share."""
+        """Return the first layer, for properties that all layers share."""
         return self.tasks[0].consumer
 
     @property
     def features(self) -> int:
-        """How many regressors each of them has."""
+        """Return the number of regressors of each layer."""
         return self.tasks[0].features
 
     @property
     def outputs(self) -> int:
-        """How many outputs they have together."""
+        """Return the number of outputs of all layers together."""
         return sum(task.outputs for task in self.tasks)
 
     @property
     def through(self) -> bool:
-        """Whether targets are products of the dense input, which is so much narrower that sums are taken with it.
+        """Return True if products are summed with the dense input x̄ instead of with the targets t̄.
 
-        With z the input, z x̄ᵀ W̄ is z t̄ᵀ but for rounding, for x̄ and W̄ of the dense network.
+        This is the case if targets are products of x̄ with dense weights W̄ and x̄ is much narrower: z x̄ᵀ W̄ equals z t̄ᵀ up
+        to rounding, for the narrowed input z.
         """
         plain = all(task.consumer.plain and not task.consumer.residual for task in self.tasks)
         return plain and self.outputs >= WIDER * self.tasks[0].inputs
 
     def memory(self, parts: int) -> int:
-        """Bytes that fitting takes at most where sums over rows are kept in so many parts."""
-        squares = (parts + 3) * self.features**2  # each part, all together, what is factorised and its factor
+        """Return the bytes that fitting takes at most, if sums over rows are kept in `parts` parts."""
+        squares = (parts + 3) * self.features**2  # each part, the total, the factorized matrix and its factor
         return 8 * (squares + (2 * parts + 8) * self.features * self.outputs)  # measured on 3942 x 2048
 
     @property
     def goals(self) -> list[str]:
-        """The targets of all, and what sums are taken with."""
+        """Return the names of all targets, and of the dense input if products are summed with it."""
         return [*(task.goal for task in self.tasks), *([self.first.source] if self.through else ())]
 
     @property
     def key(self) -> str:
-        """Under what the fits are kept."""
+        """Return the cache key of the fits."""
         return f"fit {self.first.position} {self.first.node}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refit:
-    """One fitted layer, for the report: errors are shares of the target's energy on held-out rows.
+    """The report entry of one fitted layer; errors are shares of the target's energy on held-out rows.
 
-    A layer that was not looked at has none, but a reason.  Of the fitted numbers, some may be `clamped` to the range of
-    their format; where that would ruin them, the reason says so and the layer stays as it was.
+    A layer that was not fitted has no errors, but a reason. `clamped` fitted values exceed the range of their format; if
+    clamping would change them too much, the reason says so and the layer stays as it was.
     """
 
     node: str
@@ -128,17 +129,17 @@ class Refit:
 
 
 def stages_of(tasks: Sequence[Task]) -> list[Stage]:
-    """Neighbours that are fitted on the same rows."""
+    """Group neighboring layers that are fitted on the same rows."""
     return [Stage(tuple(group)) for _, group in groupby(tasks, key=lambda t: t.rows)]
 
 
 def as_decided(stage: Stage, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Stage:
-    """The stage with the units that really stay."""
+    """Return the stage with masks of the units that are really kept."""
     return replace(stage, tasks=tuple(_task(task.consumer, prepared, recipe, ledger) for task in stage.tasks))
 
 
 def tasks_of(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[Task]:
-    """What is to be fitted, in node order; of the ledger only matters how many units go."""
+    """Return the layers to fit, in node order. Of the ledger only the number of removed units matters."""
     model, survey = prepared.model, prepared.survey
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
@@ -147,26 +148,29 @@ def tasks_of(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[Task]:
 
 
 def _asked(task: Task, recipe: Recipe) -> bool:
-    """Whether the parts of the fit that were chosen touch this layer."""
+    """Return True if the chosen parts of the fit apply to this layer."""
     window = task.consumer.window
     small = window is None or math.prod(window.kernel) == 1 or "patch" in recipe.fit
     return small and (not task.kept.all() or "behind" in recipe.fit)
 
 
 def _task(consumer: Consumer, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Task:
-    """A layer as the ledger leaves it; a node for a bias is made only where inputs were lost and size is not tight."""
+    """Return a layer as the ledger leaves it.
+
+    A new node for a bias is allowed only if inputs were lost and no target limits parameters or size.
+    """
     tight = recipe.target_params is not None or recipe.target_size is not None
     shape = prepared.survey.facts.shapes[consumer.value]
     kept, made = (
         ~ledger.dead[consumer.units.get(axis, np.zeros(shape[axis], dtype=np.int64))]
         for axis in (consumer.inward, consumer.outward)
     )
-    bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantised weight is tied to its scales
+    bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantized weight is tied to its scales
     room = consumer.room == "bias" or (not tight and (consumer.room == "slot" or not kept.all()))
     return Task(consumer=consumer, kept=kept, made=made, affine=room and not bound and "affine" in recipe.fit)
 
 
 def matrix_of(task: Task, array: Array) -> Floats:
-    """What stays of a weight of full size, as (features, outputs)."""
+    """Return the kept part of a full-size weight as (features, outputs)."""
     front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
     return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)

@@ -1,4 +1,4 @@
-"""What a step adds to a ledger, as a record: for the steps behind the blocks, which write arrays and shifts only."""
+"""Converts between ledgers and records, for steps after the blocks, which write arrays and shifts only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ARRAY, SHIFT = "array ", "shift "
 
 
 def of_addition(before: Ledger, after: Ledger, notes: Mapping[str, Any]) -> Record:
-    """Arrays and shifts that one ledger has beyond another, with notes."""
+    """Return the arrays and shifts that `after` adds to `before`, with notes."""
     arrays = _fresh(ARRAY, before.arrays, after.arrays) | _fresh(SHIFT, before.shifts, after.shifts)
     return Record(arrays=arrays, notes=notes)
 
 
 def with_addition(ledger: Ledger, record: Record, model: ir.Model) -> Ledger:
-    """A ledger with what `of_addition` recorded; in files where the model's own weights lie in files."""
+    """Return a ledger with the additions of a record, moved into files if the model's own weights are in files."""
     arrays = _named(ARRAY, record.arrays)
     if in_files(model):
         arrays = {name: shelved(array) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""In which order blocks are decided, so that each is measured behind final nodes and the network is walked once."""
+"""The order in which blocks are decided, such that the network is walked once and each block sees final inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDE = 3  # a block that spans more other blocks than this is measured on the de
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Blocks that are measured together, and the node in front of which everything is final by then."""
+    """Blocks that are measured together; all nodes before `limit` are final by then."""
 
     blocks: tuple[Block, ...]
     limit: int
@@ -49,7 +49,7 @@ def closed_steps(blocks: Sequence[Block]) -> list[Step]:
     """Return the steps of a closed loop: one per block, in the order of the blocks' last consumers.
 
     Blocks that run alongside many others (a residual stream, a relative bias shared by all layers) are decided first,
-    in the dense network: their full width exists nowhere once the network in front is narrowed.
+    in the dense network: their full width no longer exists after upstream nodes are narrowed.
     """
     wide = [b for b in blocks if b.kind == "stream" or _inside(b, blocks) > WIDE]
     near = sorted((b for b in blocks if all(b is not w for w in wide)), key=lambda b: (b.span[1], b.span[0]))
@@ -63,11 +63,11 @@ def closed_steps(blocks: Sequence[Block]) -> list[Step]:
 
 
 class Layer(Protocol):
-    """Something between the blocks."""
+    """A layer that is fitted between blocks."""
 
     @property
     def span(self) -> tuple[int, int]:
-        """Positions of its first and last node."""
+        """Return the positions of its first and last node."""
         ...
 
 
@@ -76,9 +76,9 @@ L = TypeVar("L", bound=Layer)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn(Generic[L]):
-    """Blocks that are decided together, layers that come then, and the node in front of which the next turn begins.
+    """Blocks that are decided together, the layers that are fitted next, and the position where the next turn begins.
 
-    It is 0 for the last one.
+    `limit` is 0 for the last turn.
     """
 
     blocks: tuple[Block, ...]
@@ -87,7 +87,9 @@ class Turn(Generic[L]):
 
 
 def turns(blocks: Sequence[Block], layers: Sequence[L]) -> list[Turn[L]]:
-    """Every layer behind the decisions on all blocks that begin in front of it, and these no earlier than needed.
+    """Return turns in which every layer follows the decisions on all blocks that begin before it.
+
+    Blocks are decided no earlier than needed.
 
     Args:
         blocks: in any order.
