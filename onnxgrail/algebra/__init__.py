@@ -1,1 +1,1 @@
-"""The numbers: second moments, ridge solves, scores, reducers and compensations.  numpy and scipy only, no ONNX."""
+"""Numerical code: second moments, ridge regression, scores, reducers, compensation. NumPy and SciPy only, no ONNX."""

@@ -1,4 +1,4 @@
-"""The method of the seed paper: score, reduce, compensate."""
+"""Implements the three steps of GRAIL for one block: score, reduce, compensate."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def reduce_and_compensate(
 ) -> Change:
     """Narrow a block from u to `kept` units: scores by `selector`, R by `reducer`, weights by `compensator`.
 
-    Keeping all u units changes nothing, bit for bit, and asks none of the three.
+    Keeping all u units changes nothing, bit for bit, and calls none of the three.
 
     Args:
-        view: the block as it is now.
+        view: the block with its current weights and statistics.
         kept: k, from 1 to u.
-        selector: scores (u,), called only where the reducer reads scores.
-        reducer: how u units become k.
-        compensator: what the consumers become.
-        rng: the only source of chance.
+        selector: scores (u,), called only if the reducer reads scores.
+        reducer: maps u units to k.
+        compensator: computes the new weights.
+        rng: the only source of randomness.
 
     Raises:
-        UsageError: if `kept` is not from 1 to u, or statistics are missing that one of the three needs.
+        UsageError: `kept` is not from 1 to u, or statistics are missing that one of the three needs.
 
     References:
         Tang et al. 2026 (GRAIL), arXiv:2602.23795.

@@ -1,4 +1,4 @@
-"""Narrow an array whose first axis is the units: the two ways every reducer acts, and the weights that follow."""
+"""Applies a reducer to arrays whose first axis is the units, and computes the weights without compensation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from onnxgrail.core import Array, Floats, Reducer, View
 
 
 def mean_rows(values: Array, reducer: Reducer) -> Array:
-    """R V for R = `reducer.matrix(u)`: select units, or average each cluster.
+    """Compute R V for R = `reducer.matrix(u)`: select units, or average each cluster.
+
+    Works by indexing, so that a large R is never formed.
 
     Args:
         values: V (u, ...), units first.
-        reducer: how u units become k.
+        reducer: maps u units to k.
 
     Returns:
-        (k, ...).  Works by indexing, so that a large R is never formed.
+        (k, ...).
     """
     if reducer.cluster is None:
         return values[reducer.kept]
@@ -24,11 +26,13 @@ def mean_rows(values: Array, reducer: Reducer) -> Array:
 
 
 def sum_rows(values: Array, reducer: Reducer) -> Array:
-    """Select units, or sum each cluster: how consumers of a fold keep their output when the members agree.
+    """Select units, or sum each cluster.
+
+    Summed consumer weights of a fold keep the outputs unchanged if all members of a cluster are equal.
 
     Args:
         values: (u, ...), units first.
-        reducer: how u units become k.
+        reducer: maps u units to k.
 
     Returns:
         (k, ...).
@@ -41,10 +45,10 @@ def sum_rows(values: Array, reducer: Reducer) -> Array:
 
 
 def plain_weights(view: View, reducer: Reducer) -> dict[int, Floats]:
-    """What folding does by itself: producers and passengers become cluster means, consumers cluster sums.
+    """Compute the weights without compensation: cluster means for producers and passengers, sums for consumers.
 
     Returns:
-        Slot number to (k, m, r) weights; empty for pruning, and for a fold that joins no units, where slicing is all.
+        Slot number to (k, m, r) weights; empty for pruning, and for a fold that joins no units, where slicing suffices.
 
     References:
         Wang et al. 2025, Forget the Data and Fine-Tuning! Just Fold the Network to Compress, ICLR, arXiv:2502.10216.

@@ -178,7 +178,7 @@ def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) ->
 
 
 def _dense(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, twice: bool) -> Dense | None:
-    """Return statistics of the original model if a file holds them, they serve twice, or all processes must measure them."""
+    """Read or measure statistics of the original model; None if nothing needs them more than once."""
     shared = twice or (_reads_original(job.recipe) and job.group.size > 1)
     together = sys.maxsize if twice else TOGETHER
     return known(prepared, blocks, job, files, shared=shared, together=together)

@@ -114,8 +114,8 @@ class Stage:
 class Refit:
     """The report entry of one fitted layer; errors are shares of the target's energy on held-out rows.
 
-    A layer that was not fitted has no errors, but a reason. `clamped` fitted values exceed the range of their format; if
-    clamping would change them too much, the reason says so and the layer stays as it was.
+    A layer that was not fitted has no errors, but a reason. `clamped` fitted values exceed the range of their format;
+    if clamping would change them too much, the reason says so and the layer stays as it was.
     """
 
     node: str

@@ -1,1 +1,1 @@
-"""Fit the weights that are left."""
+"""Fits the kept weights."""

@@ -1,7 +1,8 @@
-"""One scale and one shift per channel that bring a narrowed network's activations back to the dense network's.
+"""Fits one scale and one shift per channel, so that activations of a narrowed network match the dense network's.
 
-Letters: y (n, k) what the narrowed network has, t (n, c) what the dense one has there, `pool` (c,) which of the k
-channels stands for each of the c: its own where it stays, its cluster's where it was folded, -1 where it was pruned.
+Notation: y (n, k) are activations of the narrowed network, t (n, c) those of the dense network, and `pool` (c,) is the
+index of the narrowed channel that represents each dense channel: its own if it is kept, its cluster's if it was folded,
+-1 if it was pruned.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from onnxgrail.core import Array, Bools, Change, Floats, Ints
 
 ALPHAS = (1e-4, 1e-2, 1e-1, 1.0)
-DEAD = 1e-3  # a deviation below this share of the one it should have is not blown up
+DEAD = 1e-3  # a deviation below this share of its target is not scaled up
 FLAT = 1e-6  # share of the layer's largest deviation below which a channel counts as constant
 
 
@@ -23,9 +24,10 @@ class Sums:
     """Sums over rows, per channel.
 
     Attributes:
-        count: rows.
+        count: number of rows.
         y, yy: of the narrowed network's channels and of their squares (k,).
-        t, tt, yt: of the average of the dense channels each stands for, its squares, and its products with y (k,).
+        t, tt, yt: of the mean of the dense channels that each channel represents, its squares, its products with y
+            (k,).
         own, square: of the dense network's channels and of their squares (c,).
     """
 
@@ -39,26 +41,26 @@ class Sums:
     square: Floats
 
     def __add__(self, other: Sums) -> Sums:
-        """Both row sets together."""
+        """Return the sums over both sets of rows."""
         names = ("y", "yy", "t", "tt", "yt", "own", "square")
         return Sums(self.count + other.count, *(getattr(self, n) + getattr(other, n) for n in names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Affine:
-    """y becomes scale * y + shift, (k,) each."""
+    """The map y -> scale * y + shift, (k,) each."""
 
     scale: Floats
     shift: Floats
 
 
 def zero_sums(k: int, c: int) -> Sums:
-    """No rows at all."""
+    """Return the sums over zero rows, for k narrowed and c dense channels."""
     return Sums(0, *(np.zeros(k) for _ in range(5)), *(np.zeros(c) for _ in range(2)))
 
 
 def sums(y: Array, t: Array, pool: Ints) -> Sums:
-    """Sums over rows of y (n, k) and t (n, c), in float64."""
+    """Compute the sums over rows of y (n, k) and t (n, c), in float64."""
     mean = pooled(t, pool, y.shape[1])
 
     def dot(a: Array, b: Array) -> Floats:
@@ -71,7 +73,7 @@ def sums(y: Array, t: Array, pool: Ints) -> Sums:
 
 
 def twins(count: int, changes: Iterable[Change]) -> Ints:
-    """(ids,) the unit that stands for each unit: itself, or the representative of its cluster."""
+    """Return (ids,) the unit that represents each unit: itself, or the representative of its cluster."""
     found = np.arange(count)
     for change in changes:
         if change.reducer.cluster is not None:
@@ -80,9 +82,14 @@ def twins(count: int, changes: Iterable[Change]) -> Ints:
 
 
 def pool_of(labels: Ints, dead: Bools, stand: Ints) -> Ints:
-    """(c,) which of the channels that stay stands for each one of an axis, -1 for none.
+    """Return (c,) the index of the kept channel that represents each channel of an axis, -1 if none does.
 
-    Of several positions with one label the first stands for the first, and so on.
+    Of several positions with one label the first represents the first, and so on.
+
+    Args:
+        labels: (c,) the unit of every channel.
+        dead: (ids,) mask of removed units.
+        stand: (ids,) the unit that represents each unit.
     """
     kept: dict[tuple[int, int], int] = {}
     turns: dict[int, int] = {}
@@ -96,7 +103,7 @@ def pool_of(labels: Ints, dead: Bools, stand: Ints) -> Ints:
 
 
 def pooled(t: Array, pool: Ints, k: int) -> Array:
-    """(..., c) -> (..., k): the average of the channels that each one stands for."""
+    """Average the channels that each narrowed channel represents: (..., c) -> (..., k)."""
     members = np.flatnonzero(pool >= 0)
     if len(members) == k:
         return t[..., members[np.argsort(pool[members], kind="stable")]]
@@ -106,25 +113,29 @@ def pooled(t: Array, pool: Ints, k: int) -> Array:
 
 
 def narrowed(array: Array, axis: int, labels: Ints, dead: Bools, stand: Ints) -> Array:
-    """A dense tensor with the channels that the narrowed network has on an axis: kept, or averaged by a fold.
+    """Narrow a dense tensor to the kept channels of an axis; channels joined by a fold are averaged.
 
     Args:
         array: c channels on `axis`; k of them stay.
         axis: the channel axis.
         labels: (c,) the unit of every channel.
-        dead: (ids,) the units that went.
-        stand: (ids,) the unit that stands for each.
+        dead: (ids,) mask of removed units.
+        stand: (ids,) the unit that represents each unit.
     """
     pool = pool_of(labels, dead, stand)
     return np.moveaxis(pooled(np.moveaxis(array, axis, -1), pool, int(pool.max()) + 1), -1, axis)
 
 
 def repair(found: Sums, pool: Ints) -> Affine:
-    """Mean and standard deviation of each of the k channels as in the dense network.
+    """Match mean and standard deviation of each of the k channels with the dense network.
 
-    A channel that stands for several aims at the average of their means and the average of their deviations, which is
-    more than the deviation of their average: averaging is what makes activations collapse.  Channels that are constant
-    in either network keep their numbers.
+    A channel that represents several channels aims at the mean of their means and the mean of their deviations. This is
+    more than the deviation of their mean: averaging makes activations collapse. Channels that are constant in either
+    network are not changed.
+
+    Args:
+        found: sums over rows.
+        pool: (c,) see `pool_of`.
 
     References:
         Jordan et al. 2023, REPAIR, arXiv:2211.08403, section 4.
@@ -138,15 +149,18 @@ def repair(found: Sums, pool: Ints) -> Affine:
 
 
 def refit(fit: Sums, held: Sums, *, shifts: bool, alphas: Sequence[float] = ALPHAS) -> Affine | None:
-    """The scale and shift per channel that predict the dense network best, with the ridge that held-out rows choose.
+    """Fit scale and shift per channel to the dense network; held-out rows choose the ridge parameter.
 
-    The ridge pulls a scale towards one, the present state; None where no ridge beats that.
+    The ridge pulls scales towards one, their present value.
 
     Args:
         fit: sums over the rows that are fitted.
-        held: sums over rows kept apart.
-        shifts: whether there is a bias that can move; otherwise shifts are zero.
-        alphas: ridges to try, as shares of the channels' mean second moment.
+        held: sums over held-out rows.
+        shifts: True if there is a bias that can change; otherwise shifts are zero.
+        alphas: ridge parameters to try, as shares of the channels' mean second moment.
+
+    Returns:
+        None if no ridge lowers the held-out error.
     """
     k = len(fit.y)
     stay = Affine(np.ones(k), np.zeros(k))
@@ -156,25 +170,25 @@ def refit(fit: Sums, held: Sums, *, shifts: bool, alphas: Sequence[float] = ALPH
 
 
 def error(found: Sums, affine: Affine) -> float:
-    """Sum of squared errors of t ~ scale * y + shift over all rows and channels; never negative."""
+    """Compute the sum of squared errors of t ~ scale * y + shift over all rows and channels; never negative."""
     s, c = affine.scale, affine.shift
     squares = s * s * found.yy + 2 * s * c * found.y + c * c * found.count
     return max(float((squares - 2 * (s * found.yt + c * found.t) + found.tt).sum()), 0.0)
 
 
 def distance(found: Sums) -> float:
-    """Sum of squared errors as things are."""
+    """Compute the sum of squared errors without a change."""
     return error(found, Affine(np.ones_like(found.y), np.zeros_like(found.y)))
 
 
 def moved(found: Sums, affine: Affine) -> float:
-    """Sum of squares of what an affine changes."""
+    """Compute the sum of squares of the change that an affine map makes."""
     s, c = affine.scale - 1.0, affine.shift
     return max(float((s * s * found.yy + 2 * s * c * found.y + c * c * found.count).sum()), 0.0)
 
 
 def _solved(fit: Sums, alpha: float, *, shifts: bool) -> Affine:
-    """Least squares per channel with a ridge around one; constant channels keep their scale."""
+    """Solve least squares per channel with a ridge towards scale one; constant channels keep their scale."""
     mean_y, mean_t = (a / fit.count if shifts else np.zeros_like(a) for a in (fit.y, fit.t))
     moment = np.maximum(fit.yy / fit.count - mean_y**2, 0.0)
     product = fit.yt / fit.count - mean_y * mean_t
@@ -185,6 +199,6 @@ def _solved(fit: Sums, alpha: float, *, shifts: bool) -> Affine:
 
 
 def _spread(total: Floats, square: Floats, count: int) -> tuple[Floats, Floats]:
-    """Mean and standard deviation."""
+    """Compute mean and standard deviation from sums."""
     mean = total / max(count, 1)
     return mean, np.sqrt(np.maximum(square / max(count, 1) - mean**2, 0.0))

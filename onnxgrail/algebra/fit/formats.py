@@ -1,4 +1,4 @@
-"""What a number format can hold: sums and solves are in float64, weights go back into what the file has."""
+"""Checks fitted weights, computed in float64, against the range of the file's number formats."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from onnxgrail.algebra.fit.refit import Fitted
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import Change, Outcome, View
 
-MATERIAL = 2.0  # a number beyond the largest by more than this factor would become another number
+MATERIAL = 2.0  # clamping a number that exceeds the range by more than this factor changes it too much
 
 
 def in_range(view: View, change: Change, limits: Sequence[float]) -> Change:
-    """The change with the count of numbers that will be clamped, or plain weights where clamping would ruin it.
+    """Return the change with the count of values to be clamped; with plain weights if clamping would change too much.
 
     Args:
         view: the block before the change.
-        change: what was decided.
-        limits: largest finite number per slot, infinity where there is none.
+        change: the decision.
+        limits: largest finite number per slot, infinity if there is none.
     """
     beyond = [(np.abs(values), limits[number]) for number, values in change.weights]
     count = sum(int((size > limit).sum()) for size, limit in beyond)
@@ -38,11 +38,14 @@ def in_range(view: View, change: Change, limits: Sequence[float]) -> Change:
 
 
 def fit_in_range(found: Fitted, limit: float) -> tuple[Fitted, int, str]:
-    """A fit with the count of numbers that will be clamped; or none at all, and why, where clamping would ruin it.
+    """Count the values of a fit to be clamped; drop the fit if clamping would change too much.
 
     Args:
         found: weights of a layer.
         limit: the largest finite number of their format.
+
+    Returns:
+        The fit, the count, and the reason if the fit was dropped, else ''.
     """
     size = np.abs(found.weights)
     count, worst = int((size > limit).sum()), float(size.max(initial=0.0) / limit)

@@ -1,4 +1,4 @@
-"""Hold a fold against what it really does: the folded network's own activations, not averages of the old ones."""
+"""Evaluates a fold on the folded network's own activations instead of averages of the original ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ WORSE = "compensation does not lower the error on the folded activations"
 
 
 def judge(view: View, change: Change, joint: Sequence[Stats]) -> Change:
-    """The change with true errors, and plain weights for consumers that compensation would make worse.
+    """Return the change with true errors, and plain weights for consumers that compensation makes worse.
 
-    A fold's normal equations rest on R x, means of activations, but the narrowed network computes φ(mean of weights);
-    with both recorded, the error of any C' is tr(Cᵀ G C) - 2 tr(C'ᵀ X̃ᵀX C) + tr(C'ᵀ X̃ᵀX̃ C').
+    A fold's normal equations use R x, means of activations, but the narrowed network computes φ(mean of weights) = x̃.
+    With both recorded, the error of any C' is tr(Cᵀ G C) - 2 tr(C'ᵀ X̃ᵀX C) + tr(C'ᵀ X̃ᵀX̃ C').
 
     Args:
         view: the block before the change.
         change: a fold, compensated or not.
-        joint: one per probe, second moments of [x, x̃] side by side: (u + k) units in the order of the probe's features.
+        joint: one per probe, second moments of [x, x̃] side by side: (u + k) units in the order of the probe's
+            features.
     """
     plain = plain_weights(view, change.reducer)
     chosen = dict(change.weights)
@@ -50,12 +51,12 @@ def judge(view: View, change: Change, joint: Sequence[Stats]) -> Change:
 
 
 def _probes(view: View) -> list[int]:
-    """Probe numbers in the order in which `normals` takes them."""
+    """Return the probe numbers in the order of `normals`."""
     return list(dict.fromkeys(s.probe for s in view.block.slots if s.role == "consumer" and s.probe is not None))
 
 
 def _true(view: View, system: Normal, gram: Floats) -> Normal:
-    """The normal equations with recorded instead of averaged features."""
+    """Return the normal equations with recorded instead of averaged features."""
     narrow = system.gram.shape[0]
     wide = gram.shape[0] - narrow
     columns = np.concatenate([view.weights[n].reshape(wide, -1) for n, _ in system.parts], axis=1)

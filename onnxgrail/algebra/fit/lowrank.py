@@ -1,6 +1,6 @@
-"""A matrix as the product of two narrow ones: how many of its singular directions stay, and which.
+"""Factorizes a matrix into two narrow ones: number and choice of the kept singular directions.
 
-A weight is W (m, n) as in y = x W, W = U diag(s) V with U (m, q), V (q, n), q = min(m, n).  With k directions kept it
+A weight is W (m, n) as in y = x W, W = U diag(s) V with U (m, q), V (q, n), q = min(m, n). With k directions kept it
 becomes `down` (m, k) times `up` (k, n).
 """
 
@@ -19,9 +19,10 @@ DAMPING = 1e-4  # of a Gram matrix, as a share of its mean diagonal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spectrum:
-    """W = left diag(values) right, the largest value first: left (m, q), values (q,), right (q, n).
+    """A decomposition W = left diag(values) right, largest value first: left (m, q), values (q,), right (q, n).
 
-    Rows of `right` are orthonormal; columns of `left` are so, too, or with the inputs' second moments between them.
+    Rows of `right` are orthonormal. Columns of `left` are orthonormal, too, or orthonormal with respect to the inputs'
+    second moments.
     """
 
     left: Floats
@@ -31,7 +32,7 @@ class Spectrum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Two matrices in place of one, and the share of the squared values that they do not have."""
+    """The two matrices that replace one, and the share of the squared singular values that they lose."""
 
     down: Floats
     up: Floats
@@ -39,7 +40,7 @@ class Pair:
 
 
 def rank_of(inputs: int, outputs: int, retain: float) -> int:
-    """k: with k (m + n) numbers a share `retain` of the m n parameters stays, rounded down, but never none.
+    """Return the rank k at which k (m + n) parameters are the share `retain` of m n, rounded down, at least 1.
 
     References:
         Liu et al. 2024 (GRASP), arXiv:2501.00339: its table of overall ratios counts parameters, not components.
@@ -48,26 +49,28 @@ def rank_of(inputs: int, outputs: int, retain: float) -> int:
 
 
 def saving(inputs: int, outputs: int, rank: int) -> int:
-    """Parameters that go; not above 0 where a pair would be no smaller."""
+    """Return the number of parameters that a pair saves; at most 0 if the pair is not smaller."""
     return inputs * outputs - rank * (inputs + outputs)
 
 
 def removed(shapes: Iterable[tuple[int, int]], retain: float) -> int:
-    """Parameters that go when all matrices of these shapes are replaced."""
+    """Return the number of parameters that go if all matrices of these shapes are replaced."""
     return sum(max(saving(m, n, rank_of(m, n, retain)), 0) for m, n in shapes)
 
 
 def spectrum(weight: Array) -> Spectrum:
-    """The singular values of a matrix (m, n), in float64."""
+    """Compute the singular value decomposition of a matrix (m, n), in float64."""
     return Spectrum(*_svd(np.asarray(weight, dtype=np.float64)))
 
 
 def whitened(weight: Array, gram: Floats) -> Spectrum:
-    """The singular values of what a matrix makes of its inputs: those of LT W, where L LT is the inputs' Gram matrix.
+    """Compute the singular values of LT W, where L LT is the inputs' Gram matrix.
 
-    `weight` is (m, n), `gram` (m, m).
+    The squared values that are dropped are the squared error of the outputs, not of the weight.
 
-    What is left out of them is the squared error of the outputs, and not only of the weight.
+    Args:
+        weight: (m, n).
+        gram: (m, m).
 
     References:
         Wang et al. 2024, SVD-LLM, arXiv:2403.07378, with damping.
@@ -87,7 +90,7 @@ def _svd(array: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def slope(found: Spectrum, gradient: Array) -> Floats:
-    """(q,) dL/ds = uT (dL/dW) v of every value, from the gradient (m, n) of a loss.
+    """Compute (q,) dL/ds = uT (dL/dW) v for every singular value, from the gradient (m, n) of a loss.
 
     References:
         Liu et al. 2024 (GRASP), arXiv:2501.00339, appendix A.1.
@@ -97,9 +100,11 @@ def slope(found: Spectrum, gradient: Array) -> Floats:
 
 
 def taylor(found: Spectrum, gradient: Array) -> Floats:
-    """(q,) |s dL/ds|: the first-order change of a loss when each singular value goes, either way.
+    """Compute (q,) |s dL/ds|: the first-order change of a loss, up or down, when each singular value is removed.
 
-    `gradient` is that at W, summed over all batches: signs cancel before the absolute value is taken.
+    Args:
+        found: the decomposition of W.
+        gradient: (m, n) at W, summed over all batches: signs cancel before the absolute value is taken.
 
     References:
         Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 6.
@@ -109,11 +114,15 @@ def taylor(found: Spectrum, gradient: Array) -> Floats:
 
 
 def attribution(found: Spectrum, gradient: Array) -> Floats:
-    """(q,) - s dL/ds: how far each singular value takes a loss down on the way from none of the matrix to all of it.
+    """Compute (q,) - s dL/ds: the decrease of a loss due to each singular value, as the matrix grows from zero to W.
 
-    `gradient` is that at W / 2: by the midpoint rule the scores of all values add up to what the whole matrix does for
-    the loss.  At W itself a trained network has hardly any gradient, and what there is says nothing about a place as
-    far away as a tenth of the parameters.
+    At W itself the gradient of a trained network is almost zero, and it says nothing about a point as far away as a
+    tenth of the parameters.
+
+    Args:
+        found: the decomposition of W.
+        gradient: (m, n) at W / 2: by the midpoint rule the scores of all values add up to the effect of the whole
+            matrix.
 
     References:
         Sundararajan et al. 2017, integrated gradients, arXiv:1703.01365, with one step in the middle of the path.
@@ -122,12 +131,12 @@ def attribution(found: Spectrum, gradient: Array) -> Floats:
 
 
 def best(scores: Floats, rank: int) -> Ints:
-    """(k,) the `rank` directions with the highest scores (q,), ascending; of equal ones the first, which are larger."""
+    """Return (k,) the `rank` directions with the highest scores (q,), ascending; ties go to the lower index."""
     return np.sort(np.argsort(-scores, kind="stable")[:rank])
 
 
 def pair(found: Spectrum, kept: Ints) -> Pair:
-    """The kept directions (k,), scaled so that both matrices have columns and rows of one size."""
+    """Return the pair of the kept directions (k,), with columns of `down` and rows of `up` scaled to equal norms."""
     left, values = found.left[:, kept], found.values[kept]
     norms = np.linalg.norm(left, axis=0)
     sizes = np.sqrt(values * norms)

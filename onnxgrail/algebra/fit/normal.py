@@ -1,4 +1,4 @@
-"""Normal equations of a block's consumers: everything a fit of narrowed weights and its error need."""
+"""Normal equations of a block's consumers, for fitting narrowed weights and computing their errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from onnxgrail.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Normal:
-    """Least squares of all consumers behind one probe, whose weights stand side by side as columns C (h, c).
+    """The least-squares problem of all consumers of one probe, with their weights side by side as columns C (h, c).
 
     Attributes:
         gram: A = R G Rᵀ (h', h'), second moments of the narrowed features.
         target: R G C (h', c), their products with the original outputs.
         energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
         plain: (h', c) weights without compensation: kept rows, or cluster sums.
-        lost: (c,) squared errors of these, where known.
+        lost: (c,) squared errors of the plain weights, None if not computed.
         parts: slot number and columns of each consumer.
-        rows: X Rᵀ (r, h') and X C (r, c), where G is XᵀX for few rows X.
+        rows: X Rᵀ (r, h') and X C (r, c) if G = XᵀX for few rows X, else None.
     """
 
     gram: Floats
@@ -39,16 +39,23 @@ class Normal:
     rows: tuple[Floats, Floats] | None = None
 
     def product(self, weights: Floats) -> Floats:
-        """A C' for weights C' (h', c)."""
+        """Compute A C' for weights C' (h', c)."""
         if self.rows is None:
             return linear().product(self.gram, weights)
         some, _ = self.rows
         return linear().product(some.T, linear().product(some, weights))
 
     def solution(self, alive: Bools, lam: float) -> tuple[Floats, float]:
-        """The ridge solution of the features that are `alive`, and the ridge that was really used, see `ridge_solve`.
+        """Solve the ridge problem for the features that are `alive`.
 
-        With few rows it is X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, the same by the push-through identity.
+        With few rows the solution is X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, which is equal by the push-through identity.
+
+        Args:
+            alive: (h',) mask of the features that are not silent.
+            lam: λ ≥ 0, in units of A.
+
+        Returns:
+            The weights and the λ that was used, see `ridge_solve`.
         """
         if self.rows is not None:
             some, made = self.rows
@@ -61,10 +68,10 @@ class Normal:
 
 
 def probe_number(view: View, slot: Slot) -> int:
-    """Which of the block's probes and second moments belong to a consumer.
+    """Return the number of the probe, and of its second moments, that belongs to a consumer.
 
     Raises:
-        UsageError: if the view carries no second moments.
+        UsageError: the view carries no second moments.
     """
     if not view.stats:
         raise UsageError(
@@ -77,9 +84,9 @@ def probe_number(view: View, slot: Slot) -> int:
 
 
 def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
-    """A consumer's weight (u, m, r) as the matrix C (h, c) that contracts one row of the probe.
+    """Reshape a consumer's weight (u, m, r) to the matrix C (h, c) that multiplies one row of the probe.
 
-    Rows of a pooled probe are u-vectors that meet each of the m positions of the weight: c = m·r.  Else h = u·m, c = r.
+    A pooled probe has rows of u values, one for all m positions of the weight: h = u, c = m·r. Else h = u·m, c = r.
     """
     units, members, _ = weight.shape
     if (units, members) != probe.index.shape:
@@ -89,10 +96,10 @@ def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
 
 
 def normals(view: View, reducer: Reducer) -> list[Normal]:
-    """Normal equations of the narrowed consumers, one per probe that has any.
+    """Compute the normal equations of the narrowed consumers, one per probe that has consumers.
 
     Raises:
-        UsageError: if the view carries no second moments.
+        UsageError: the view carries no second moments.
     """
     consumers: dict[int, list[tuple[int, Floats]]] = {}
     for number, (slot, weight) in enumerate(zip(view.block.slots, view.weights, strict=True)):
@@ -104,7 +111,7 @@ def normals(view: View, reducer: Reducer) -> list[Normal]:
 
 
 def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal:
-    """Normal equations of the given consumers, which share the second moments."""
+    """Compute the normal equations of consumers that share second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = np.concatenate([part for _, part in parts], axis=1)
     few = rows_of(stats.gram, stats.count)
@@ -116,7 +123,7 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
 
 
 def _pruned(gram: Floats, columns: Floats, kept: Ints) -> dict[str, Any]:
-    """The sums where features are only dropped: with G in blocks of kept and dropped ones, no product is made twice."""
+    """Compute the sums for a pruning reducer. G is split into blocks of kept and dropped features to save products."""
     dropped = np.delete(np.arange(len(gram)), kept)
     stays, goes = columns[kept], columns[dropped]
     inner = linear().picked(gram, kept, kept)
@@ -129,7 +136,7 @@ def _pruned(gram: Floats, columns: Floats, kept: Ints) -> dict[str, Any]:
 
 
 def _narrowed(gram: Floats, few: Floats | None, columns: Floats, units: int, reducer: Reducer) -> dict[str, Any]:
-    """The sums for any reducer, from G or from the `few` rows that it stands for."""
+    """Compute the sums for any reducer, from G or from `few` rows X with G = XᵀX."""
     rows = None
     if few is None:
         output = linear().product(gram, columns)
@@ -146,17 +153,17 @@ def _narrowed(gram: Floats, few: Floats | None, columns: Floats, units: int, red
 
 
 def _dots(left: Floats, right: Floats) -> Floats:
-    """Of each column of one with that of the other."""
+    """Compute the dot products of corresponding columns."""
     return np.asarray(np.einsum("hc,hc->c", left, right))
 
 
 def _features(units: int, width: int, reducer: Reducer) -> Ints:
-    """The features of the kept units."""
+    """Return the indices of the features of the kept units."""
     return np.arange(width).reshape(units, -1)[reducer.kept].ravel()
 
 
 def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
-    """(R ⊗ I) G (R ⊗ I)ᵀ; where units are only dropped, without a matrix that is narrowed on one side."""
+    """Compute (R ⊗ I) G (R ⊗ I)ᵀ; by indexing if units are only dropped."""
     if reducer.cluster is None:
         features = _features(units, len(gram), reducer)
         return linear().picked(gram, features, features)
@@ -165,25 +172,25 @@ def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
 
 
 def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:
-    """(R ⊗ I) V for V (h, c): features are unit-major, so members ride along in the reshape."""
+    """Compute (R ⊗ I) V for V (h, c); features are in unit-major order."""
     return _unfolded(mean_rows(features.reshape(units, -1), reducer), features.shape[1], len(features) // units)
 
 
 def _unfolded(kept: Floats, columns: int, members: int) -> Floats:
-    """(units, members * columns) as (units * members, columns), of which there may be none."""
+    """Reshape (units, members * columns) to (units * members, columns), also if there are no columns."""
     return np.asarray(kept).reshape(len(kept) * members, columns)
 
 
 def squared_errors(normal: Normal, weights: Floats, product: Floats | None = None) -> Floats:
-    """Squared output error of each column: diag(Cᵀ G C − 2 C'ᵀ R G C + C'ᵀ R G Rᵀ C'), (c,), in squared output units.
+    """Compute the squared output error of each column: diag(Cᵀ G C − 2 C'ᵀ R G C + C'ᵀ R G Rᵀ C').
 
     Args:
         normal: the equations.
         weights: C' (h', c).
-        product: A C', where that is at hand.
+        product: A C', if it is known already.
 
     Returns:
-        Sums over calibration rows; rounding may leave tiny negative values.
+        (c,) sums over calibration rows, in squared output units; rounding may leave tiny negative values.
     """
     if product is None:
         product = normal.product(weights)
@@ -191,15 +198,19 @@ def squared_errors(normal: Normal, weights: Floats, product: Floats | None = Non
 
 
 def plain_errors(normal: Normal) -> Floats:
-    """The same, of the weights without compensation."""
+    """Return the squared output error of each column without compensation."""
     return squared_errors(normal, normal.plain) if normal.lost is None else normal.lost
 
 
 def block_error(systems: list[Normal], compensated: list[Floats] | None = None) -> BlockError:
-    """Squared output errors of all consumers over their squared outputs, without and with compensation.
+    """Compute the squared output errors of all consumers over their squared outputs.
+
+    Args:
+        systems: one per probe.
+        compensated: compensated weights (h', c) for each, if there are any.
 
     Returns:
-        Shares (0 is perfect), clipped at 0; None where the consumers put out nothing.
+        Errors as shares (0 is perfect), clipped at 0; None if all outputs are zero.
     """
     energy = sum(float(system.energy.sum()) for system in systems)
 

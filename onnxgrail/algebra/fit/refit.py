@@ -1,8 +1,7 @@
-"""Fit a consumer's weights to the outputs it should have, on rows of two networks run side by side.
+"""Fits a consumer's weights to the dense network's outputs, on rows of two networks run side by side.
 
-Regressors z are what the consumer reads in the narrowed network; targets t are what the dense network puts out at that
-point, less the residual that the narrowed network already carries there.  So a fit corrects the errors made upstream
-and not only its own narrowing.
+Regressors z are the consumer's inputs in the narrowed network. Targets t are the dense network's outputs at that point,
+less the residual that the narrowed network adds there. So a fit corrects upstream errors as well as its own narrowing.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from onnxgrail.core import Array, Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
-WORTH = 1e-4  # share of the held-out error that a weaker ridge must win
-ENOUGH = 2  # weaker ridges in a row that win nothing end the search; one alone may be a dip
-SOME = 64  # outputs of a layer that are looked at to choose its ridge
+WORTH = 1e-4  # relative decrease of the held-out error that a weaker ridge needs
+ENOUGH = 2  # weaker ridges in a row without a decrease that end the search
+SOME = 64  # outputs of a layer that are used to search its ridge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Sums over rows of z with a constant one behind it, (f + 1,), and of targets t, (o,).
+    """Sums over rows of z with an appended constant 1, (f + 1,), and of targets t, (o,).
 
     Attributes:
         gram: sum z zT (f + 1, f + 1).
         cross: sum z tT (f + 1, o).
         energy: sum t * t (o,).
-        count: rows.
+        count: number of rows.
     """
 
     gram: Floats
@@ -42,12 +41,12 @@ class Moments:
     count: int
 
     def __add__(self, other: Moments) -> Moments:
-        """Both row sets together."""
+        """Return the sums over both sets of rows."""
         gram, cross, energy = self.gram + other.gram, self.cross + other.cross, self.energy + other.energy
         return Moments(gram, cross, energy, self.count + other.count)
 
     def within(self, basis: Floats) -> Moments:
-        """The same in the coordinates of an orthonormal basis (f, r) of z: Bᵀ z and the constant."""
+        """Return the moments in the coordinates of an orthonormal basis (f, r) of z: Bᵀ z and the constant."""
         side = linear().product(self.gram[:, :-1], basis)
         gram = np.concatenate([basis.T @ side[:-1], side[-1:]])
         gram = np.concatenate([gram, np.append(side[-1], self.gram[-1, -1])[:, None]], axis=1)
@@ -55,22 +54,22 @@ class Moments:
         return Moments(gram, cross, self.energy, self.count)
 
     def outputs(self, some: slice) -> Moments:
-        """The same for some of the outputs."""
+        """Return the moments of a slice of the outputs."""
         return Moments(self.gram, self.cross[:, some], self.energy[some], self.count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fitted:
-    """What a fit gave.
+    """The result of a fit.
 
     Attributes:
         weights: (f, o).
         shift: (o,) to be added to the bias.
-        start: number of the weights it began from.
-        alpha: the ridge that held-out rows chose, infinite for a start as it is; None where the first start stays.
-        blend: share of the way from the start to the ridge solution.
+        start: index of the starting weights.
+        alpha: the ridge that held-out rows chose; infinite for a start without a step; None if the first start stays.
+        blend: length of the step from the start to the ridge solution, from 0 to 1.
         before: squared error on held-out rows as a share of the targets' energy, at the first start.
-        after: the same, now.
+        after: the same for the fitted weights.
     """
 
     weights: Floats
@@ -83,24 +82,24 @@ class Fitted:
 
 
 def zero_moments(features: int, outputs: int) -> Moments:
-    """No rows at all."""
+    """Return the moments of zero rows."""
     return Moments(np.zeros((features + 1,) * 2), np.zeros((features + 1, outputs)), np.zeros(outputs), 0)
 
 
 def moments(z: Array, t: Array) -> Moments:
-    """Sums over rows of z (n, f) and t (n, o): products in their own precision, sums in float64."""
+    """Compute sums over rows of z (n, f) and t (n, o): products in their own precision, sums in float64."""
     wide = np.concatenate([z, np.ones((len(z), 1), dtype=z.dtype)], axis=1)
     gram, cross = (np.asarray(wide.T @ other, dtype=np.float64) for other in (wide, t))
     return Moments(gram, cross, np.einsum("no,no->o", t, t, dtype=np.float64), len(z))
 
 
 def error(sums: Moments, weights: Floats) -> float:
-    """Sum of squared errors of t ~ wT [z, 1] over all rows and outputs, for w (f + 1, o); never negative."""
+    """Compute the sum of squared errors of t ~ wT [z, 1] over rows and outputs, for w (f + 1, o); never negative."""
     return _error(sums, weights, sums.gram @ weights)
 
 
 def _error(sums: Moments, weights: Floats, product: Floats) -> float:
-    """The same, with `gram @ weights` at hand."""
+    """Compute `error` with a given `gram @ weights`."""
     cross = np.einsum("fo,fo->", weights, sums.cross)
     quadratic = np.einsum("fo,fo->", weights, product) - 2.0 * cross
     return max(float(sums.energy.sum() + quadratic), 0.0)
@@ -117,22 +116,22 @@ def refit(
     blend: bool = True,
     alphas: Sequence[float] = ALPHAS,
 ) -> list[Fitted]:
-    """The weights w that minimise |y - wT [z, 1]|^2 + lambda |w - w0|^2, with strength, blend and start by validation.
+    """Minimize |y - wT [z, 1]|^2 + lambda |w - w0|^2; validation chooses ridge, blend and start of each layer.
 
-    y = b t + (1 - b) w0T z blends the target, which also repairs what went wrong upstream, with what the start makes of
-    the same rows: the solution goes the share b of the way from the start.  The ridge pulls towards the start and not
-    towards zero; the constant is not penalised.  Held-out rows choose, for each layer, start, ridge and the exact best
-    b; the choice is solved again on all rows.  The first start stays where nothing beats it.
+    y = b t + (1 - b) w0T z blends the target, which includes corrections of upstream errors, with the outputs of the
+    start on the same rows: the fit takes a step of length b from the start to the ridge solution. The ridge pulls
+    towards the start, not towards zero; the constant is not penalized. Held-out rows choose start and ridge, and the
+    optimal b; the choice is solved again on all rows. The first start stays if nothing is better.
 
     Args:
-        folds: sums over disjoint sets of rows, the outputs of all layers side by side.
-        layers: per layer the (f, o) weights to begin from, the first is the fallback.
-        affine: whether biases may move; otherwise shifts are zero.
-        judges: how many of the folds, from the last, are held out in turn while the others are fitted.
-        margin: share of the held-out error that a choice must win to be taken.
-        prior: the ridge pulls towards the start, otherwise towards zero.
-        blend: held-out rows choose a share of the way, otherwise all of it is gone.
-        alphas: ridges to try, as shares of the mean second moment of z.
+        folds: sums over disjoint sets of rows, with the outputs of all layers side by side.
+        layers: per layer the (f, o) weights to start from; the first is the fallback.
+        affine: True if biases may change; otherwise shifts are zero.
+        judges: number of folds, from the last, that are held out in turn while the others are fitted.
+        margin: relative decrease of the held-out error that a choice needs.
+        prior: True if the ridge pulls towards the start, otherwise it pulls towards zero.
+        blend: True if held-out rows choose the step length, otherwise it is 1.
+        alphas: ridge parameters to try, as shares of the mean second moment of z.
 
     References:
         Li et al. 2025, GPTAQ, arXiv:2504.02692 (asymmetric targets); Frantar and Alistarh 2022, OBC, arXiv:2208.11580
@@ -149,7 +148,10 @@ def refit(
 
 
 def _lifted(found: Fitted, starts: Sequence[Floats], basis: Floats, rules: _Rules) -> Fitted:
-    """A fit among the directions that rows span; across them weights stay, or shrink where the ridge pulls to zero."""
+    """Map a fit in the span of the rows back to all features.
+
+    Components orthogonal to the span keep their start values, or shrink if the ridge pulls towards zero.
+    """
     start = starts[found.start]
     across = start - basis @ (basis.T @ start)
     stays = 1.0 if rules.prior else 1.0 - found.blend
@@ -172,14 +174,14 @@ def _refit(
         mine = [held.outputs(part) for held in judging]
         choices.append(_Choice.among(starts, total.outputs(part), mine, rules))
     solvers = functools.partial(_solvers, folds, judges, total, rules)
-    last: dict[float, Solver] = {}  # of the last ridge that promised something, where one fold judges
+    last: dict[float, Solver] = {}  # the solver of the best ridge so far, to be reused; only with one judge
     for alpha in alphas if total.count else ():
         searching = [choice for choice in choices if choice.worse < ENOUGH]
         solver = _measure(searching, solvers(alpha) if searching else (), few=True)
         promises = [choice.note(alpha) for choice in searching]
         if solver and judges == 1 and any(promises):
             last = {alpha: solver}
-        del solver  # or it would lie there beside the next one
+        del solver  # frees its memory before the next one is built
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
         promised = [choice for choice in choices if choice.promising == alpha]
         _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), few=False)
@@ -190,7 +192,7 @@ def _refit(
 
 
 def _measure(choices: Sequence[_Choice], solvers: Iterable[Solver], *, few: bool) -> Solver | None:
-    """Let choices see what a ridge gives, for a few outputs or all: each judge is held out; the last solver."""
+    """Let choices evaluate a ridge on every held-out fold, for a few outputs or all; return the last solver."""
     solver = None
     for number, solver in enumerate(solvers):
         for choice in choices:
@@ -199,7 +201,7 @@ def _measure(choices: Sequence[_Choice], solvers: Iterable[Solver], *, few: bool
 
 
 def _solvers(folds: Sequence[Moments], judges: int, total: Moments, rules: _Rules, alpha: float) -> Iterator[Solver]:
-    """Of each judge, from all rows but its own."""
+    """Yield a solver per judge, from all rows but its own."""
     for held in folds[-judges:]:
         others = [fold.gram for fold in folds if fold is not held]
         yield _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, rules)
@@ -210,7 +212,7 @@ Solver = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """As the arguments of `refit`; features are those of the rows."""
+    """The arguments of `refit`, and the number of features of the rows."""
 
     margin: float
     prior: bool
@@ -221,13 +223,13 @@ class _Rules:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Choice:
-    """The best found so far for one layer, which is judged on held-out rows.
+    """The best choice so far for one layer, evaluated on held-out rows.
 
     Attributes:
-        total, judging: sums over all rows, and over those of each fold that judges.
-        all, open: what the start leaves of the targets, of all rows and of each fold.
-        slopes, curves: of the held-out error of each fold, a parabola in the share of a step.
-        promising, promise: the best ridge for a few outputs so far, and what it gains.
+        total, judging: sums over all rows, and over those of each judging fold.
+        all, open: products of z with the residuals of the start, over all rows and per judging fold.
+        slopes, curves: coefficients of each fold's held-out error, a parabola in the step length.
+        promising, promise: the best ridge for a few outputs so far, and its decrease of the error.
     """
 
     total: Moments
@@ -250,7 +252,7 @@ class _Choice:
 
     @classmethod
     def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: _Rules) -> _Choice:
-        """The best of the starts."""
+        """Choose the best of the starts."""
         first, best = np.inf, np.inf
         for number, weights in enumerate(starts):
             begin = np.concatenate([weights, np.zeros((1, weights.shape[1]))])
@@ -279,7 +281,7 @@ class _Choice:
         )
 
     def see(self, number: int, solver: Solver, *, few: bool) -> None:
-        """What a step that was fitted to the other folds does to one fold."""
+        """Evaluate on one fold a step that was fitted to the other folds."""
         some = slice(None, None, -(-self.start.shape[1] // SOME)) if few else slice(None)
         held, rest = self.judging[number], self.open[number][:, some]
         if self.rules.prior:
@@ -290,19 +292,19 @@ class _Choice:
         self.curves[number] = np.einsum("fo,fo->", step, linear().product(held.gram, step))
 
     def _gains(self) -> tuple[float, Floats]:
-        """The best share of the step, and what it takes off the error of each fold."""
+        """Return the best step length, and the decrease of each fold's error at that length."""
         share = min(max(self.slopes.sum() / self.curves.sum(), 0.0), 1.0) if self.curves.any() else 0.0
         share = float(share) if self.rules.blend else 1.0
         return share, 2.0 * share * self.slopes - share * share * self.curves
 
     def note(self, alpha: float) -> bool:
-        """Whether a ridge gains most for a few outputs so far: a strength that suits them suits them all.
+        """Return True if a ridge gains most so far for a few outputs, which represent all outputs.
 
-        Behind a good one the gain falls with every further step; `worse` counts them.
+        After the best ridge the gain falls with every weaker one; `worse` counts them.
         """
         gains, every = self._gains()[1], max(self.start.shape[1], 1)
         found = float(gains.sum())
-        left = self.begin * min(SOME, every) / every - self.promise  # about, for as many outputs
+        left = self.begin * min(SOME, every) / every - self.promise  # approximate, for as many outputs
         if found > self.promise + WORTH * max(left, 0.0) and (gains > 0.0).all():
             self.promise, self.promising, self.worse = found, alpha, 0
         elif self.promising:
@@ -310,14 +312,14 @@ class _Choice:
         return self.promising == alpha
 
     def take(self, alpha: float) -> None:
-        """Take the share of the step if that does better on held-out rows; where folds take turns, on each of them."""
+        """Take the step if it lowers the held-out error enough, and, with several judges, that of each of them."""
         share, gains = self._gains()
         gap = max(self.begin - float(gains.sum()), 0.0)
         if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
             self.best, self.alpha, self.blend = gap, alpha, share
 
     def settled(self, solvers: Mapping[float, Solver]) -> Fitted:
-        """The choice, solved on all rows."""
+        """Solve the choice on all rows."""
         weights = self.start
         if self.blend and self.alpha:
             solver = solvers[self.alpha]
@@ -336,10 +338,10 @@ class _Choice:
 
 
 def _solver(gram: Floats, alpha: float, rules: _Rules) -> Solver:
-    """From what the centre of the ridge leaves of the targets to the way from there, (f + 1, o); factorised once."""
+    """Return a solver: products of z with residuals (f + 1, o) to the step (f + 1, o); factorized once."""
     size = len(gram) if rules.affine else len(gram) - 1
     diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(rules.features, 1))
     if rules.affine:
-        diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is free, up to rounding
+        diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is not penalized, up to rounding
     inverse = ridge_solver(gram[:size, :size], diagonal)
     return inverse if rules.affine else lambda todo: np.append(inverse(todo[:-1]), np.zeros((1, todo.shape[1])), axis=0)

@@ -1,4 +1,4 @@
-"""What consumers become after narrowing.  To add a compensator: one file with a frozen dataclass, one line here."""
+"""Compensators by name. To add a compensator: one file with a frozen dataclass, and one line here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from onnxgrail.core import Change, Reducer, View
 
 
 class Compensator(Protocol):
-    """Turns a reducer into new weights; `needs_data` says whether `view.stats` must be there."""
+    """A compensator turns a reducer into new weights; `needs_data` is True if it needs `view.stats`."""
 
     needs_data: ClassVar[bool]
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
-        """The decision for `view.block`."""
+        """Compute the decision for `view.block`."""
         ...
 
 
-BEST = "best"  # every consumer is fitted to the dense outputs (`sweep`), GRAIL where one cannot be
+BEST = "best"  # consumers are fitted to the dense outputs (`sweep`); GRAIL if one cannot be fitted
 
 COMPENSATORS: dict[str, Compensator] = {
     "none": Plain(),

@@ -1,4 +1,4 @@
-"""Ridge compensation of the consumers from second moments alone."""
+"""Ridge compensation of a block's consumers from second moments alone."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
 from onnxgrail.errors import UsageError
 
-DEAD = 1e-12  # a channel whose second moment is below this share of the mean says nothing about its weight
+DEAD = 1e-12  # a channel whose second moment is below this share of the mean counts as silent
 SLACK = 1e-12  # errors that differ by less than this share of the output are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Grail:
-    """C' = (R G Rᵀ + λI)⁻¹ R G C, λ = α · mean(diag(R G Rᵀ)): what the narrowed features say about the old output.
+    """Ridge regression from narrowed features to old outputs: C' = (R G Rᵀ + λI)⁻¹ R G C, λ = α · mean(diag(R G Rᵀ)).
 
-    That is C' = Bᵀ C with B = G Rᵀ (R G Rᵀ + λI)⁻¹, solved for the weights without forming B.  R acts on features:
-    R ⊗ I over the members of a unit, or R at every position of a pooled probe.  Producers and passengers follow R as
-    they do without compensation.
+    That is C' = Bᵀ C with B = G Rᵀ (R G Rᵀ + λI)⁻¹, solved for the weights without forming B. R acts on features: R ⊗ I
+    over the members of a unit, or R at every position of a pooled probe. Producers and passengers follow R as without
+    compensation.
 
-    Never worse than no compensation on the calibration rows: a consumer that would be keeps its plain weights, and so
-    do the kept channels that were silent on all calibration rows, for which there is no evidence.
+    The result is never worse than no compensation on the calibration rows: a consumer that would be worse keeps its
+    plain weights, and so do kept channels that were silent on all calibration rows.
 
     Attributes:
-        alpha: ridge as a share of the mean second moment of the narrowed features, α ≥ 0.  The result does not depend
-            on the scale of the activations or the number of rows.
+        alpha: ridge parameter as a share of the mean second moment of the narrowed features, α ≥ 0. The result does not
+            depend on the scale of the activations or the number of rows.
 
     References:
         Tang et al. 2026 (GRAIL), arXiv:2602.23795, section 3.1.
@@ -39,15 +39,15 @@ class Grail:
     needs_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse a ridge that means nothing."""
+        """Check the ridge parameter."""
         if not 0.0 <= self.alpha < np.inf:
             raise UsageError(f"the ridge must be a finite number from 0 up, got {self.alpha}")
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
-        """The decision for `view.block`.
+        """Compute the decision for `view.block`.
 
         Raises:
-            UsageError: if the view carries no second moments.
+            UsageError: the view carries no second moments.
         """
         if not view.stats:
             raise UsageError(
@@ -73,10 +73,10 @@ class Fit:
     """Weights for all consumers of one probe.
 
     Attributes:
-        weights: C' (h', c), plain columns where compensation does not help.
+        weights: C' (h', c), plain columns if compensation does not help.
         better: slot numbers of the consumers that got compensated columns.
-        damped: whether a larger ridge than asked for was needed.
-        plain, error: squared errors of all columns without compensation and as they are, in squared output units.
+        damped: True if a larger ridge than requested was needed.
+        plain, error: squared errors of all columns, without compensation and with `weights`, in squared output units.
     """
 
     weights: Floats
@@ -87,11 +87,11 @@ class Fit:
 
 
 def fit(normal: Normal, alpha: float) -> Fit:
-    """The compensated weights of the consumers of one probe, guarded so that none gets worse than plain.
+    """Compute the compensated weights of the consumers of one probe; none of them gets worse than plain.
 
     Args:
         normal: their normal equations.
-        alpha: ridge as a share of the mean diagonal, α ≥ 0.
+        alpha: ridge parameter as a share of the mean diagonal, α ≥ 0.
     """
     diagonal = np.diagonal(normal.gram)
     alive = diagonal > DEAD * diagonal.mean()
@@ -102,7 +102,7 @@ def fit(normal: Normal, alpha: float) -> Fit:
         return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
     lam = alpha * float(diagonal.mean())
     weights[alive], used = normal.solution(alive, lam)
-    exact = used == lam and alive.all()  # then (A + λI) C' = R G C says what A C' is
+    exact = used == lam and alive.all()  # then A C' = R G C - λ C'
     after = squared_errors(normal, weights, normal.target - lam * weights if exact else None)
     better = set()
     for number, part in normal.parts:
@@ -121,7 +121,7 @@ def fit(normal: Normal, alpha: float) -> Fit:
 
 
 def _error(systems: list[Normal], fits: list[Fit]) -> BlockError:
-    """Squared errors of all consumers over their squared outputs; None where they put out nothing."""
+    """Compute squared errors of all consumers over their squared outputs; None if all outputs are zero."""
     energy = sum(float(system.energy.sum()) for system in systems)
     if energy <= 0.0:
         return BlockError()
@@ -130,9 +130,9 @@ def _error(systems: list[Normal], fits: list[Fit]) -> BlockError:
 
 
 def _fault(view: View) -> str:
-    """Why nothing can be learned from the second moments; empty if something can.
+    """Return the reason if second moments cannot be used, else ''.
 
-    Their diagonals say it: no product of two features is larger than the larger of their squares.
+    Checking their diagonals suffices: no product of two features is larger than the larger of their squares.
     """
     squares = [stats.squares for stats in view.stats]
     if not all(np.isfinite(some).all() for some in squares):
@@ -143,7 +143,7 @@ def _fault(view: View) -> str:
 
 
 def _outcome(fits: list[Fit], consumers: int) -> Outcome:
-    """How the fits of a block went, in words for the report."""
+    """Summarize the fits of a block for the report."""
     better = sum(len(one.better) for one in fits)
     if not better:
         return Outcome(status="plain", reason="compensation does not lower the error on the calibration rows")
@@ -155,7 +155,7 @@ def _outcome(fits: list[Fit], consumers: int) -> Outcome:
 
 
 def _change(view: View, reducer: Reducer, weights: dict[int, Floats], outcome: Outcome, error: BlockError) -> Change:
-    """The change, weights in slot order."""
+    """Return the change, with weights in slot order."""
     return Change(
         block=view.block, reducer=reducer, weights=tuple(sorted(weights.items())), outcome=outcome, error=error
     )

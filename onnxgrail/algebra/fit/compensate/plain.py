@@ -1,4 +1,4 @@
-"""Narrow without compensation."""
+"""Narrows without compensation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from onnxgrail.core import BlockError, Change, Reducer, View
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """C' = C[kept] for pruning; cluster sums of C, with cluster means of producers and passengers, for folding.
+    """No compensation: C' = C[kept] for pruning; for folding, cluster sums of C and means of producers and passengers.
 
-    Sliced weights are left to the graph side, so pruning changes no values.
+    Slicing is left to the graph code, so pruning changes no values.
 
     Attributes:
-        measured: where second moments are at hand the error of the consumers' outputs is told.
+        measured: True to compute the error of the consumers' outputs if there are second moments.
     """
 
     measured: bool = True
     needs_data: ClassVar[bool] = False
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
-        """The decision for `view.block`."""
+        """Compute the decision for `view.block`."""
         error = block_error(normals(view, reducer)) if view.stats and self.measured else BlockError()
         weights = tuple(plain_weights(view, reducer).items())
         return Change(block=view.block, reducer=reducer, weights=weights, error=error)
