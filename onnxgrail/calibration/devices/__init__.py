@@ -1,1 +1,1 @@
-"""Where activations lie and who adds up their second moments."""
+"""Placement of activations on the host or a GPU, and the sums of their second moments there."""

@@ -1,4 +1,4 @@
-"""Small graphs that ONNX Runtime runs beside the network, on activations that stay where they are."""
+"""Small ONNX graphs that compute sums and copies of activations on the device, without a copy to the host."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SINGLE, DOUBLE, COUNTS = "tensor(float)", "tensor(double)", "tensor(int64)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """How an activation becomes rows, as far as the graph depends on it; sizes are fed.
+    """The conversion of an activation to rows, as far as the graph depends on it; sizes are inputs of the graph.
 
     Attributes:
-        kind: ONNX Runtime's word for its type.
-        picked: some channels, or all in another order.
-        turned: the channels are not the last axis, or positions of a unit give rows of their own.
-        chosen: padding is left out.
+        kind: the activation's type in ONNX Runtime.
+        picked: True if some channels are gathered, or all in another order.
+        turned: True if channels are not the last axis, or a unit has several channels, which give rows of their own.
+        chosen: True if padded rows are left out.
     """
 
     kind: str
@@ -39,14 +39,14 @@ class Rows:
 
 
 class Kernels:
-    """Sessions of such graphs, each opened when it is first wanted."""
+    """Sessions of these graphs, each opened on first use."""
 
     def __init__(self, providers: Sequence[str]) -> None:
         self._providers = tuple(providers)
         self._sessions: dict[tuple[Any, ...], Session] = {}
 
     def session(self, make: Callable[..., bytes], *choices: Any) -> Session:
-        """The session of the graph that `make` builds of these choices."""
+        """Return the session of the graph that `make` builds from these choices."""
         key = (make, *choices)
         if key not in self._sessions:
             self._sessions[key] = open_session(make(*choices), providers=self._providers, optimise=False)
@@ -54,11 +54,11 @@ class Kernels:
 
 
 def moments(rows: Rows) -> bytes:
-    """Of the rows (n, h) of `x`: products on top of those `before`, sums, and sums of squares, in float32.
+    """Build a graph: of the rows (n, h) of `x`, the products added to `before`, sums, and sums of squares, in float32.
 
-    Fed are the sizes of what is gathered from or turned, and which: `front` (lead, channels, trail) with `index`,
-    `split` (lead, h, members, trail), `places` (positions, numbers in each) with `rows`, and `flat` (-1, h); and `ones`
-    (n, 1).  Rows are gathered, not multiplied by 0: padding may hold NaN.
+    Its inputs are sizes and indices: `front` (lead, channels, trail) with `index`, `split` (lead, h, members, trail),
+    `places` (positions, numbers in each) with `rows`, and `flat` (-1, h); and `ones` (n, 1).  Rows are gathered, not
+    multiplied by 0, because padding may hold NaN.
     """
     inputs: dict[str, str] = {"x": rows.kind}
     steps: list[tuple[str, str, dict[str, Any]]] = []
@@ -79,7 +79,7 @@ def moments(rows: Rows) -> bytes:
         last = made
     nodes += [
         helper.make_node("Gemm", [last, last, "before"], ["gram"], transA=1),
-        helper.make_node("Gemm", ["ones", last], ["total"], transA=1),  # a product is more exact than ReduceSum
+        helper.make_node("Gemm", ["ones", last], ["total"], transA=1),  # more accurate than ReduceSum
         helper.make_node("ReduceSumSquare", [last], ["squares"], axes=[0], keepdims=0),
     ]
     outputs = dict.fromkeys(("gram", "total", "squares"), SINGLE)
@@ -87,7 +87,7 @@ def moments(rows: Rows) -> bytes:
 
 
 def widening() -> bytes:
-    """A float32 matrix `part` on top of a float64 one."""
+    """Build a graph that adds a float32 matrix `part` to a float64 matrix."""
     nodes = [
         helper.make_node("Cast", ["part"], ["wide"], to=TensorProto.DOUBLE),
         helper.make_node("Add", ["wide", "before"], ["sum"]),
@@ -96,19 +96,19 @@ def widening() -> bytes:
 
 
 def copying(kind: str) -> bytes:
-    """`x` in memory of its own."""
+    """Build a graph that copies `x`."""
     return _graph([helper.make_node("Identity", ["x"], ["y"])], {"x": kind}, {"y": kind})
 
 
 def picking(kind: str, axis: int) -> bytes:
-    """Positions `index` of an axis of `x`."""
+    """Build a graph that gathers the positions `index` along an axis of `x`."""
     return _graph(
         [helper.make_node("Gather", ["x", "index"], ["y"], axis=axis)], {"x": kind, "index": COUNTS}, {"y": kind}
     )
 
 
 def joining(kind: str, axis: int, count: int) -> bytes:
-    """Arrays `x0`, `x1` and so on behind each other."""
+    """Build a graph that concatenates arrays `x0`, `x1` and so on."""
     names = [f"x{number}" for number in range(count)]
     return _graph([helper.make_node("Concat", names, ["y"], axis=axis)], dict.fromkeys(names, kind), {"y": kind})
 
@@ -118,7 +118,7 @@ def _graph(
     inputs: dict[str, str],
     outputs: dict[str, str],
 ) -> bytes:
-    """A model of tensors of these types, whose shapes stay open."""
+    """Build a model with tensors of these types and open shapes."""
     ends = [[helper.make_tensor_value_info(n, KINDS[kind], None) for n, kind in o.items()] for o in (inputs, outputs)]
     graph = helper.make_graph(nodes, "kernel", ends[0], ends[1])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)

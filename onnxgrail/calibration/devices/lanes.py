@@ -1,4 +1,4 @@
-"""Where activations lie between runs, and who adds up their second moments: the host, torch or ONNX Runtime."""
+"""Lanes: where activations stay between runs and where second moments are summed: the host, torch or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ from onnxgrail.machine.device import Device, device_of
 
 
 class Lane(Protocol):
-    """What a stream does with activations, which nobody else looks into.
+    """The operations of a stream on activations, whose array type is known only to the lane.
 
     Attributes:
         room: bytes of activations that may be kept on the device.
-        whole: the sums of all batches of a process are one partial sum, since bringing each to the host costs much.
+        whole: True if all batches of a process form one partial sum, because a copy to the host is expensive.
     """
 
     room: int
     whole: bool
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
-        """Outputs by name; what is to stay for long must be `kept`."""
+        """Run a session; return its outputs by name. Outputs that are used later must be passed to `kept`."""
 
     def kept(self, array: Array, room: int) -> Array:
-        """The array for later: on the device where it takes no more than `room` bytes, else on the host."""
+        """Return the array for later use: on the device if it takes at most `room` bytes, else on the host."""
 
     def size(self, array: Array) -> int:
-        """Bytes on the device."""
+        """Return the bytes on the device."""
 
     def host(self, array: Array) -> Array:
-        """The array on the host."""
+        """Return the array on the host."""
 
     def compress(self, stays: Bools, array: Array, axis: int) -> Array:
-        """Some of the positions of an axis."""
+        """Return the positions of an axis that `stays` selects."""
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """Arrays behind each other."""
+        """Return the concatenated arrays."""
 
     def sums(self, probe: Probe) -> Any:
-        """Second moments of a probe, with the methods of `Sums` that add up and hand over."""
+        """Return an accumulator of the probe's second moments, with the methods `add`, `take` and `drain` of `Sums`."""
 
 
 class HostLane:
-    """NumPy."""
+    """A lane that keeps activations in NumPy arrays."""
 
     room, whole = 0, False
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
-        """Outputs by name."""
+        """Run a session; return its outputs by name."""
         return session.run(feed)
 
-    def kept(self, array: Array, room: int) -> Array:  # noqa: ARG002  as the protocol says
-        """The array."""
+    def kept(self, array: Array, room: int) -> Array:  # noqa: ARG002  signature of the protocol
+        """Return the array."""
         return array
 
     def size(self, array: Array) -> int:  # noqa: ARG002
-        """None of it is on a device."""
+        """Return 0: nothing is on a device."""
         return 0
 
     def host(self, array: Array) -> Array:
-        """The array."""
+        """Return the array."""
         return array
 
     def compress(self, stays: Bools, array: Array, axis: int) -> Array:
-        """Some of the positions of an axis."""
+        """Return the positions of an axis that `stays` selects."""
         return np.compress(stays, array, axis=axis)
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """Arrays behind each other."""
+        """Return the concatenated arrays."""
         return np.concatenate(arrays, axis=axis)
 
     def sums(self, probe: Probe) -> Sums | Squares:
-        """Second moments of a probe; products by BLAS."""
+        """Return an accumulator of the probe's second moments; products by BLAS."""
         return Squares(probe) if probe.alone else Sums(probe)
 
 
@@ -87,7 +87,7 @@ HOST: Lane = HostLane()
 
 
 def lane_of(providers: Sequence[str]) -> Lane:
-    """The lane for these execution providers: on a GPU tensors of torch, or what ONNX Runtime itself can do there."""
+    """Return the lane for these execution providers: on a GPU, torch tensors if possible, else ONNX Runtime values."""
     device = device_of(providers)
     if device.kind == "cpu":
         return HOST
@@ -101,7 +101,7 @@ def lane_of(providers: Sequence[str]) -> Lane:
 
 
 def why_host(providers: Sequence[str]) -> str:
-    """Why matrices are solved on the host although models run on a GPU; '' where that is not so."""
+    """Return the reason why matrices are solved on the host although models run on a GPU; '' if they are not."""
     device = device_of(providers)
     missing = _missing(device) if device.kind == "cuda" else ""
     return f"{missing}: ONNX Runtime adds up second moments on the GPU, the CPU solves" if missing else ""
@@ -121,7 +121,7 @@ def _missing(device: Device) -> str:
 
 @contextmanager
 def solving_on(providers: Sequence[str]) -> Iterator[None]:
-    """Have large matrices multiplied and solved where models run, or else on the host."""
+    """Multiply and solve large matrices on the device of the models if possible, else on the host."""
     device = device_of(providers)
     if device.kind == "cpu" or why_host(providers):
         with using(Host(of_solving())):

@@ -1,4 +1,4 @@
-"""Large matrices multiplied and solved on a device, in float64."""
+"""Products and solutions with large matrices on a device, in float64."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from onnxgrail.algebra.solve.linear import HOST, Factor
 from onnxgrail.core import Floats, Ints
 from onnxgrail.machine.device import Device
 
-SIDE = 1024  # below it the way to the device and back costs more than it saves
+SIDE = 1024  # smaller matrices: copies to the device and back cost more than they save
 
 T = TypeVar("T")
 
 
 class TensorLinear:
-    """As `algebra.linear.Host`; small matrices, and those that a full device has no room for, stay on the host."""
+    """Linear algebra on a device, like `algebra.solve.linear.Host`.
+
+    Matrices that are small, or too large for the free memory of the device, are handled on the host.
+    """
 
     def __init__(self, device: Device, side: int = SIDE) -> None:
         self._device, self._side = device, side
 
     def product(self, left: Floats, right: Floats) -> Floats:
-        """The product of two matrices."""
+        """Return the product of two matrices."""
         if min(*left.shape, right.shape[1]) < self._side:
             return HOST.product(left, right)
         return self._tried(
@@ -33,17 +36,17 @@ class TensorLinear:
         )
 
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
-        """Some rows and columns of a matrix, in this order."""
+        """Return the given rows and columns of a matrix, in this order."""
         return HOST.picked(matrix, rows, columns)
 
     def cholesky(self, matrix: Floats) -> Factor:
-        """The factor of a symmetric matrix; it stays on the device."""
+        """Return the Cholesky factor of a symmetric matrix; it stays on the device."""
         if len(matrix) < self._side:
             return HOST.cholesky(matrix)
         return self._tried(lambda: self._factor(matrix), lambda: HOST.cholesky(matrix))
 
     def inverse(self, matrix: Floats) -> Floats:
-        """A⁻¹ of a positive definite matrix, all of it."""
+        """Return the inverse (h, h) of a positive definite matrix."""
         if len(matrix) < self._side:
             return HOST.inverse(matrix)
         found = self._tried(lambda: _back(torch.cholesky_inverse(self._lower(matrix))), lambda: HOST.inverse(matrix))
@@ -64,7 +67,7 @@ class TensorLinear:
         return Factor(_back(lower.diagonal()), solve)
 
     def _lower(self, matrix: Floats) -> Any:
-        """The Cholesky factor, on the device."""
+        """Return the Cholesky factor, on the device."""
         lower, fault = torch.linalg.cholesky_ex(self._there(matrix))
         if int(fault):
             raise np.linalg.LinAlgError(f"the leading minor of order {int(fault)} is not positive definite")
@@ -74,7 +77,7 @@ class TensorLinear:
         return torch.tensor(np.asarray(array, np.float64), device=self._device.place)
 
     def _tried(self, there: Callable[[], T], here: Callable[[], T]) -> T:
-        """The result from the device, or from the host where the device has no room."""
+        """Return the result from the device, or from the host if the device is out of memory."""
         try:
             return there()
         except torch.OutOfMemoryError:

@@ -1,8 +1,8 @@
-"""Activations as torch tensors that share the memory of ONNX Runtime: nothing but sums comes back to the host.
+"""Activations as torch tensors that share the memory of ONNX Runtime; only sums are copied to the host.
 
-The same code runs on a CPU, where its tests are; only names and waiting differ on a GPU.  The runtime and torch have
-streams of their own there: a run ends when its outputs are ready, and torch has to be done with what was lent before
-the next run, which may write where something was given back.
+The same code runs and is tested on a CPU; only names and synchronization differ on a GPU.  There, ONNX Runtime and
+torch use different streams: a run ends when its outputs are ready, and torch must have finished with borrowed outputs
+before the next run, which may overwrite their memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from onnxgrail.machine.device import Device
 
 FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(double)": torch.float64}
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
-SHARE = 4  # the part of a GPU's free memory that cached activations may take
-NUMBERS = 2**26  # of rows that are multiplied at once: what is widened on the way stays small
+SHARE = 4  # the share of a GPU's free memory that cached activations may take is 1 / SHARE
+NUMBERS = 2**26  # values of rows multiplied at once: bounds the memory for their float64 copies
 
 
 def sees(device: Device) -> bool:
-    """Whether torch can use a device."""
+    """Return True if torch can use the device."""
     return device.kind == "cpu" or (torch.cuda.is_available() and device.number < torch.cuda.device_count())
 
 
 def settled(device: Device) -> None:
-    """Wait until torch has done all it was asked for."""
+    """Wait until torch has finished all its work on the device."""
     if device.kind == "cuda":
         torch.cuda.synchronize(device.place)
 
 
 class TensorLane:
-    """Activations stay on a device.  Integers and flags, which are small there and steer shapes, stay on the host."""
+    """A lane that keeps floating-point activations in torch tensors on a device.
+
+    Integers and booleans, which are small and determine shapes, stay on the host.
+    """
 
     whole = True
 
@@ -51,7 +54,10 @@ class TensorLane:
             self.room = free if device.memory is None else min(free, device.memory)
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
-        """Outputs by name; floating ones are on loan from the runtime, which cannot use their arena until they go."""
+        """Run a session; return its outputs by name.
+
+        Floating-point outputs borrow memory of ONNX Runtime, which it can use again when they are released.
+        """
         there, made = ends(session, feed)
         if not fits(there, made, torch.is_tensor):
             return session.run({name: self.host(array) for name, array in there.items()})
@@ -64,7 +70,7 @@ class TensorLane:
         return found
 
     def _binder(self, session: Session, feed: Feed, made: Mapping[str, str]) -> Callable[[Any], None]:
-        """What ties inputs to where they are, and outputs to where they shall be."""
+        """Return a function that binds inputs to their memory and outputs to their device."""
         kind, number = self._device.kind, self._device.number
 
         def bind(binding: Any) -> None:
@@ -80,38 +86,38 @@ class TensorLane:
         return bind
 
     def kept(self, array: Any, room: int) -> Any:
-        """A copy for later, so that the loan can end."""
+        """Return a copy for later use, so that borrowed memory can be released."""
         fits = torch.is_tensor(array) and self.size(array) <= room
         return array.clone() if fits else self.host(array)
 
     def size(self, array: Any) -> int:
-        """Bytes on the device."""
+        """Return the bytes on the device."""
         return int(array.numel() * array.element_size()) if torch.is_tensor(array) else 0
 
     def host(self, array: Any) -> Any:
-        """A copy on the host of what is a tensor."""
+        """Return the array on the host, copied if it is a tensor."""
         if not torch.is_tensor(array):
             return array
         return array.to("cpu", copy=True).numpy()
 
     def compress(self, stays: Bools, array: Any, axis: int) -> Any:
-        """Some of the positions of an axis."""
+        """Return the positions of an axis that `stays` selects."""
         if not torch.is_tensor(array):
             return np.compress(stays, array, axis=axis)
         places: Any = torch.tensor(np.flatnonzero(stays), device=self._device.place)
         return torch.index_select(array, axis, places)
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Any:
-        """Arrays behind each other."""
+        """Return the concatenated arrays as a tensor on the device."""
         return torch.cat([tensor(array, self._device) for array in arrays], dim=axis)
 
     def sums(self, probe: Probe) -> TensorSums:
-        """Second moments of a probe, added up on the device."""
+        """Return an accumulator of the probe's second moments on the device."""
         return TensorSums(probe, self._device)
 
 
 class TensorSums:
-    """As `Sums`, on a device: a float32 matrix of a few batches, and a float64 one that they are moved to."""
+    """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix."""
 
     def __init__(self, probe: Probe, device: Device) -> None:
         self._probe, self._device = probe, device
@@ -124,12 +130,12 @@ class TensorSums:
         """Add the rows of one batch, see `Sums.add`.
 
         Raises:
-            DataError: `rows` has another length than the activation has rows, or a value is not finite.
+            DataError: `rows` and the activation differ in length, or a value is not finite.
         """
         flat = _rows(tensor(x, self._device), placed, rows)
         if not len(flat):
             return
-        low, high = torch.aminmax(flat)  # NaN where there is one
+        low, high = torch.aminmax(flat)  # NaN if a value is NaN
         peak = max(float(high), -float(low))
         if not np.isfinite(peak):
             raise not_finite(flat.numel() - int(torch.isfinite(flat).sum()), flat.numel(), placed)
@@ -145,7 +151,7 @@ class TensorSums:
         self._count += len(flat)
 
     def take(self, part: TensorSums) -> None:
-        """Add the sums of `part` in float64 and leave it empty."""
+        """Add the sums of `part` in float64 and reset `part`."""
         for matrix in (part._single, part._double):
             if matrix is not None:
                 self._double = _added(self._double, matrix) if self._double is not None else matrix.double()
@@ -155,9 +161,9 @@ class TensorSums:
         part._total, part._count = part._zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """What was taken, on the host: the lower triangle (h, h), sums (h,) and their number; then all begins anew.
+        """Return the sums on the host and reset: the lower triangle (h, h), sums (h,) and the number of rows.
 
-        The triangle is a diagonal (h,) where channels stand alone.
+        If the probe's channels stand alone, the triangle is a diagonal (h,).
         """
         width, alone = self._probe.width, self._probe.alone
         if self._double is None:
@@ -173,7 +179,7 @@ class TensorSums:
 
 
 def tensor(array: Array, device: Device) -> Any:
-    """An array as a tensor on a device; float16, float32 and float64 stay what they are."""
+    """Return an array as a tensor on a device; float16, float32 and float64 keep their dtype."""
     if torch.is_tensor(array):
         return array
     array = array if array.dtype in NUMPY.values() else array.astype(np.float32)
@@ -181,7 +187,7 @@ def tensor(array: Array, device: Device) -> Any:
 
 
 def _rows(x: Any, probe: Probe, rows: Bools | None) -> Any:
-    """The probe's channels as rows (n, h), those that count."""
+    """Return the probe's channels as rows (n, h), without rows that the mask excludes."""
     channels = x.shape[probe.axis]
     lead, trail = (int(np.prod(part, dtype=np.int64)) for part in (x.shape[: probe.axis], x.shape[probe.axis + 1 :]))
     values = x.reshape(lead, channels, trail)
@@ -190,7 +196,7 @@ def _rows(x: Any, probe: Probe, rows: Bools | None) -> Any:
         values = values.index_select(1, torch.tensor(index, device=x.device))
     members = index.size // probe.width
     stack = values.reshape(lead, probe.width, members, trail)
-    flat = stack.permute(0, 3, 2, 1)  # (lead, trail, members, h): a row of the mask takes its members along
+    flat = stack.permute(0, 3, 2, 1)  # (lead, trail, members, h): the mask selects all members of a row
     if rows is None:
         return flat.reshape(-1, probe.width)
     if rows.size != lead * trail:
@@ -200,10 +206,10 @@ def _rows(x: Any, probe: Probe, rows: Bools | None) -> Any:
 
 
 def _grown(total: Any, rows: Any) -> Any:
-    """The sum of products of rows (n, h), added to a float32 matrix in place."""
+    """Add the products of rows (n, h) to a float32 matrix in place."""
     if rows.dtype == torch.float16 and rows.is_cuda:
-        # Products of float16 are exact in float32, where tensor cores add them up.
-        with suppress(TypeError, NotImplementedError):  # a torch that does not know how
+        # Products of float16 are exact in float32, in which tensor cores add them.
+        with suppress(TypeError, NotImplementedError):  # versions of torch without out_dtype
             return _added(total, torch.mm(rows.T, rows, out_dtype=torch.float32))
     rows = rows.float()
     with _ieee():
@@ -216,7 +222,7 @@ def _added(total: Any, part: Any) -> Any:
 
 @contextmanager
 def _ieee() -> Iterator[None]:
-    """Float32 as it is, whatever the program has chosen for its own products."""
+    """Compute float32 products in full precision, whatever precision the program has set."""
     before = torch.get_float32_matmul_precision()
     if before == "highest":
         yield

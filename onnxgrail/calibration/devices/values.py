@@ -1,7 +1,7 @@
-"""Activations that stay where ONNX Runtime has put them, and sums that it makes of them: a GPU without torch.
+"""Activations in the memory of ONNX Runtime and their sums, computed by ONNX Runtime: for a GPU without torch.
 
-Beside the network run small graphs of `kernels`, whose inputs are the network's outputs.  The same code runs on a CPU,
-where its tests are; only names differ on a GPU.  Every run waits for its outputs, so no other can overtake it.
+Small graphs from `kernels` read the network's outputs.  The same code runs and is tested on a CPU; only names differ on
+a GPU.  Every run waits for its outputs, so runs cannot overtake each other.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from onnxgrail.machine.device import device_of
 FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 WORDS = {np.dtype(kind): word for word, kind in FLOATS.items()}
 OTHERS = frozenset(f"tensor({name})" for name in ("bool", "int64", "int32", "uint8", "int8"))  # stay on the host
-ROOM = 2**31  # bytes of cached activations on a GPU, whose free memory nobody tells here
+ROOM = 2**31  # bytes of cached activations on a GPU, whose free memory ONNX Runtime does not report
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """An array that the runtime owns.
+    """An array in memory of ONNX Runtime.
 
     Attributes:
         value: its OrtValue.
         shape: sizes of its axes.
-        dtype: NumPy's word for its type.
+        dtype: its NumPy dtype.
     """
 
     value: Any
@@ -41,17 +41,20 @@ class Held:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
+        """Return the bytes on the device."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 class ValueLane:
-    """Activations stay on a device.  Integers and flags, which are small there and steer shapes, stay on the host."""
+    """A lane that keeps floating-point activations in memory of ONNX Runtime on a device.
+
+    Integers and booleans, which are small and determine shapes, stay on the host.
+    """
 
     whole = True
 
@@ -61,7 +64,10 @@ class ValueLane:
         self.room = (self._device.memory or ROOM) if room is None else room
 
     def run(self, session: Session, feed: Feed) -> dict[str, Array]:
-        """Outputs by name; floating ones are on loan from the session, which cannot use their memory until they go."""
+        """Run a session; return its outputs by name.
+
+        Floating-point outputs borrow memory of the session, which it can use again when they are released.
+        """
         there, made = ends(session, feed)
         if not fits(there, made, lambda array: isinstance(array, Held)):
             return session.run({name: self.host(array) for name, array in there.items()})
@@ -69,7 +75,7 @@ class ValueLane:
         return found | handed_on(session, there)
 
     def bound(self, session: Session, feed: Feed, stay: Collection[str]) -> dict[str, Any]:
-        """Outputs by name: those that `stay` on the device, the others on the host; inputs may lie on either."""
+        """Run a session with inputs on device or host; return outputs by name, those in `stay` on the device."""
         names = [name for name in session.output_names if name not in session.inputs]
         values = session.run_bound(feed, self._binder(session, feed, names, stay)) if names else []
         return {n: _held(value) if n in stay else _copied(value) for n, value in zip(names, values, strict=True)}
@@ -77,7 +83,7 @@ class ValueLane:
     def _binder(
         self, session: Session, feed: Feed, names: Sequence[str], stay: Collection[str]
     ) -> Callable[[Any], None]:
-        """What ties inputs to where they are, and outputs to where they shall be."""
+        """Return a function that binds inputs to their memory and outputs to their device."""
         kind, number = self._device.kind, self._device.number
 
         def bind(binding: Any) -> None:
@@ -93,53 +99,53 @@ class ValueLane:
         return bind
 
     def call(self, make: Callable[..., bytes], choices: Sequence[Any], feed: Feed) -> Any:
-        """What a small graph with one output makes; it stays on the device."""
+        """Run a small graph with one output; return the output, which stays on the device."""
         session = self._kernels.session(make, *choices)
         (name,) = session.output_names
         return self.bound(session, feed, [name])[name]
 
     def kept(self, array: Any, room: int) -> Any:
-        """A copy for later, so that the loan can end."""
+        """Return a copy for later use, so that borrowed memory can be released."""
         if not isinstance(array, Held) or array.nbytes > room:
             return self.host(array)
         return self.call(copying, [WORDS[array.dtype]], {"x": array})  # type: ignore[dict-item]
 
     def size(self, array: Any) -> int:
-        """Bytes on the device."""
+        """Return the bytes on the device."""
         return array.nbytes if isinstance(array, Held) else 0
 
     def host(self, array: Any) -> Any:
-        """A copy on the host of what is on the device."""
+        """Return the array on the host, copied if it is on the device."""
         return _copied(array.value) if isinstance(array, Held) else array
 
     def compress(self, stays: Bools, array: Any, axis: int) -> Any:
-        """Some of the positions of an axis."""
+        """Return the positions of an axis that `stays` selects."""
         if not isinstance(array, Held):
             return np.compress(stays, array, axis=axis)
         return self.call(picking, [WORDS[array.dtype], axis], {"x": array, "index": np.flatnonzero(stays)})  # type: ignore[dict-item]
 
     def concatenate(self, arrays: Sequence[Any], axis: int) -> Any:
-        """Arrays behind each other."""
+        """Return the concatenated arrays."""
         if not all(isinstance(array, Held) for array in arrays):
             return np.concatenate([self.host(array) for array in arrays], axis=axis)
         feed = {f"x{number}": array for number, array in enumerate(arrays)}
         return self.call(joining, [WORDS[arrays[0].dtype], axis, len(arrays)], feed)
 
     def sums(self, probe: Probe) -> ValueSums:
-        """Second moments of a probe, added up on the device."""
+        """Return an accumulator of the probe's second moments on the device."""
         return ValueSums(probe, self)
 
     def moments(self, rows: Rows, feed: Feed) -> tuple[Held, Floats, Floats]:
-        """What the graph of that name makes: products on the device, sums and sums of squares on the host."""
+        """Run the graph `kernels.moments`; return products on the device, sums and sums of squares on the host."""
         found = self.bound(self._kernels.session(moments, rows), feed, ["gram"])
         return found["gram"], found["total"][0], found["squares"]
 
 
 class ValueSums:
-    """As `Sums`, on a device: a float32 matrix of a few batches, and a float64 one that they are moved to.
+    """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix.
 
-    Products are made where channels stand alone, too, and left there.  Float64 activations, and those that float32
-    cannot sum, are added up on the host.
+    If the probe's channels stand alone, full products are computed on the device too.  Float64 activations, and values
+    outside the range of float32 sums, are summed on the host.
     """
 
     def __init__(self, probe: Probe, lane: ValueLane) -> None:
@@ -154,7 +160,7 @@ class ValueSums:
         """Add the rows of one batch, see `Sums.add`.
 
         Raises:
-            DataError: `rows` has another length than the activation has rows, or a value is not finite.
+            DataError: `rows` and the activation differ in length, or a value is not finite.
         """
         layout, feed, count = _layout(x, placed, rows)
         if not count:
@@ -163,7 +169,7 @@ class ValueSums:
             before = _zero(np.float32) if self._single is None else self._single
             feed |= {"x": x, "before": before, "ones": np.ones((count, 1), np.float32)}
             gram, total, squares = self._lane.moments(layout, feed)
-            if SMALLEST**2 < squares.max() < LARGEST**2:  # not where one is NaN
+            if SMALLEST**2 < squares.max() < LARGEST**2:  # False if a value is NaN
                 self._single = gram
                 self._total += total
                 self._count += count
@@ -171,7 +177,7 @@ class ValueSums:
         self._rest.add(self._lane.host(x), placed, rows)
 
     def take(self, part: ValueSums) -> None:
-        """Add the sums of `part` in float64 and leave it empty."""
+        """Add the sums of `part` in float64 and reset `part`."""
         if part._single is not None:
             before = _zero(np.float64) if self._double is None else self._double
             self._double = self._lane.call(widening, [], {"part": part._single, "before": before})
@@ -181,9 +187,9 @@ class ValueSums:
         part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """Return what was taken, on the host, and begin again: (h, h) whose lower triangle counts, sums (h,), number.
+        """Return the sums on the host and reset: (h, h) with a valid lower triangle, sums (h,) and the number of rows.
 
-        The triangle is a diagonal (h,) where channels stand alone.
+        If the probe's channels stand alone, the triangle is a diagonal (h,).
         """
         half, total, count = self._rest.drain()
         if self._double is not None:
@@ -197,10 +203,10 @@ class ValueSums:
 
 
 def _layout(x: Any, probe: Probe, rows: Bools | None) -> tuple[Rows, dict[str, Any], int]:
-    """How an activation becomes rows, the sizes that this takes, and how many rows there are.
+    """Return the conversion of an activation to rows, the sizes it needs, and the number of rows.
 
     Raises:
-        DataError: `rows` has another length than the activation has rows.
+        DataError: `rows` and the activation differ in length.
     """
     index = probe.index.ravel()
     channels, members = x.shape[probe.axis], index.size // probe.width
@@ -226,18 +232,18 @@ def _layout(x: Any, probe: Probe, rows: Bools | None) -> tuple[Rows, dict[str, A
 
 
 def ends(session: Session, feed: Feed) -> tuple[dict[str, Any], dict[str, str]]:
-    """Inputs of a session that are there, and the types of the outputs that it makes and does not just hand on."""
+    """Return the session's inputs that the feed has, and the types of the outputs that are not inputs too."""
     there = {name: feed[name] for name in session.inputs if name in feed}
     return there, {name: session.types[name] for name in session.output_names if name not in session.inputs}
 
 
 def handed_on(session: Session, feed: Feed) -> dict[str, Any]:
-    """Outputs that are inputs: the runtime would hand them on as they are, in memory that it does not own."""
+    """Return outputs that are inputs too: ONNX Runtime would return them unchanged, in memory it does not own."""
     return {name: feed[name] for name in session.output_names if name in session.inputs}
 
 
 def fits(there: Feed, made: Mapping[str, str], held: Callable[[Any], bool]) -> bool:
-    """Whether a lane can tie all of this to places: what it has `held` and plain arrays, but no text or sequences."""
+    """Return True if a lane can bind all tensors: arrays it has `held` and plain arrays, no strings or sequences."""
     numbers = all(held(array) or _is_numbers(wide(array)) for array in there.values())
     return numbers and all(kind in FLOATS or kind in OTHERS for kind in made.values())
 
@@ -247,17 +253,17 @@ def _is_numbers(array: Any) -> bool:
 
 
 def _held(value: Any) -> Any:
-    """What the runtime has made; without numbers in it, it is on the host."""
+    """Return an output of ONNX Runtime as `Held`, or as an empty host array if it has no values."""
     shape, dtype = tuple(value.shape()), np.dtype(FLOATS[value.data_type()])
     return Held(value, shape, dtype) if np.prod(shape, dtype=np.int64) else np.empty(shape, dtype)
 
 
 def _copied(value: Any) -> Array:
-    """An array of its own: on a CPU the runtime lends its memory."""
+    """Return a copy of the value: on a CPU ONNX Runtime lends its own memory."""
     array = value.numpy()
     return np.array(array) if value.device_name() == "cpu" else np.asarray(array)
 
 
 def _zero(kind: Any) -> Array:
-    """What may stand before a sum of matrices of any size."""
+    """Return a (1, 1) zero, the neutral start of a sum of matrices of any size."""
     return np.zeros((1, 1), kind)

@@ -1,1 +1,1 @@
-"""Sizes and values for inputs that the model leaves open."""
+"""Sizes and values for inputs whose dimensions the model leaves open."""

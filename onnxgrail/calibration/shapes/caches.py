@@ -1,4 +1,4 @@
-"""How wide the heads of a key-value cache are where the input itself leaves it open, as those of genai models do."""
+"""The head width of key-value caches whose input leaves it open, as in onnxruntime-genai models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 from onnxgrail.graph.attributes import integer
 
-SLOTS = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}  # where attention takes the cache
+SLOTS = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}  # input positions of the cache
 
 
 def head_widths(model: ir.Model) -> dict[str, int]:
-    """Sizes of named last dimensions of caches, as far as shapes recorded in the file tell them."""
+    """Return the sizes of named last dimensions of caches, as far as shapes recorded in the file determine them."""
     found: dict[str, int] = {}
     for value in model.graph.inputs:
         name = _open(value)
@@ -22,13 +22,13 @@ def head_widths(model: ir.Model) -> dict[str, int]:
 
 
 def _open(value: ir.Value) -> str | None:
-    """Name of the last dimension of a cache, None where its size is known."""
+    """Return the name of the last dimension of a cache; None if its size is fixed."""
     last = value.shape[-1] if value.shape is not None and len(value.shape) == 4 else None
     return last.value if isinstance(last, ir.SymbolicDim) and isinstance(last.value, str) else None
 
 
 def _told(node: ir.Node, slot: int) -> int | None:
-    """The size that a use of the cache asks for."""
+    """Return the head width that a node requires of the cache; None if the node does not determine it."""
     if slot in SLOTS.get(node.op_type, ()):
         query, heads = _last(node.inputs[0]), integer(node, "num_heads")
         packed = len(node.inputs) < 2 or node.inputs[1] is None
@@ -39,6 +39,6 @@ def _told(node: ir.Node, slot: int) -> int | None:
 
 
 def _last(value: ir.Value | None) -> int | None:
-    """Size of the last axis, where it is written down."""
+    """Return the size of the last axis; None if it is not recorded."""
     size = value.shape[-1] if value is not None and value.shape is not None and len(value.shape) else None
     return size if isinstance(size, int) else None

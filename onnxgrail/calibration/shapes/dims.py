@@ -1,4 +1,4 @@
-"""Sizes for the dimensions a model leaves open: the same name gets the same size, sums of names are computed."""
+"""Sizes for open dimensions: equal names get equal sizes, and formulas of names are computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxgrail.errors import DataError, UsageError
 PAST = 5
 IMAGE = 64
 CHANNELS = 3
-# Distinct, so that one symbolic length is never mistaken for another.
+# Distinct, so that different dimensions never get equal lengths by chance.
 LENGTHS = (16, 12, 20, 24, 10, 28)
 
 OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -30,11 +30,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sized:
-    """The shapes chosen for one signature.
+    """The shapes chosen for a signature.
 
     Attributes:
         shapes: concrete shape per input.
-        past: length of the key-value cache, 0 when the model has none.
+        past: length of the key-value cache, 0 if the model has none.
         sizes: of open axes, by the name of the dimension, or as `input[axis]`.
     """
 
@@ -44,20 +44,23 @@ class Sized:
 
 
 def is_past(entry: Input) -> bool:
-    """Whether an input is a key or value cache."""
+    """Return True if an input is a key or value cache."""
     return entry.shape is not None and len(entry.shape) >= 3 and "past" in entry.name.lower()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usual:
-    """Sizes where nobody says any.
+    """Default sizes.
 
-    Lengths are `scale` times those of LENGTHS, images have `image` pixels a side, and caches hold `past` positions.
+    Lengths are `scale` times those of LENGTHS, images have `image` pixels per side, and caches hold `past` positions.
 
     Attributes:
-        batch: samples per feed, also where an input has another fixed first axis; None: as asked, or as that axis.
+        scale: factor of sequence lengths.
+        image: pixels per side.
+        past: cached positions.
+        batch: samples per feed, also if an input has another fixed first axis; None: as requested, or as that axis.
         joined: the open second axis of an input whose first axis is fixed counts samples, as in recurrent states.
-        whole_mask: a mask covers what is cached and what is fed, whatever its axis is called.
+        whole_mask: the mask covers cached and new tokens, whatever the name of its axis.
     """
 
     scale: float = 1.0
@@ -71,13 +74,13 @@ class Usual:
 def choose(
     signature: Signature, *, batch: int, input_shapes: Shapes, sizes: Mapping[str, int], usual: Usual | None = None
 ) -> Sized:
-    """Concrete shapes for all inputs.
+    """Choose concrete shapes for all inputs.
 
     Args:
         signature: the model's inputs.
         batch: size of a dimension that counts samples.
-        input_shapes: full shapes the user gave for some inputs; the names of their dimensions keep these sizes
-            elsewhere.
+        input_shapes: full shapes that the user gave for some inputs; the names of their dimensions keep these sizes in
+            other inputs.
         sizes: sizes of named dimensions.
         usual: sizes of the others.
 
@@ -94,7 +97,7 @@ def choose(
         batch = fixed.pop()
     has_past = any(is_past(entry) for entry in signature)
     lengths = _Lengths(known=known, batch=batch, has_past=has_past, usual=usual, signature=signature)
-    for entry in signature:  # plain names first: sums of names need them
+    for entry in signature:  # plain names first: formulas need them
         if entry.shape is not None and entry.name not in input_shapes:
             for axis, dim in enumerate(entry.shape):
                 if isinstance(dim, str) and dim.isidentifier() and "total" not in dim.lower():
@@ -104,7 +107,7 @@ def choose(
 
 
 def _given(signature: Signature, input_shapes: Shapes) -> dict[str, int]:
-    """Sizes of named dimensions that follow from the shapes the user gave."""
+    """Return the sizes of named dimensions from the shapes that the user gave."""
     entries, known = {e.name: e for e in signature}, {}
     for name, shape in input_shapes.items():
         entry = entries.get(name)
@@ -127,7 +130,7 @@ def _given(signature: Signature, input_shapes: Shapes) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Lengths:
-    """Sizes handed out so far."""
+    """The sizes assigned so far."""
 
     known: dict[str, int]
     batch: int
@@ -142,14 +145,14 @@ class _Lengths:
         return next(given, self.usual.past)
 
     def length(self, key: str) -> int:
-        """The next unused sequence length, remembered under a key."""
+        """Return the length stored under a key; if there is none, store the next unused sequence length."""
         if key not in self.known:
             self.known[key] = max(1, int(LENGTHS[self.taken % len(LENGTHS)] * self.usual.scale))
             self.taken += 1
         return self.known[key]
 
     def plain(self, entry: Input, axis: int, name: str) -> int:
-        """Size of a dimension known by one name."""
+        """Return the size of a dimension with a plain name."""
         if name not in self.known:
             opaque_past = is_past(entry) and axis == len(entry.shape or ()) - 2 and not _sequential(name)
             if opaque_past or _means(name, "past") or (_means(name, "cache") and not _means(name, "dim")):
@@ -161,12 +164,12 @@ class _Lengths:
         return self.known[name]
 
     def counts_samples(self, entry: Input, axis: int) -> bool:
-        """Return True if an axis is taken for the batch of a state, such as (layers, batch, width)."""
+        """Return True if an axis is taken as the batch of a state, such as (layers, batch, width)."""
         shape = entry.shape or ()
         return self.usual.joined and axis == 1 and len(shape) >= 3 and isinstance(shape[0], int)
 
     def by_place(self, entry: Input, axis: int, key: str) -> int:
-        """Size of a dimension whose name says nothing, by where it stands."""
+        """Return the size of a dimension from its position, because its name says nothing."""
         if entry.shape is not None and len(entry.shape) == 4 and entry.dtype.kind == "f" and not is_past(entry):
             return CHANNELS if axis == 1 else self.usual.image
         if _means(key, "height") or _means(key, "width"):
@@ -174,7 +177,7 @@ class _Lengths:
         return self.length(key)
 
     def shape(self, entry: Input) -> tuple[int, ...]:
-        """Concrete shape of one input."""
+        """Return the concrete shape of an input."""
         if entry.shape is None:
             raise DataError(
                 f"input {entry.name!r} declares no shape", hint=f"Give --input-shapes {entry.name}:... or --data"
@@ -182,7 +185,7 @@ class _Lengths:
         return tuple(self.size(entry, axis, dim) for axis, dim in enumerate(entry.shape))
 
     def size(self, entry: Input, axis: int, dim: int | str | None) -> int:
-        """Concrete size of one axis."""
+        """Return the concrete size of an axis."""
         if isinstance(dim, int):
             return dim
         if isinstance(dim, str) and dim:
@@ -194,11 +197,11 @@ class _Lengths:
         rank = len(entry.shape or ())
         if self.has_past and _is_mask_length(entry, axis):
             return self.total()
-        # Unnamed: two-dimensional inputs of one model are token-like and share their length.
+        # Unnamed axes: two-dimensional inputs of a model are tokens and share their length.
         return self.by_place(entry, axis, "sequence" if axis == 1 and rank == 2 else f"{entry.name}[{axis}]")
 
     def named(self, entry: Input, axis: int, name: str) -> int:
-        """Size of a dimension that carries a name or a formula."""
+        """Return the size of a dimension with a name or a formula."""
         if self.usual.whole_mask and _is_mask_length(entry, axis):
             return self.total()
         if name in self.known:
@@ -207,7 +210,7 @@ class _Lengths:
         return value if value is not None else self.plain(entry, axis, name)
 
     def total(self) -> int:
-        """Length of the attention mask: what is cached and what is fed."""
+        """Return the length of the attention mask: cached plus new tokens."""
         past = self.past if self.has_past else 0
         tokens = next((e for e in self.signature if _holds_tokens(e)), None)
         if tokens is not None and tokens.shape is not None:
@@ -216,12 +219,12 @@ class _Lengths:
         return past + (fed if fed is not None else self.length("sequence"))
 
     def computed(self, text: str) -> int | None:
-        """Value of a sum or product of names and numbers, such as `past_sequence_length + 1`."""
+        """Return the value of a sum or product of names and numbers, such as `past_sequence_length + 1`; else None."""
         if not re.search(r"[+*/-]", text):
             return None
         try:
             return self._evaluate(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: of the parser
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: by parse
             return None
 
     def _evaluate(self, node: ast.expr) -> int:
@@ -245,7 +248,7 @@ def _is_mask_length(entry: Input, axis: int) -> bool:
 
 
 def _holds_tokens(entry: Input) -> bool:
-    """Return True for what is fed: ids (samples, tokens) or embeddings (samples, tokens, width)."""
+    """Return True for inputs of new tokens: ids (samples, tokens) or embeddings (samples, tokens, width)."""
     rank = len(entry.shape or ())
     return rank in (2, 3) and not is_past(entry) and not _means(entry.name, "mask")
 

@@ -1,4 +1,4 @@
-"""How many rows the table has that an integer input looks things up in."""
+"""The number of rows of the constant table that an integer input indexes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PASS = frozenset(
     }
 )
 SHIFT = frozenset({"Add", "Sub"})
-ALTERING = frozenset({"Slice", "Split", "Clip"})  # behind them not every value is looked up as it is
-LIMIT = 512  # nodes looked at per input: lookups sit right behind the input
+ALTERING = frozenset({"Slice", "Split", "Clip"})  # downstream of them, not every value is looked up unchanged
+LIMIT = 512  # nodes searched per input: lookups are close to the input
 
 
 def table_rows(model: ir.Model, name: str, *, exact: bool = False) -> int | None:
-    """Rows of the smallest constant table that an input indexes: directly, or behind casts, reshapes and an offset.
+    """Return the rows of the smallest constant table that an input indexes, directly or after casts, reshapes, offsets.
 
-    With `exact` only lookups of all its values count, so that a larger value is certainly a mistake.
+    With `exact`, only lookups of all its values count, so that a larger value is certainly an error.
 
     Returns:
-        The number of ids that are valid for every lookup, or None when the input indexes no constant table.
+        The number of ids that are valid for every lookup, or None if the input indexes no constant table.
     """
     start = next((v for v in model.graph.inputs if v.name == name), None)
     best: int | None = None
@@ -57,7 +57,7 @@ def table_rows(model: ir.Model, name: str, *, exact: bool = False) -> int | None
 
 
 def _looked_up(node: ir.Node, slot: int) -> int | None:
-    """Rows of the constant table if this use is a lookup."""
+    """Return the rows of the constant table if this use is a lookup; else None."""
     if node.op_type == "Gather" and slot == 1:
         return _size(node.inputs[0], integer(node, "axis"))
     if node.op_type == "GatherBlockQuantized" and slot == 1:
@@ -68,7 +68,7 @@ def _looked_up(node: ir.Node, slot: int) -> int | None:
 
 
 def _size(table: ir.Value | None, axis: int) -> int | None:
-    """Length of one axis of a constant, also of one that is transposed, cast or dequantised first."""
+    """Return the length of an axis of a constant, which may be transposed, cast or dequantized first; else None."""
     for _ in range(8):
         if table is None:
             return None
@@ -89,7 +89,7 @@ def _size(table: ir.Value | None, axis: int) -> int | None:
 
 
 def _integer(value: ir.Value | None) -> int | None:
-    """A constant of one integer."""
+    """Return the value of a constant with one integer; else None."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     if tensor is None or tensor.size != 1:
         return None

@@ -1,4 +1,4 @@
-"""Sizes that a model runs on, found by running it: names of dimensions say too little."""
+"""Search for input sizes that a model runs on, by trial, if the names of dimensions do not determine them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from onnxgrail.core import Feed
 from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.io.serial import pack
 
-RUNS = 48  # of the model, at most
-TOLD = 6  # shapes in a message
+RUNS = 48  # maximum number of runs of the model
+TOLD = 6  # maximum number of shapes in a message
 
 Changes = Mapping[str, Any]
-# Caches that hold nothing yet, one sample, states whose second axis is the batch, masks over past and present, fewer
-# positions, images as most are trained with, and a recording, of which convolutions leave one step in some hundreds.
+# Empty caches, single samples, states whose second axis is the batch, masks over cached and new tokens, fewer
+# positions, images of the usual training size, and audio, which convolutions shorten several hundred times.
 PAST, MASK, JOINED, ONE = {"past": 0}, {"whole_mask": True}, {"batch": 2, "joined": True}, {"batch": 1, "joined": True}
 SIZES: tuple[Changes, ...] = ({"scale": 0.5}, {"scale": 0.25}, {"image": 224}, {"scale": 64}, {"scale": 32})
 
 Draw = Callable[[Usual, Mapping[str, int]], Batches]
-"""Random inputs of usual sizes, but for the axes that are named."""
+"""Makes random inputs of usual sizes, with the given sizes for named axes."""
 
 
 def suited(model: ir.Model, draw: Draw, *, providers: Sequence[str]) -> tuple[Batches | None, tuple[str, ...]]:
@@ -59,18 +59,18 @@ def suited(model: ir.Model, draw: Draw, *, providers: Sequence[str]) -> tuple[Ba
 
 
 def told(tried: Sequence[str]) -> str:
-    """Return the shapes that were tried as text for a hint."""
+    """Return the tried shapes as text for a hint."""
     more = f"; and {len(tried) - TOLD} more" if len(tried) > TOLD else ""
     return "; ".join(tried[:TOLD]) + more
 
 
 def _distinct(candidates: Iterator[Batches], signature: Signature) -> Iterator[tuple[Batches, Feed]]:
-    """Candidates, each with a feed to try: two samples, or what was drawn; of feeds with the same shapes the first."""
+    """Yield candidates, each with a feed to try: two samples, then the whole first feed; skip shapes tried before."""
     seen: set[tuple[tuple[int, ...], ...]] = set()
     for batches in candidates:
         try:
             first = batches.first()
-        except DataError:  # nothing is left of every input
+        except DataError:  # all inputs are empty
             continue
         for feed in (probe_feed(first, signature), first):
             shapes = tuple(array.shape for array in feed.values())
@@ -80,7 +80,7 @@ def _distinct(candidates: Iterator[Batches], signature: Signature) -> Iterator[t
 
 
 def _candidates(signature: Signature, draw: Draw) -> Iterator[Batches]:
-    """Usual sizes with one and more changes; then one open axis at a time is set to what others have."""
+    """Yield inputs of usual sizes with more and more changes; then set one open axis at a time to sizes of others."""
     profiles = list(_profiles(signature))
     for usual in profiles:
         yield draw(usual, {})
@@ -93,14 +93,14 @@ def _candidates(signature: Signature, draw: Draw) -> Iterator[Batches]:
 
 
 def _other_sizes(size: int, sized: Sized, batch: int) -> list[int]:
-    """Sizes that an axis may have to have: one, that of another axis, or the sum of two."""
+    """Return sizes that an axis may require: 0, 1, the batch size, that of another axis, or the sum of two axes."""
     others = sorted({*sized.sizes.values()} - {size})
     sums = [a + b for a, b in itertools.combinations(others, 2)] + [size + other for other in others]
     return [s for s in dict.fromkeys([batch, 1, 0, *others, *sums]) if s != size]
 
 
 def _profiles(signature: Signature) -> Iterator[Usual]:
-    """Usual sizes, changed in the ways that this signature makes likely, the fewest changes first."""
+    """Yield usual sizes with changes that this signature makes likely, fewest changes first."""
     sounds = [e for e in signature if e.shape is not None and len(e.shape) == 2 and is_float(e.dtype)]
     tokens = [e for e in signature if e.dtype.kind in "iu" and e.shape and "mask" not in e.name.lower()]
     open_sizes = [s for s in SIZES if "scale" not in s or s["scale"] < 1 or (sounds and not tokens)]

@@ -1,4 +1,4 @@
-"""Inputs drawn to fit a model, for those who have no data at hand."""
+"""Random inputs that fit a model, for users without data."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COST = (
     "no --data: calibrated on random inputs; expect clearly worse outputs on real ones, and no check can tell how much"
 )
 OTHERS = "The inputs were drawn: give --data or --input-shapes if the model needs others"
-LARGEST = 2**31  # bytes of an input that is drawn
-RANK = 64  # axes that numpy knows
-RESERVED = 3  # low ids are usually padding, start and end, which models treat apart
+LARGEST = 2**31  # maximum bytes of a random input
+RANK = 64  # maximum number of axes in numpy
+RESERVED = 3  # low ids are usually padding, start and end tokens
 
 SAMPLE_RATE = 16_000
 _RATE = re.compile(r"(^|_)(sr|(sample|sampling)_?rate)$")
@@ -37,7 +37,7 @@ Fill = Literal["normal", "ids", "ones", "zeros", "positions", "rate"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """How one input is filled; `rows` bounds ids, `start` is the first position."""
+    """The fill of one input; `rows` bounds ids, `start` is the first position."""
 
     entry: Input
     shape: tuple[int, ...]
@@ -57,25 +57,24 @@ def synthetic(
     sizes: Mapping[str, int] | None = None,
     usual: Usual | None = None,
 ) -> Batches:
-    """Drawn feeds: ids inside the embedding's range, masks of ones, running positions, unit Gaussians for the rest.
+    """Make random feeds: uniform ids within the embedding table, masks of ones, running positions, else normal values.
 
     Integer inputs that index no constant table, and token types, are zero; a sampling rate is 16,000.  Open dimensions
-    get small sizes (sequences 16, images 64x64); the same name always means the same size.  The same seed gives the
-    same values.
+    get small sizes (sequences 16, images 64x64); equal names get equal sizes.  The same seed gives the same values.
 
     Args:
-        model: what `signature` was read from; its graph tells what integer inputs index.
+        model: the model that `signature` was read from; its graph shows which tables integer inputs index.
         signature: the model's inputs.
-        samples: how many to draw; None draws 64.
-        batch_size: samples per feed where the model leaves it open.
-        seed: of the draw.
+        samples: number of samples; None makes 64.
+        batch_size: samples per feed if the model leaves it open.
+        seed: random seed.
         input_shapes: full shapes for some inputs, batch size included.
         sizes: sizes of named open dimensions.
         usual: sizes of the others.
 
     Raises:
         DataError: an input holds strings or declares no rank.
-        UsageError: a given shape does not fit, or too many samples are asked for.
+        UsageError: a given shape does not fit, or too many samples are requested.
     """
     wanted = samples or SAMPLES
     if wanted > MOST:
@@ -101,7 +100,7 @@ def synthetic(
 
 
 def _hint(signature: Signature, shapes: Shapes) -> str:
-    """What to write, with the shapes that were drawn of inputs that leave more open than the batch."""
+    """Return a hint with --input-shapes for the inputs that leave more open than the batch, in their current shapes."""
     left = [e for e in signature if e.shape is not None and any(not isinstance(d, int) for d in e.shape[1:])]
     if not left:
         return OTHERS
@@ -110,7 +109,7 @@ def _hint(signature: Signature, shapes: Shapes) -> str:
 
 
 def _short(model: ir.Model, signature: Signature, sized: Sized) -> dict[str, int]:
-    """Sizes of named dimensions for which the model would have too few positions, cut to what it has."""
+    """Return smaller sizes for named dimensions that exceed the rows of the model's position table."""
     found: dict[str, int] = {}
     for entry in signature:
         last = entry.shape[-1] if entry.shape else None
@@ -143,7 +142,11 @@ def _plan(model: ir.Model, entry: Input, sized: Sized) -> Draw:
 
 
 def _check_size(entry: Input, shape: tuple[int, ...]) -> None:
-    """Whether there is room for what would be drawn: sizes may be anything that a file says."""
+    """Check that a random input is not too large: a file may declare any size.
+
+    Raises:
+        DataError: the shape is impossible or too large.
+    """
     hint = f"Give --input-shapes {entry.name}:... or --data"
     if any(size < 0 for size in shape) or len(shape) > RANK:
         raise DataError(f"input {entry.name!r} cannot have the shape {list(shape)[:8]}", hint=hint)
@@ -162,7 +165,7 @@ def _values(draw: Draw, rng: np.random.Generator) -> Array:
     if draw.fill == "normal":
         return np.asarray(rng.standard_normal(draw.shape)).astype(dtype)
     if draw.fill == "ids":
-        # A small alphabet has no ids to spare.
+        # A small vocabulary may have no reserved ids.
         low = RESERVED if draw.rows > 8 * RESERVED else 0
         return np.asarray(rng.integers(low, min(draw.rows, _top(dtype)), draw.shape)).astype(dtype)
     if draw.fill == "positions":
@@ -173,5 +176,5 @@ def _values(draw: Draw, rng: np.random.Generator) -> Array:
 
 
 def _top(dtype: np.dtype[Any]) -> int:
-    """One past the largest value of an integer dtype."""
+    """Return one more than the largest value of an integer dtype."""
     return int(np.iinfo(dtype).max) + 1 if dtype.kind in "iu" else 2
