@@ -1,1 +1,1 @@
-"""What the model is fed and how it is run: data, synthetic inputs, ONNX Runtime sessions, streamed statistics."""
+"""Calibration: data, synthetic inputs, ONNX Runtime sessions, and statistics of activations."""

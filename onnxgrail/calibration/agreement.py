@@ -1,8 +1,8 @@
-"""Whether a narrowed graph computes what the masked one does, up to rounding: in the first place by their outputs.
+"""Comparison of a narrowed graph with the masked graph, up to rounding; at first by their outputs.
 
-Where these differ and a step lies in front of them (`graph.steps`), both graphs are compared tensor by tensor in front
-of every step, and behind each go on with what the masked one made there.  A tie that a rounding decides then costs
-nothing, and a difference names the step that it is in front of.
+If the outputs differ and a discontinuous step lies upstream of them (`graph.steps`), both graphs are compared at the
+inputs of every step, and both continue with the masked graph's outputs of the step.  Then a tie that rounding decides
+causes no refusal, and a difference is reported with the step that reads it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3
-AT_ONCE = 2**29  # bytes of tensors that are compared in one run
+AT_ONCE = 2**29  # bytes of tensors that are compared in a run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trial:
-    """What every comparison of one model has in common.
+    """The parameters shared by all comparisons of a model.
 
     Attributes:
         model, survey: the graph and its trace.
-        feeds: what it is run on; providers: where.
-        names: tensors that are compared; steps: those that an output follows from.
+        feeds: inputs of the runs.
+        providers: execution providers.
+        names: tensors that are compared.
+        steps: discontinuous steps that an output depends on.
         limit: the largest relative difference that counts as rounding.
     """
 
@@ -52,7 +54,7 @@ class Trial:
 
 
 def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[str]) -> Trial:
-    """A trial on a feed, and on one of other sizes where the model takes it: a size written down as a number shows."""
+    """Return a trial on a feed, and on a feed of other sizes if possible, which reveals hard-coded sizes."""
     other, some = survey.facts.other, led(model, steps(model, survey.facts))
     return Trial(
         model=model,
@@ -66,7 +68,7 @@ def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[st
 
 
 def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
-    """Why narrowing these blocks does not give the masked result at the outputs; '' where it does."""
+    """Return why the narrowed graph's outputs differ from the masked graph's; '' if they agree."""
     ports = changed(trial.model, trial.survey, dead)
     given = [fit(feed, ports) for feed in trial.feeds]
     try:
@@ -79,9 +81,10 @@ def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
 
 
 def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
-    """The same with the tensors in front of every step compared, and both graphs going on alike behind it.
+    """Return why the graphs differ at the inputs of a step; '' if they agree.
 
-    A step itself must make of the numbers in the masked graph what it makes there.
+    After each step both graphs continue with the same values.  The narrowed graph's step must also give the masked
+    graph's outputs for the masked graph's inputs.
     """
     makes = tuple(name for step in trial.steps for name in step.makes)
     for feed in trial.feeds:
@@ -107,7 +110,7 @@ def _portion(
     wanted: Feed,
     dead: Bools,
 ) -> str:
-    """What differs at the inputs and the outputs of some steps; '' where nothing does."""
+    """Return what differs at the inputs and outputs of the given steps; '' if nothing does."""
     tried = [step for step in some if can_try(trial.model, step)]
     there = {**given, **made, **{name: _left(trial, name, array, dead) for name, array in wanted.items()}}
     reads = {handed(name): there[name] for step in tried for name in step.reads}
@@ -126,12 +129,12 @@ def _portion(
 
 
 def _same(a: Array, b: Array, limit: float) -> bool:
-    """Return True if two arrays agree: floats up to rounding, other numbers exactly."""
+    """Return True if two arrays agree: floats up to rounding, other types exactly."""
     return a.shape == b.shape and (_distance(a, b) <= limit if b.dtype.kind == "f" else np.array_equal(a, b))
 
 
 def _portions(trial: Trial) -> list[tuple[list[Step], tuple[str, ...]]]:
-    """Steps that are looked at in one run, the last ones with the outputs: what all read would fill the memory."""
+    """Return groups of steps for one run each, to limit memory; the last group includes the outputs."""
     facts = trial.survey.facts
     portions: list[list[Step]] = [[]]
     room = AT_ONCE
@@ -152,7 +155,7 @@ def _slim(trial: Trial, dead: Bools) -> ir.Model:
 
 
 def _masked(trial: Trial, blocks: Sequence[Block], dead: Bools) -> ir.Model:
-    """The graph of full width whose consumers do not read the dead units."""
+    """Return the graph of full width whose consumers have zero weights for the dead channels."""
     model, survey = trial.model, trial.survey
     arrays: dict[str, Array] = {}
     for block in blocks:
@@ -169,7 +172,7 @@ def _masked(trial: Trial, blocks: Sequence[Block], dead: Bools) -> ir.Model:
 def _run(
     trial: Trial, candidate: ir.Model, feeds: Sequence[Feed], names: Sequence[str], *, whole: bool = False
 ) -> list[dict[str, Array]]:
-    """Named tensors per feed, from the graph as a whole or, where it is deep and that will do, in pieces."""
+    """Return the named tensors per feed; a deep graph runs in pieces unless `whole`."""
     parts = None if whole else in_pieces(candidate, feeds, trial.providers, names)
     if parts is not None:
         discard(candidate)
@@ -181,7 +184,7 @@ def _run(
 
 
 def _left(trial: Trial, name: str, array: Array, dead: Bools) -> Array:
-    """A tensor of the masked graph without the positions that the narrowed one no longer has."""
+    """Return a tensor of the masked graph without the positions that the narrowed graph lacks."""
     for mark in trial.survey.marks.get(name, ()):
         stays = ~dead[mark.labels]
         if not stays.all() and array.shape[mark.axes[0]] == len(stays):
@@ -190,7 +193,7 @@ def _left(trial: Trial, name: str, array: Array, dead: Bools) -> Array:
 
 
 def _gap(trial: Trial, got: Mapping[str, Array], wanted: Mapping[str, Array], names: Sequence[str], dead: Bools) -> str:
-    """What differs between two runs; '' when nothing does."""
+    """Return what differs between two runs; '' if nothing does."""
     outputs = {v.name for v in trial.model.graph.outputs}
     for name in names:
         if not isinstance(wanted[name], np.ndarray) or wanted[name].dtype.kind != "f":
@@ -206,18 +209,18 @@ def _gap(trial: Trial, got: Mapping[str, Array], wanted: Mapping[str, Array], na
 
 
 def _place(trial: Trial, name: str) -> str:
-    """A tensor in front of a step, in words."""
+    """Return the name of a tensor and the step that reads it, as text."""
     reader = next((step for step in trial.steps if name in step.reads), None)
     return name if reader is None else f"{name}, which {reader} reads"
 
 
 def _distance(a: Array, b: Array) -> float:
-    """Largest difference relative to the largest value; positions that are NaN in both agree."""
+    """Return the largest difference relative to the largest value; positions that are NaN in both agree."""
     if not b.size:
         return 0.0
     a, b = a.astype(np.float64), b.astype(np.float64)
     same = np.isnan(a) & np.isnan(b) | (a == b)
-    with np.errstate(invalid="ignore"):  # infinity less itself
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
         gap = np.where(same, 0.0, np.abs(a - b))
     scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
     return float(gap.max() / max(scale, 1e-6))

@@ -1,4 +1,4 @@
-"""Two models on the same feeds, and how close the outputs of one are to those of the other."""
+"""Runs of two models on the same feeds, to compare their outputs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def run_both(
     Args:
         a: the reference.
         b: the model that is judged.
-        batches: what both are fed.
-        ports: what of `a`'s inputs and outputs `b` no longer has; what is left is fed and compared.
+        batches: the feeds of both.
+        ports: inputs and outputs of `a` that `b` lacks or has narrower; the rest is fed and compared.
         providers: ONNX Runtime execution providers.
-        once: run the models as they are, so that weights in files stay there.
-        texts: find out whether the model predicts tokens of the feeds, which costs one run of `a`.
+        once: run the models as they are, so that weights in external files are not copied.
+        texts: test if the model predicts tokens of the feeds, which costs a run of `a`.
         sizes: as in `open_session`, of both.
         judge: also judge every output by the measure that suits it, not only by distances.
         progress: called once per feed.

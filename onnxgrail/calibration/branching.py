@@ -1,4 +1,4 @@
-"""Which branches of a model's Ifs the data take, and what is seen along each way."""
+"""The branches of If nodes that the data take, and the facts observed along each route."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Seen:
     """A model that has been run on data.
 
     Attributes:
-        model: the graph with the branches of its Ifs laid out.
+        model: the graph with the branches of its If nodes inlined.
         feed: a small feed.
-        facts: what was seen on it, and on one more for every branch that only other samples take.
-        routes: the branches that each feed of the data takes; nothing for a model without any.
+        facts: observations on it, and on another feed for every branch that only other samples take.
+        routes: the branches that each feed of the data takes; empty for a model without branches.
     """
 
     model: ir.Model
@@ -44,7 +44,7 @@ class Seen:
 
 
 class Routes:
-    """Owns a session that tells which branches a feed takes; a context manager that closes it."""
+    """A context manager with a session that determines which branches a feed takes."""
 
     def __init__(self, model: ir.Model, providers: Sequence[str]) -> None:
         packed, self._names = tapped(model)
@@ -67,9 +67,9 @@ class Routes:
 
 
 def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
-    """Run a model on two samples, or on the first feed as it is where it takes no other batch size.
+    """Run a model on two samples, or on the whole first feed if it accepts no other batch size.
 
-    Where its Ifs take other branches for other samples, it is run on some of these, too.
+    If other samples take other branches, it is run on some of those samples too.
 
     Raises:
         ModelError: it does not run on the data.
@@ -92,7 +92,7 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
 
 
 def look_once(model: ir.Model, feed: Feed, providers: Sequence[str]) -> tuple[ir.Model, Facts]:
-    """Return the graph with branches laid out, as far as they can be, and what is seen on one feed as it is.
+    """Return the graph with branches inlined if possible, and the facts observed on the feed as it is.
 
     Raises:
         ModelError: the model does not run on it.
@@ -106,10 +106,10 @@ def look_once(model: ir.Model, feed: Feed, providers: Sequence[str]) -> tuple[ir
 
 @contextlib.contextmanager
 def _passing_over() -> Iterator[None]:
-    """Go on with another way to run the model where one fails: an If that is not entered is an operator like others.
+    """Ignore a model error, so that the caller can run the model in another way, with If nodes as plain operators.
 
     Raises:
-        StoppedError: a run took too long, as any other would.
+        StoppedError: a run took too long; another run would too.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def _passing_over() -> Iterator[None]:
 
 
 def _explained(error: ModelError, batches: Batches) -> ModelError:
-    if error.hint:  # it failed before any input was looked at
+    if error.hint:  # it failed before any input was read
         return error
     return type(error)(str(error), hint=batches.hint or "The model must run before it can be compressed")
 
@@ -138,7 +138,7 @@ def _look_along(flat: ir.Model, batches: Batches, providers: Sequence[str]) -> S
 def _probed(
     flat: ir.Model, feed: Feed, routes: Routes, known: frozenset[Route], providers: Sequence[str]
 ) -> tuple[Feed, Facts]:
-    """Return facts from a small feed if it goes a way that is known, or else from the feed as it is."""
+    """Return facts from a small feed if it takes a known route, else from the whole feed."""
     with _passing_over():
         small = probe_feed(feed, signature_of(flat))
         if routes.of(small) in known:
@@ -147,7 +147,7 @@ def _probed(
 
 
 def _facts(flat: ir.Model, feed: Feed, routes: Routes, providers: Sequence[str]) -> Facts:
-    """Return what is seen along the way of one feed; another size counts only where it goes the same way."""
+    """Return facts along the route of a feed; its resized variant counts only if it takes the same route."""
     route = routes.of(feed)
     facts = observe(resolved(flat, route), feed, providers=providers, known=constants(flat))
     return dataclasses.replace(facts, taken=route, other=_same_way(facts.other, route, routes))
@@ -161,7 +161,7 @@ def _same_way(feed: Feed | None, route: Route, routes: Routes) -> Feed | None:
 
 
 def _joined(facts: Facts, feed: Feed, more: Facts) -> Facts:
-    """Return what was seen, and on one more feed what is new."""
+    """Return the facts, with additional facts from another feed."""
 
     def both(name: str) -> Any:
         return ChainMap(*(cast("dict[str, Any]", getattr(one, name)) for one in (facts, more)))

@@ -1,6 +1,6 @@
-"""Constants that a graph computes from large weights, such as their transposes: run when they are looked at.
+"""Constants that a graph computes from large weights, such as transposed weights: computed on each access.
 
-Kept, they would be a second copy of all weights.
+If they were stored, they would double the memory of all weights.
 """
 
 from __future__ import annotations
@@ -15,39 +15,38 @@ from onnxgrail.core import Array
 from onnxgrail.graph.io.mapped import Mapped
 from onnxgrail.graph.io.serial import to_bytes
 
-HEAVY = 2**20  # bytes of a weight in a file from which on its descendants are not kept
+HEAVY = 2**20  # bytes of an external weight whose computed constants are not stored
 
 
 class Values(Mapping[str, Array]):
-    """Known values by name: those that are kept, and those that are computed anew each time."""
+    """Known values by name: stored values, and values computed on each access."""
 
     def __init__(self, kept: Mapping[str, Array], model: ir.Model, types: Mapping[str, np.dtype]) -> None:
         self._kept, self._model, self._types = kept, model, types
 
     def __getitem__(self, name: str) -> Array:
-        """The numbers."""
+        """Return the value."""
         found = self._kept.get(name)
         return compute(self._model, name).astype(self._types[name], copy=False) if found is None else found
 
     def __contains__(self, name: object) -> bool:
-        """Whether the numbers are known; computes nothing."""
+        """Return True if the value is known; compute nothing."""
         return name in self._kept or name in self._types
 
     def __iter__(self) -> Iterator[str]:
-        """All names."""
+        """Iterate over all names."""
         yield from self._kept
         yield from self._types
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of values."""
         return len(self._kept) + len(self._types)
 
 
 def heavy(model: ir.Model, constants: Collection[str]) -> list[str]:
-    """Those of the computed constants that rest on a large weight in a file, in the order of the graph.
+    """Return the computed constants that depend on a large external weight, in graph order.
 
-    What a node makes that also reads something fed, as a CastLike does that only borrows a type, cannot be computed
-    from the weights alone.
+    Nodes that also read a model input cannot be computed from weights alone, such as a CastLike that borrows a type.
     """
     found = {
         name
@@ -67,7 +66,7 @@ def heavy(model: ir.Model, constants: Collection[str]) -> list[str]:
 
 
 def compute(model: ir.Model, name: str, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Array:
-    """One of them."""
+    """Return the value of a computed constant."""
     graph = ir.convenience.extract(model.graph, [], [name])
     graph.opset_imports.update(model.opset_imports)
     piece = ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))

@@ -1,4 +1,4 @@
-"""One run of the model with every intermediate as output: the facts that tracing rests on."""
+"""A run of the model with all intermediate tensors as outputs, which provides the facts for tracing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SMALL = 4096
 def observe(
     model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, known: frozenset[str] | None = None
 ) -> Facts:
-    """Run the model once on `feed` and once on a smaller one.
+    """Run the model once on `feed` and once on a smaller feed.
 
-    A deep model is run a stretch at a time, so that what all layers make is never in memory together.
+    A deep model is run in stretches, so that the tensors of all layers are never in memory together.
 
     Args:
         model: the graph.
         feed: its inputs.
         providers: execution providers.
-        known: names that count as constants, where these are not all that follow from constants.
+        known: names that may count as constants; None for all that depend only on constants.
 
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
@@ -40,7 +40,7 @@ def observe(
     if len(model.graph) > STRETCH:
         try:
             return _observed(model, feed, STRETCH, providers, known)
-        except ModelError:  # whether a stretch cannot be had or the model does not run, the whole tells
+        except ModelError:  # a run of the whole model decides if only the split failed
             pass
     return _observed(model, feed, len(model.graph), providers, known)
 
@@ -48,7 +48,7 @@ def observe(
 def _observed(
     model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str], known: frozenset[str] | None
 ) -> Facts:
-    """Facts of a model that is run so many nodes at a time."""
+    """Return the facts of a model that is run in stretches of `stretch` nodes."""
     known = constants(model) if known is None else constants(model) & known
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
@@ -97,7 +97,7 @@ def _observed(
 def _narrow_types(
     model: ir.Model, known: Collection[str], dtypes: dict[str, np.dtype], values: dict[str, Array]
 ) -> None:
-    """Give constants that ran as wider floats the type that the file has: that is what is rewritten."""
+    """Restore the file's dtype of constants that ran as wider floats, because rewriting needs it."""
     for name, kind in (true_types(model) if has_bfloat16(model) else {}).items():
         if name in known and name in dtypes:
             dtypes[name] = kind
@@ -106,7 +106,7 @@ def _narrow_types(
 
 
 def _tensors(model: ir.Model) -> list[tuple[str, ir.TensorProtocol]]:
-    """Initializers, and what Constant nodes hold."""
+    """Return initializers and the values of Constant nodes."""
     found = [(name, v.const_value) for name, v in model.graph.initializers.items()]
     nodes = [n for n in model.graph if n.op_type == "Constant" and "value" in n.attributes]
     found += [(n.outputs[0].name or "", n.attributes["value"].as_tensor()) for n in nodes]
@@ -114,7 +114,7 @@ def _tensors(model: ir.Model) -> list[tuple[str, ir.TensorProtocol]]:
 
 
 def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
-    """A small feed for tracing: two samples where the batch is open, so that heads merged with the batch show."""
+    """Return a small feed for tracing: two samples if the batch is open, which reveals heads merged with the batch."""
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     batches = {a.shape[0] for a in arrays.values() if a.ndim}
     fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
@@ -126,10 +126,10 @@ def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
 
 
 def other_sizes(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
-    """Feeds of other sizes, for telling sizes that follow the input.
+    """Return feeds of other sizes, which reveal sizes that depend on the input.
 
-    First with one sample less and every open axis shorter too (axes that share a symbol stay equal), then with one
-    sample less, then with twice the samples.  The model may refuse any of them.
+    First one sample less and every open axis shorter too (axes with the same symbol stay equal), then one sample less,
+    then twice the samples.  The model may reject any of them.
     """
     batch = max((a.shape[0] for a in feed.values() if a.ndim), default=1)
     declared = {entry.name: entry.shape for entry in signature}
@@ -151,17 +151,17 @@ def other_sizes(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
 
 
 def _elsewhere(relay: Relay, feeds: Sequence[Feed]) -> tuple[Feed | None, Mapping[str, tuple[int, ...]]]:
-    """The first feed that the model takes, and the shapes it gives; nothing where all sizes are fixed."""
+    """Return the first feed that the model accepts, and the shapes it gives; None and {} if all sizes are fixed."""
     for feed in feeds:
         try:
             return feed, {name: np.shape(array) for found in relay.run(feed) for name, array in found.items()}
-        except ModelError:  # fixed sizes are no error here
+        except ModelError:  # fixed sizes are not an error here
             continue
     return None, {}
 
 
 def _varying(found: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
-    """Axes whose size changed between two runs."""
+    """Return the axes whose size changed between two runs."""
     axes = {
         name: frozenset(k for k, (a, b) in enumerate(zip(shape, shapes.get(name, ()), strict=False)) if a != b)
         for name, shape in found.items()

@@ -1,4 +1,4 @@
-"""From what the user gave to a traced model: load, read or draw data, run once, trace."""
+"""Preparation: load the model, read or make data, run the model once, trace it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ class Prepared:
     """A model that has been read, run once and traced.
 
     Attributes:
-        source: path or bytes or object as given; path: of the file, where that is what was given.
-        model: the graph, with the branches of its Ifs laid out, never changed.
-        batches: calibration feeds; survey: its trace.
-        feed: the small feed of the trace; samples: how many samples it holds.
-        routes: the branches that each calibration feed takes; nothing for a model without any.
-        gradients: by block, what `View.gradient` is; nothing where no selector asks.
-        held_out: samples that judge the result and that nothing is fitted to; None where there are none.
-        asked: how the user asked for them.
+        source: path, bytes or object as given.
+        path: of the model file, None if no file was given.
+        model: the graph, with the branches of its If nodes inlined; never changed.
+        batches: calibration feeds.
+        survey: the trace of the graph.
+        feed: the small feed of the trace.
+        routes: the branches that each calibration feed takes; empty for a model without branches.
+        gradients: `View.gradient` by block; empty if no selector needs it.
+        held_out: samples that judge the result and that nothing is fitted to; None if there are none.
+        asked: the user's request for held-out samples.
         unlisted: weights that were inputs of the graph and no longer are.
     """
 
@@ -72,48 +74,48 @@ class Prepared:
 
     @property
     def given(self) -> ir.Model:
-        """The model with the inputs that it was given with: what a comparison of speed starts from."""
+        """Return the model with the inputs it was given with, the baseline of speed comparisons."""
         return relisted(self.model, self.unlisted)
 
     @property
     def samples(self) -> int:
-        """Samples in the probe feed: the common first axis, 1 where there is none."""
+        """Return the number of samples in the probe feed: the common first axis, 1 if there is none."""
         return samples_of(self.feed)
 
     def as_written(self) -> Prepared:
-        """Return the same with the graph as a file has it, for what does not follow channels into branches."""
+        """Return a copy with the graph as in the file, for code that does not follow channels into branches."""
         return replace(self, model=folded(self.model))
 
     @property
     def judges(self) -> Batches:
-        """Feeds that judge the result: those held back from every fit, or else a few that fits have seen."""
+        """Return the feeds that judge the result: held-out feeds, or else a few calibration feeds."""
         return few(self.batches) if self.held_out is None else self.held_out.batches
 
     def scarce(self) -> str:
-        """Return a warning where the data hold too few samples to rest statistics on, empty otherwise."""
+        """Return a warning if the data hold too few samples for reliable statistics, '' otherwise."""
         held = self.held_out
         return self.batches.scarce(0 if held is None or held.own else held.batches.samples)
 
 
 def samples_of(feed: Mapping[str, Array]) -> int:
-    """Return how many samples a feed holds: the common first axis, 1 where there is none."""
+    """Return the number of samples in a feed: the common first axis, 1 if there is none."""
     sizes = {array.shape[0] if array.ndim else 1 for array in feed.values()}
     return sizes.pop() if len(sizes) == 1 else 1
 
 
 def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = None) -> Prepared:
-    """Load a model, find its calibration data, run it once and trace it.
+    """Load a model, read its calibration data, run it once and trace it.
 
     Args:
         source: the model, as a path or an object.
         data: calibration data of any kind; None for random inputs.
-        job: choices, clock and processes.
-        held_out: data that judge the result, or how many samples of `data` do.
+        job: options, clock and processes.
+        held_out: data that judge the result, or the number of samples of `data` that do.
 
     Raises:
         ModelError: the model cannot be read or run.
         DataError: the data do not fit it.
-        UsageError: samples are to be held out of data that nobody gave.
+        UsageError: held-out samples are requested without data.
     """
     recipe, clock = job.recipe, job.clock
     with clock.stage("load"):
@@ -121,7 +123,7 @@ def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = No
         unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
     with clock.stage("data"):
         batches, held = _batches(model, data, recipe, job.group, held_out)
-    with clock.stage("observe"), unchanged(model):  # the model is run: its own price, not the tracer's
+    with clock.stage("observe"), unchanged(model):  # the model runs here: its time does not count as tracing
         batches, seen = _running(model, batches, recipe)
     with clock.stage("trace"), unchanged(model):
         survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
@@ -141,7 +143,7 @@ def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = No
 
 
 def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:
-    """Feeds that the model runs on, and what was seen: where sizes were drawn and do not suit it, others are tried."""
+    """Return feeds that the model runs on and the observed facts; try other sizes of random inputs if it fails."""
     try:
         return batches, look(model, batches, recipe.providers)
     except ModelError as error:
@@ -171,7 +173,7 @@ def _drawn(
 
 
 def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out: Any) -> tuple[Batches, HeldOut | None]:
-    """Calibration feeds, and those that judge: samples held back from the same data, or data of their own."""
+    """Return calibration feeds and judging feeds: samples held back from the same data, or data of their own."""
     signature = signature_of(model)
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
     count, source = asked_for(held_out)
@@ -200,9 +202,9 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out:
 
 
 def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:
-    """The calibration data on their way through the model, dealt out to the processes of a group.
+    """Return the stream of the calibration data through the model, split among the processes of a group.
 
-    It is one of `share` streams that keep to one cache budget.
+    `share` streams divide the cache budget.
     """
     return Stream(
         prepared.model,
@@ -224,9 +226,9 @@ def proved(
     *,
     group: Group = SOLO,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
-    """Blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`.
+    """Return the blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`.
 
-    The first of several processes does it for all.
+    The first process of the group computes the proof for all.
     """
 
     def proof() -> Record:
@@ -239,7 +241,7 @@ def proved(
 
 
 def rounds(prepared: Prepared) -> bool:
-    """Whether activations are rounded to integers on the way, so that the last digit of a sum can tip over a step."""
+    """Return True if activations are quantized within the graph, so that rounding of a sum can change a level."""
     constants = prepared.survey.facts.constants
     return any(
         node.op_type == "QuantizeLinear" and (node.outputs[0].name or "") not in constants
@@ -248,7 +250,7 @@ def rounds(prepared: Prepared) -> bool:
 
 
 def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
-    """A copy of the model with all decisions written in, as a file will have it."""
+    """Return a copy of the model with all decisions applied, as it will be written to a file."""
     slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
     note(slim, changed(prepared.model, prepared.survey, ledger.dead))
@@ -256,7 +258,7 @@ def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
 
 
 def judged_by(prepared: Prepared) -> dict[str, Any]:
-    """Return what the samples are that judge the result, and how the user asked for them."""
+    """Return the report entry on the samples that judge the result and the user's request for them."""
     held = prepared.held_out
     if held is not None:
         return {"on": "held-out", **held_out_entry(held)}
@@ -266,5 +268,5 @@ def judged_by(prepared: Prepared) -> dict[str, Any]:
 
 
 def held_out_entry(held: HeldOut) -> dict[str, Any]:
-    """Return which samples are held out, and how the user asked for them."""
+    """Return the report entry on the held-out samples and the user's request for them."""
     return {"asked": held.asked, "source": held.batches.source, "samples": held.batches.samples}

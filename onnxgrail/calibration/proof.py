@@ -1,8 +1,8 @@
-"""Exact before clever: every block must pass the mask oracle on this very model before anything is decided.
+"""The proof that blocks can be narrowed exactly, run on the model itself before any decision.
 
-The graph with some units of each block removed is run beside the original with the dropped rows of every consumer set
-to zero.  Where they differ, or the narrowed graph does not run, the blocks to blame are found by bisection and left
-alone.
+The graph with some channels of each block removed is compared with the original, in which the weights of every consumer
+for these channels are zero.  If outputs differ, or the narrowed graph does not run, the blocks at fault are found by
+bisection and refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from onnxgrail.calibration.agreement import Trial, doubt, doubt_by_steps, trial_
 from onnxgrail.core import Block, Bools, Feed, Refusal
 from onnxgrail.graph.trace.survey import Survey
 
-RUNS = 64  # comparisons of two graphs; each costs a run of both
+RUNS = 64  # maximum number of comparisons; each costs a run of both graphs
 TOGETHER = "narrowing it together with the others does not give the masked result"
-TIPS = 16  # blocks that are left out in turn, where a step comes out otherwise
+TIPS = 16  # maximum number of blocks left out in turn, if a step gives another result
 TIPPED = "with its sums in another order, rounding tips a step such as a quantisation, and an output moves by a level"
 UNPROVED = f"not proved: after {RUNS} comparisons the blocks that differ from the masked result were not all found"
 
@@ -34,16 +34,16 @@ def prove(
     providers: Sequence[str],
     dead: Bools | None = None,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
-    """Blocks that narrow exactly, and refusals for the others.
+    """Return the blocks that narrow exactly, and refusals for the others.
 
     Args:
         model: the graph; not changed.
         survey: its trace.
         blocks: candidates.
-        widths: units each keeps, by name.
-        feed: one small feed.
+        widths: number of channels that each keeps, by name.
+        feed: a small feed.
         providers: execution providers.
-        dead: the units that are to go; drawn at random where that is not known yet.
+        dead: mask of the channels to remove; None removes random channels.
     """
     search = _Search(trial_of(model, survey, feed, providers))
 
@@ -61,12 +61,13 @@ def prove(
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """The comparisons of one proof.
+    """The comparisons of a proof.
 
     Attributes:
-        runs: how many there were; ended: there were to be more.
-        doubts: why single blocks failed.
-        by_steps: outputs alone do not tell.
+        runs: number of comparisons so far.
+        ended: True if more comparisons were needed than allowed.
+        doubts: reasons why single blocks failed.
+        by_steps: True if outputs alone do not decide.
     """
 
     trial: Trial
@@ -76,7 +77,7 @@ class _Search:
     by_steps: bool = False
 
     def holds(self, blocks: Sequence[Block], dead: Bools) -> bool:
-        """Return True if the blocks narrow exactly together; False, unseen, after too many comparisons."""
+        """Return True if the blocks narrow exactly together; False, without a run, after too many comparisons."""
         if self.runs >= RUNS:
             self.ended = True
             return False
@@ -91,9 +92,9 @@ class _Search:
 
 
 def _without_tip(search: _Search, blocks: list[Block], gone: Callable[[Sequence[Block]], Bools]) -> list[Block]:
-    """Leave out one block where the others then give the masked outputs to the last level; else all stay.
+    """Leave out a single block if the others then give exactly the masked outputs; else keep all.
 
-    Narrowed sums are added up in another order, so now and then one of them comes to lie on the other side of a step.
+    Narrowed sums are added in another order, so occasionally a sum falls on the other side of a rounding step.
     """
     if len(blocks) < 2 or not doubt(search.trial, blocks, gone(blocks)):
         return blocks
@@ -106,7 +107,7 @@ def _without_tip(search: _Search, blocks: list[Block], gone: Callable[[Sequence[
 
 
 def _numbers(block: Block) -> int:
-    """How many numbers of its weights belong to a block's units, one per position along an axis."""
+    """Return how many weight positions along pruned axes belong to a block's channels."""
     return sum(slot.index.size for slot in block.slots)
 
 
@@ -115,7 +116,7 @@ def _refusal(block: Block, reason: str) -> Refusal:
 
 
 def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> list[Block]:
-    """A largest-effort subset that holds together: bisect, then join the halves that survive."""
+    """Return a subset, as large as possible, that holds together: bisect, then join the halves that pass."""
     if not blocks or holds(blocks):
         return blocks
     if len(blocks) == 1:
@@ -125,14 +126,14 @@ def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> l
     joined = first + second
     if not first or not second or holds(joined):
         return joined
-    for block in second:  # each half is sound alone: add what fits
+    for block in second:  # each half passes alone: add the blocks that fit
         if holds([*first, block]):
             first = [*first, block]
     return first
 
 
 def _sample(survey: Survey, blocks: Sequence[Block], widths: Mapping[str, int]) -> Bools:
-    """Units to remove for the proof: drawn at random, at least one per block."""
+    """Return random channels to remove for the proof, at least one per block."""
     rng = np.random.default_rng(0)
     dead = np.zeros(survey.ids, dtype=bool)
     for block in blocks:
@@ -142,7 +143,7 @@ def _sample(survey: Survey, blocks: Sequence[Block], widths: Mapping[str, int]) 
 
 
 def _among(survey: Survey, blocks: Sequence[Block], dead: Bools) -> Bools:
-    """Of the units that go, those of some blocks."""
+    """Return the channels of `dead` that belong to the given blocks."""
     mine = np.zeros(survey.ids, dtype=bool)
     for block in blocks:
         mine[block.ids] = True

@@ -1,7 +1,7 @@
-"""The kinds of calibration data: one entry each in `KINDS`, and a reader in a module beside it.
+"""The kinds of calibration data: an entry each in `KINDS`, with a reader in a module of this folder.
 
-A new kind is a function from a path to parts, and its entry; the command's help and the documentation are held against
-this list by tests.
+A new kind needs a function from a path to parts, and an entry. Tests compare the command's help and the documentation
+with this list.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Reader = Callable[[Path, Signature, Reading, int | None], tuple[Part, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of data.
+    """A kind of data.
 
     Attributes:
-        name: what users call it.
-        matches: whether a path is of this kind.
-        read: path, the model's inputs, the user's choices and how many feeds to take at most, to parts.
-        takes: the choices that matter to it, by their names in `Reading`.
-        holds: tells of a path below a folder, seen from there, if that file is one of those that are read.
+        name: its name in messages and help.
+        matches: returns True if a path is of this kind.
+        read: reads parts from a path, the model's inputs, the user's settings and the maximum number of feeds.
+        takes: settings that have an effect on it, by their names in `Reading`.
+        holds: returns True for a path, relative to the folder, of a file that is read.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _directly(*names: str) -> Callable[[Path], bool]:
 
 SCALE = frozenset({"image_mean", "image_std"})
 TEXT = frozenset({"tokenizer", "sequence_length"})
-# The first that matches reads, so of two kinds in one folder the earlier one.
+# The first match reads, so the order decides if a folder holds two kinds.
 KINDS = (
     Kind("file.py:function", lambda path: is_named(str(path)), feeds.from_function),
     Kind(".npz", _suffix(".npz"), arrays.from_npz),
@@ -69,18 +69,18 @@ MENU = ", ".join(kind.name for kind in KINDS[:-1]) + f" or {KINDS[-1].name}"
 def read_parts(
     path: str | os.PathLike[str], signature: Signature, limit: int | None, reading: Reading
 ) -> tuple[Part, ...]:
-    """The parts found at a path, in the order of their names.
+    """Read the parts at a path, in the order of their names.
 
     Args:
         path: a file, a folder, or `file.py:function`.
         signature: the model's inputs.
-        limit: how many feeds to take from a function at most.
-        reading: the user's choices.
+        limit: maximum number of feeds to take from a function.
+        reading: the user's settings.
 
     Raises:
-        DataError: nothing there, not a known kind, unreadable, or names that are not the model's.
+        DataError: there are no data, the kind is unknown, data are unreadable, or names are not the model's.
         MissingExtraError: this kind needs a package that is not installed.
-        UsageError: a choice does nothing for this kind.
+        UsageError: a setting has no effect on this kind.
     """
     place = Path(path)
     kind = next((kind for kind in KINDS if kind.matches(place)), None)
@@ -91,7 +91,7 @@ def read_parts(
 
 
 def reads(path: str | os.PathLike[str], what: str) -> Read:
-    """What is read of calibration data, for `paths.check_targets`; `what` is how messages call them."""
+    """Return the files that calibration data read, for `paths.check_targets`; `what` names them in messages."""
     place = Path(path)
     if is_named(str(place)):
         return Read(path=Path(str(place).rpartition(":")[0]), what=what)

@@ -1,4 +1,4 @@
-"""NumPy files: `.npz`, `.npy`, and folders of those.  Large arrays are read row by row."""
+"""Readers of NumPy files: `.npz`, `.npy`, and folders of those.  Large arrays are read row by row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxgrail.core import Array, Ints
 from onnxgrail.errors import DataError
 from onnxgrail.machine.files.unchanged import SteadyFile
 
-LARGE = 2**26  # bytes; smaller arrays are read at once, which also checks the checksum of an archive
+LARGE = 2**26  # bytes; smaller arrays are read at once, which also verifies the archive's checksum
 LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -28,12 +28,12 @@ class Stored(Column):
     """Rows of a large array in a file."""
 
     def __init__(self, file: SteadyFile, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Of this shape and type, from this byte of the file on."""
+        """Describe an array of this shape and dtype that begins at byte `offset` of the file."""
         super().__init__(shape, dtype)
         self._file, self._offset = file, offset
 
     def rows(self, numbers: Ints) -> Array:
-        """The samples of these numbers, read run by run."""
+        """Read the samples with these numbers, consecutive rows at once."""
         found = np.empty((len(numbers), *self.shape[1:]), self.dtype)
         size = found.nbytes // max(len(numbers), 1)
         room = found.reshape(-1).view(np.uint8).data
@@ -46,16 +46,16 @@ class Stored(Column):
 
 
 def from_npz(path: Path, signature: Signature, _: Reading, __: int | None) -> tuple[Part, ...]:
-    """One array per input."""
+    """Read an array per input from an archive."""
     with readable(path), np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(f"{str(path)!r} is not an .npz archive", hint="Write it with numpy.savez")
-        # Names first: an archive that does not fit is refused before gigabytes are read.
+        # Names first: an archive that does not fit is rejected before its arrays are read.
         return (from_mapping(_Lazy(file, path), signature, path.name),)
 
 
 class _Lazy(Mapping[str, Any]):
-    """An archive as a mapping that reads an array only when asked for it, and large ones row by row where it can."""
+    """An archive as a mapping that reads arrays on access, and large uncompressed arrays row by row."""
 
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path = file, path
@@ -91,12 +91,12 @@ def _stored(path: Path, start: int, size: int) -> Stored | None:
         offset = file.tell()
     held = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if fortran or not shape or dtype.hasobject or dtype.names or offset - start + held != size:
-        return None  # where something is wrong, numpy says what
+        return None  # numpy reports the error
     return Stored(steady, offset, shape, dtype)
 
 
 def from_npy(path: Path, signature: Signature, _: Reading, __: int | None) -> tuple[Part, ...]:
-    """The array of the only input."""
+    """Read the array of a model's only input."""
     if len(signature) != 1:
         raise DataError(
             f"{path.name} holds one array, the model takes {len(signature)} inputs",
@@ -117,15 +117,15 @@ def _array(path: Path) -> Rows:
 
 
 def has_arrays(folder: Path) -> bool:
-    """Whether a folder holds NumPy files."""
+    """Return True if a folder contains NumPy files."""
     return folder.is_dir() and any(f.suffix in (".npz", ".npy") for f in folder.iterdir())
 
 
 def from_folder(folder: Path, signature: Signature, reading: Reading, limit: int | None) -> tuple[Part, ...]:
-    """Every file in the order of their names; `.npy` files called like the inputs belong together.
+    """Read every file in the order of their names; `.npy` files named as the inputs form one part.
 
     Raises:
-        DataError: files of both kinds, or one that does not fit.
+        DataError: there are files of both kinds, or a file does not fit.
     """
     archives, arrays = sorted(folder.glob("*.npz"), key=natural), sorted(folder.glob("*.npy"), key=natural)
     if archives and arrays:

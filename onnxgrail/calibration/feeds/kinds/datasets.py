@@ -1,4 +1,4 @@
-"""Hugging Face datasets as `save_to_disk` leaves them: Arrow files that are mapped and read row by row."""
+"""Readers of Hugging Face datasets written by `save_to_disk`: Arrow files, memory-mapped and read row by row."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from onnxgrail.machine.files.unchanged import SteadyFile
 STATE, SPLITS = "state.json", "dataset_dict.json"
 PREFERRED = "train"
 LABELS = ("labels", "label")
-MAPPED_FROM = 2**28  # bytes; smaller files are read, since a mapped file that is cut short ends the process
+MAPPED_FROM = 2**28  # bytes; smaller files are read, since truncation of a mapped file crashes the process
 SAVED = "Save it again with Dataset.save_to_disk"
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
+    """Return True if a folder was written by `save_to_disk`."""
     return folder.is_dir() and any((folder / name).is_file() for name in (STATE, SPLITS))
 
 
 def from_dataset(folder: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
-    """Columns called like the inputs; else a column of images, or of texts with a tokenizer.
+    """Read columns with the names of inputs; else a column of images, or of texts with a tokenizer.
 
     Raises:
         DataError: files are broken or missing, or no column feeds the model.
-        MissingExtraError: pyarrow, or what a column needs, is not installed.
+        MissingExtraError: pyarrow, or a package for a column, is not installed.
     """
     folder, notes = _split(folder)
     table, files = _table(folder)
@@ -48,7 +48,7 @@ def from_dataset(folder: Path, signature: Signature, reading: Reading, _: int | 
 
 
 def _labels(table: Any) -> Labels | None:
-    """A column of integers that says what is right."""
+    """Return the column of integer labels; None if there is none."""
     name = next((name for name in LABELS if name in table.column_names), None)
     column = None if name is None else table.column(name)
     if column is None or column.null_count or not _arrow().types.is_integer(_plain(column.type)):
@@ -95,7 +95,7 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
 
 
 def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, source: str) -> tuple[str, ...]:
-    """Add the mask of rows of different lengths, where the data have none; returns notes.
+    """Add the mask of rows of different lengths if the data have none; return notes.
 
     Raises:
         DataError: the model has no mask, so padding would count as text.
@@ -115,7 +115,7 @@ def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, sou
 
 
 def _strings(kinds: Mapping[str, Any]) -> list[str]:
-    """Columns of texts."""
+    """Return the names of text columns."""
     types = _arrow().types
     return [name for name, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
 
@@ -161,7 +161,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _split(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    """The folder of one split."""
+    """Return the folder of a split, and a note if there are several."""
     if not (folder / SPLITS).is_file():
         return folder, ()
     names = _json(folder / SPLITS).get("splits")
@@ -173,15 +173,15 @@ def _split(folder: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _is_name(name: object) -> bool:
-    """Whether a name stays in its folder."""
+    """Return True if a file name does not leave its folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0:")
 
 
 def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
-    """All Arrow files of a split as one table, and those of them that are mapped: only large ones are.
+    """Read all Arrow files of a split as a table; return it with the large files, which are memory-mapped.
 
     Raises:
-        DataError: a file is missing, broken or outside the folder, or rows are reordered by a file of indices.
+        DataError: a file is missing, broken or outside the folder, or a file of indices reorders the rows.
     """
     arrow, state = _arrow(), _json(folder / STATE)
     files = state.get("_data_files")
@@ -208,12 +208,12 @@ def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
 
 
 def _plain(kind: Any) -> Any:
-    """How values are stored, whatever they are called."""
+    """Return the storage type of an extension type; other types unchanged."""
     return kind.storage_type if isinstance(kind, _arrow().BaseExtensionType) else kind
 
 
 def _leaf(kind: Any) -> tuple[int, Any]:
-    """How deep lists are nested, and what they hold."""
+    """Return the depth of nested lists and the type of their values."""
     types, depth, kind = _arrow().types, 0, _plain(kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         depth, kind = depth + 1, _plain(kind.value_type)
@@ -226,7 +226,7 @@ def _is_picture(kind: Any) -> bool:
 
 
 def _bytes(column: Any, number: int, source: str) -> bytes:
-    """The file of an image; paths to files elsewhere are not followed."""
+    """Return the file contents of an image; paths to other files are not followed."""
     found = column[number].as_py()
     data = found.get("bytes") if found else None
     if not isinstance(data, bytes):
@@ -238,7 +238,7 @@ def _bytes(column: Any, number: int, source: str) -> bytes:
 
 
 class Numbers(Column):
-    """A column of numbers or of lists of them; lists of different lengths are padded with zeros."""
+    """A column of numbers or of lists of numbers; lists of different lengths are padded with zeros."""
 
     def __init__(self, column: Any, depth: int, leaf: Any, entry: Input | None, reading: Reading, source: str) -> None:
         self.column, self.source = column, source
@@ -252,7 +252,7 @@ class Numbers(Column):
         if depth:
             inner = (self.length,) if self.ragged else self._inner(depth)
         dtype = np.dtype(leaf.to_pandas_dtype())
-        # Python's floats are saved as float64, and `datasets` hands them out as float32, too.
+        # Python's floats are saved as float64, and `datasets` returns them as float32, too.
         self.rounded = dtype == np.float64 and entry is not None and entry.dtype == np.float32
         super().__init__((len(column), *inner), np.dtype(np.float32) if self.rounded else dtype)
 
@@ -264,7 +264,7 @@ class Numbers(Column):
         return shape
 
     def rows(self, numbers: Ints) -> Array:
-        """The values of these rows."""
+        """Return the values of these rows."""
         taken = self._taken(numbers)
         sizes = _sizes(taken) if self.ragged else None
         while hasattr(taken, "flatten") and _leaf(taken.type)[0]:
@@ -283,7 +283,7 @@ class Numbers(Column):
         return table
 
     def lengths(self, numbers: Ints) -> Ints:
-        """How many values these rows have."""
+        """Return the number of values in each of these rows."""
         return _sizes(self._taken(numbers))
 
     def _taken(self, numbers: Ints) -> Any:
@@ -299,13 +299,13 @@ class Lengths(Column):
         super().__init__(values.shape[:2], entry.dtype)
 
     def rows(self, numbers: Ints) -> Array:
-        """One where there is a value, zero where a row was padded."""
+        """Return 1 for values and 0 for padding."""
         width = self.values.rows(numbers).shape[1]
         return (np.arange(width) < self.values.lengths(numbers)[:, None]).astype(self.dtype)
 
 
 def _sizes(column: Any) -> Ints:
-    """Lengths of the lists of a column, without reading what they hold."""
+    """Return the lengths of a column's lists, without reading their values."""
     from pyarrow import compute
 
     return np.asarray(compute.list_value_length(column).fill_null(0).to_numpy())

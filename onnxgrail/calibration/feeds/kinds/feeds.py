@@ -1,4 +1,4 @@
-"""Feeds that somebody made ready: test_data_set folders, Polygraphy files, functions and iterables."""
+"""Readers of ready-made feeds: test_data_set folders, Polygraphy files, functions and iterables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from onnxgrail.errors import DataError
 from onnxgrail.machine.scripts import called
 
 FEED_LIMIT = 1024
-MARKS = ("polygraphy_class", "__polygraphy_encoded_ndarray")  # of newer and of older files
+MARKS = ("polygraphy_class", "__polygraphy_encoded_ndarray")  # of newer and older files
 
 
 def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: int | None) -> tuple[Part, ...]:
-    """Ready feeds from an iterable of dicts, kept in memory so that every pass sees the same values.
+    """Read ready feeds from an iterable of dicts; keep them in memory so that every pass sees the same values.
 
     Raises:
-        DataError: an item is not a dict of the model's inputs, there is none, or the iterable raises.
+        DataError: an item is not a dict of the model's inputs, there are no items, or the iterable raises.
     """
     parts: list[Part] = []
     with foreign(source):
@@ -53,12 +53,12 @@ def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: i
 
 
 def has_protobufs(folder: Path) -> bool:
-    """Whether a folder is a test_data_set or holds some."""
+    """Return True if a folder is a test_data_set or contains test_data_set folders."""
     return folder.is_dir() and (any(folder.glob("input_*.pb")) or bool(_sets(folder)))
 
 
 def is_protobuf(file: Path) -> bool:
-    """Tell an input of a test_data_set by its path below the folder."""
+    """Return True if a path relative to the folder is an input of a test_data_set."""
     return file.match("input_*.pb") and (len(file.parts) == 1 or file.parts[0].startswith("test_data_set_"))
 
 
@@ -67,7 +67,7 @@ def _sets(folder: Path) -> list[Path]:
 
 
 def from_protobufs(folder: Path, signature: Signature, _: Reading, __: int | None) -> tuple[Part, ...]:
-    """One ready feed per folder of `input_*.pb`; a tensor without a known name is the input of its number."""
+    """Read a ready feed per folder of `input_*.pb`; a tensor of unknown name feeds the input of its number."""
     return tuple(_data_set(f, signature) for f in ([folder] if any(folder.glob("input_*.pb")) else _sets(folder)))
 
 
@@ -93,10 +93,10 @@ def _data_set(folder: Path, signature: Signature) -> Part:
 
 
 def from_polygraphy(path: Path, signature: Signature, _: Reading, __: int | None) -> tuple[Part, ...]:
-    """Ready feeds from what `polygraphy run --save-inputs` writes: a list of dicts of encoded arrays.
+    """Read ready feeds written by `polygraphy run --save-inputs`: a list of dicts of encoded arrays.
 
     Raises:
-        DataError: the file is broken or holds something else.
+        DataError: the file is broken or has other contents.
     """
     with readable(path):
         feeds = json.loads(path.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def from_polygraphy(path: Path, signature: Signature, _: Reading, __: int | None
 
 
 def _decoded(value: Any, source: str) -> Array:
-    """An array from the bytes of an .npy file in base64."""
+    """Decode an array from the bytes of an .npy file in base64."""
     if not isinstance(value, dict) or not isinstance(value.get("array"), str):
         raise DataError(f"{source}: not an encoded array", hint="Save arrays with polygraphy.json.save_json")
     with readable(source):
@@ -127,10 +127,10 @@ def _decoded(value: Any, source: str) -> Array:
 
 
 def from_function(path: Path, signature: Signature, _: Reading, limit: int | None) -> tuple[Part, ...]:
-    """What `file.py:function` returns: feeds, or arrays by name.  This runs the file.
+    """Run `file.py:function` and read what it returns: feeds, or arrays by name.
 
     Raises:
-        DataError: there is no such function, it raises, or what it returns does not fit.
+        DataError: there is no such function, it raises, or its result does not fit.
     """
     with called(str(path)) as feeds:
         if isinstance(feeds, Mapping):

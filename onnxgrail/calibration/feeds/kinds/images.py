@@ -1,4 +1,4 @@
-"""Folders of images: decoded, scaled and cropped batch by batch."""
+"""Readers of folders of images: decoded, scaled and cropped batch by batch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from onnxgrail.calibration.feeds.signature import Input, Signature, describe, is
 from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, MissingExtraError, UsageError
 
-SIZE = 224  # height and width where the model leaves them open
+SIZE = 224  # height and width if the model leaves them open
 MODES = {1: "L", 3: "RGB"}
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-# No format that hands files to other programs (EPS) and none that nobody calibrates with.
+# Excludes formats that run other programs (EPS) and rare formats.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 IMAGENET = "0.485,0.456,0.406 and 0.229,0.224,0.225"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """What an image becomes: sizes, where channels stand, and how values are scaled."""
+    """The form of decoded images: sizes, position of the channel axis, and scaling of values."""
 
     height: int
     width: int
@@ -40,26 +40,26 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Return the shape of one sample."""
         sizes = self.height, self.width
         return (*sizes, self.channels) if self.last else (self.channels, *sizes)
 
 
 def has_images(folder: Path) -> bool:
-    """Whether there is an image in a folder or below it."""
+    """Return True if a folder contains an image at any depth."""
     return folder.is_dir() and any(is_image(f) for f in folder.rglob("*"))
 
 
 def is_image(file: Path) -> bool:
-    """Tell an image by its suffix; hidden files are what systems leave behind."""
+    """Return True if a file has the suffix of an image; hidden files, which systems create, do not count."""
     return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
 def from_images(folder: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
-    """Every image below a folder, in the order of their names.
+    """Read every image below a folder, in the order of their names.
 
     Raises:
-        DataError: the model has no input that images could feed.
+        DataError: the model has no input for images.
         MissingExtraError: pillow is not installed.
     """
     files = [f for f in folder.rglob("*") if is_image(f) and f.is_file()]
@@ -75,7 +75,7 @@ def from_images(folder: Path, signature: Signature, reading: Reading, _: int | N
 
 
 def _classes(names: Sequence[tuple[str, ...]]) -> Labels | None:
-    """Classes of images that stand in folders of their own, numbered by the sorted names of these."""
+    """Return classes of images in a folder per class, numbered by the sorted folder names; None for other layouts."""
     folders = sorted({parts[0] for parts in names})
     if len(folders) < 2 or any(len(parts) == 1 for parts in names):
         return None
@@ -86,17 +86,17 @@ def _classes(names: Sequence[tuple[str, ...]]) -> Labels | None:
 def images(
     take: Callable[[int], Path | bytes], count: int, entry: Input, reading: Reading, source: str
 ) -> tuple[Images, tuple[str, ...]]:
-    """Images for one input, and what was assumed about it."""
+    """Return images for an input, and notes on assumptions about it."""
     library()
     layout, notes = _layout(entry, reading, source)
     return Images(take, count, layout, source), notes
 
 
 def library() -> Any:
-    """Pillow's `Image`.
+    """Import and return pillow's `Image`.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: pillow is not installed.
     """
     try:
         from PIL import Image
@@ -108,11 +108,11 @@ def library() -> Any:
 
 
 def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[str, ...]]:
-    """How images become this input, by its shape and dtype.
+    """Return the layout of images for this input, from its shape and dtype, and notes on assumptions.
 
     Raises:
         DataError: no image has this shape or dtype.
-        UsageError: as many numbers in a mean as there are channels, or one, were expected.
+        UsageError: a mean or std has neither one number nor one per channel.
     """
     takes, notes = f"The model takes: {entry}", []
     shape = reading.shapes.get(entry.name, entry.shape)
@@ -149,14 +149,14 @@ def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[
 
 
 class Images(Column):
-    """Images by number, decoded when a batch asks for them."""
+    """Images by number, decoded when a batch needs them."""
 
     def __init__(self, take: Callable[[int], Path | bytes], count: int, layout: Layout, source: str) -> None:
         self.take, self.layout, self.source = take, layout, source
         super().__init__((count, *layout.shape), layout.dtype)
 
     def rows(self, numbers: Ints) -> Array:
-        """Decode the images of these numbers."""
+        """Decode the images with these numbers."""
         batch = np.empty((len(numbers), *self.layout.shape), self.dtype)
         for place, number in enumerate(numbers):
             batch[place] = self._one(int(number))
@@ -173,14 +173,14 @@ class Images(Column):
 
 
 def _pixels(file: Path | bytes, layout: Layout) -> Array:
-    """An image as (height, width, channels) of bytes: scaled to cover the wanted size, then cut around its middle.
+    """Return an image as bytes (height, width, channels): scaled to cover the target size, then center-cropped.
 
     Raises:
         DataError: it has more than eight bits per channel.
     """
     library_ = library()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what pillow thinks of odd files that it reads all the same
+        warnings.simplefilter("ignore")  # pillow's warnings about odd files that it can read
         warnings.simplefilter("error", library_.DecompressionBombWarning)
         with library_.open(file if isinstance(file, Path) else io.BytesIO(file), formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):
@@ -198,9 +198,9 @@ def _pixels(file: Path | bytes, layout: Layout) -> Array:
 
 
 def _upright(image: Any) -> Any:
-    """An image turned as the camera noted in EXIF; a note that is broken counts as none."""
+    """Return an image rotated as its EXIF data say; broken EXIF data are ignored."""
     from PIL import ImageOps
 
-    with contextlib.suppress(Exception):  # whatever readers of EXIF raise; broken pixels are met again
+    with contextlib.suppress(Exception):  # EXIF readers raise any type; broken pixels raise again later
         return ImageOps.exif_transpose(image)
     return image

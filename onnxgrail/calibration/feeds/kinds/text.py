@@ -1,7 +1,7 @@
-"""Text through a tokenizer, batch by batch.
+"""Readers of text, tokenized batch by batch.
 
-Where the model has an attention mask every line is a sample.  Where it has none, padding would count as text: then the
-text is cut into passages of equal length.
+If the model has an attention mask, every line is a sample.  If not, padding would count as text, so the text is cut
+into passages of equal length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxgrail.calibration.feeds.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints
 from onnxgrail.errors import DataError, MissingExtraError
 
-PROBE = 2**14  # bytes that tell how many a token has
+PROBE = 2**14  # bytes from which the bytes per token are estimated
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 WHERE = "tokenizer.json beside the model it was trained with"
 
@@ -30,7 +30,7 @@ What = Literal["ids", "mask", "types", "positions"]
 
 
 def from_text(path: Path, signature: Signature, reading: Reading, _: int | None) -> tuple[Part, ...]:
-    """Lines or passages of a text file in UTF-8.
+    """Read lines or passages of a UTF-8 text file.
 
     Raises:
         DataError: no tokenizer is given, it or the text is broken, or the model takes no token ids.
@@ -45,7 +45,7 @@ def from_text(path: Path, signature: Signature, reading: Reading, _: int | None)
 
 
 def ids_input(signature: Signature, source: str) -> Input:
-    """The input that takes token ids.
+    """Return the input that takes token ids.
 
     Raises:
         DataError: there is none, or there are several.
@@ -63,11 +63,14 @@ def ids_input(signature: Signature, source: str) -> Input:
 
 
 class Tokens:
-    """A tokenizer set up for one model.
+    """A tokenizer with the settings for a model.
 
     Attributes:
-        length: tokens per sample at most; `fixed` where the model takes no other length.
-        chosen: the user or the model said so.
+        pad: id of the padding token.
+        left: True if padding comes before the text.
+        length: maximum number of tokens per sample.
+        fixed: True if the model accepts no other length.
+        chosen: True if the user or the model determines the length.
     """
 
     def __init__(self, tokenizer: Any, *, length: int, fixed: bool, chosen: bool) -> None:
@@ -82,7 +85,7 @@ class Tokens:
 
     @classmethod
     def of(cls, signature: Signature, ids: Input, reading: Reading, source: str) -> Tokens:
-        """The user's tokenizer, with a length that the model takes.
+        """Load the user's tokenizer, with a length that the model accepts.
 
         Raises:
             DataError: it is not given, or broken.
@@ -114,7 +117,7 @@ class Tokens:
 
 
 def _lines(path: Path) -> Ints:
-    """Where lines with text begin and, last, where the file ends; empty lines belong to the line before them."""
+    """Return the offsets of lines with text, then the end of the file; empty lines belong to the previous line."""
     starts: list[int] = []
     with readable(path), path.open("rb") as file:
         place = _begin(file)
@@ -128,7 +131,7 @@ def _lines(path: Path) -> Ints:
 
 
 def _begin(file: BinaryIO) -> int:
-    """Where the text begins: behind the mark that some editors put first."""
+    """Return the offset of the text, after a byte-order mark if there is one."""
     return file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
 
 
@@ -147,7 +150,7 @@ def _other_encoding(path: Path, place: int) -> DataError:
 
 
 def padded(take: Take, count: int, signature: Signature, ids: Input, tokens: Tokens, source: str) -> Part:
-    """Texts as samples of their own, padded to the longest of a batch or to the model's length."""
+    """Return texts as a part, one sample each, padded to the longest of a batch or to the model's length."""
     texts = Padded(take, tokens)
     columns: dict[str, Column] = {ids.name: TextColumn(texts, "ids", count, ids)}
     for entry in signature:
@@ -160,17 +163,17 @@ def padded(take: Take, count: int, signature: Signature, ids: Input, tokens: Tok
 
 
 class Padded:
-    """Texts as ids, mask and types of one length; the last batch is kept, since several inputs ask for it."""
+    """Texts as ids, mask and types of equal length; the last batch is cached, since several inputs read it."""
 
     def __init__(self, take: Take, tokens: Tokens) -> None:
         self.take, self.tokens = take, tokens
         self._last: tuple[bytes, dict[What, Array]] = (b"", {})
 
     def __call__(self, numbers: Ints) -> dict[What, Array]:
-        """All that inputs may ask for about these samples."""
+        """Return the arrays of these samples for all roles."""
         key, last = np.asarray(numbers, np.int64).tobytes(), self._last
         if last[0] != key or not last[1]:
-            self._last = last = key, self._make(numbers)  # replaced as a whole: batches may be made ahead in a thread
+            self._last = last = key, self._make(numbers)  # replaced at once: another thread may prepare batches
         return last[1]
 
     def _make(self, numbers: Ints) -> dict[What, Array]:
@@ -192,15 +195,15 @@ class Padded:
 
 
 class TextColumn(Column):
-    """What one input asks for about texts."""
+    """The values of one input for texts."""
 
     def __init__(self, texts: Padded, what: What, count: int, entry: Input) -> None:
         self.texts, self.what, self.entry = texts, what, entry
-        # Ids keep the tokenizer's type until they have been held against the model's table.
+        # Ids keep the tokenizer's type until they are checked against the model's table.
         super().__init__((count, texts.tokens.length), np.dtype(np.int64) if what == "ids" else entry.dtype)
 
     def rows(self, numbers: Ints) -> Array:
-        """Tokenise these texts."""
+        """Tokenize these texts."""
         return self.texts(numbers)[self.what].astype(self.dtype)
 
 
@@ -208,12 +211,12 @@ class TextColumn(Column):
 
 
 def _passages(path: Path, signature: Signature, ids: Input, tokens: Tokens) -> Part:
-    """Stretches of a text, spread over the file, that give the same number of tokens each."""
+    """Return passages of a text, spread over the file, with the same number of tokens each."""
     with readable(path):
         total = path.stat().st_size
         begin = _decoded(path, 0, PROBE)
     encoded = tokens.encode(begin).ids
-    if not encoded or (total <= PROBE and not begin.strip()):  # special tokens alone are no text
+    if not encoded or (total <= PROBE and not begin.strip()):  # special tokens alone are not text
         raise DataError(f"{str(path)!r} holds no text", hint="Give a text of some pages")
     if len(encoded) < tokens.length and total > PROBE:
         encoded = tokens.encode(_decoded(path, 0, total)).ids
@@ -229,7 +232,7 @@ def _passages(path: Path, signature: Signature, ids: Input, tokens: Tokens) -> P
 
 
 def _span(text: str, tokens: Tokens) -> int:
-    """Bytes that usually hold one passage, and a quarter more: where a passage begins is moved to the next word."""
+    """Return the bytes of a typical passage plus a quarter, because a passage begins at the next word."""
     low, high = 1, len(text)
     while low < high:
         middle = (low + high) // 2
@@ -241,7 +244,7 @@ def _span(text: str, tokens: Tokens) -> int:
 
 
 def _decoded(path: Path, start: int, size: int) -> str:
-    """Text from a place in a file; characters that were cut in two at its ends are left out.
+    """Decode text from an offset in a file; characters cut at its ends are left out.
 
     Raises:
         DataError: it is not UTF-8.
@@ -259,14 +262,14 @@ def _decoded(path: Path, start: int, size: int) -> str:
 
 
 class Passages(Column):
-    """Passages by number: each begins at a word in its own stretch of the file and ends where it is long enough."""
+    """Passages by number: each begins at a word in its own stretch of the file and has the required length."""
 
     def __init__(self, path: Path, count: int, total: int, tokens: Tokens) -> None:
         self.path, self.total, self.tokens = path, total, tokens
         super().__init__((count, tokens.length), np.dtype(np.int64))
 
     def rows(self, numbers: Ints) -> Array:
-        """Tokenise these passages."""
+        """Tokenize these passages."""
         return np.asarray([self._one(int(number)) for number in numbers], np.int64).reshape(-1, self.shape[1])
 
     def _one(self, number: int) -> list[int]:
@@ -275,7 +278,7 @@ class Passages(Column):
             text = _decoded(self.path, start, size)
             found = self.tokens.encode(_from_word(text) if start else text)
             ended = start + size >= self.total
-            # Enough only where something is left over: the last word may have been cut in two.
+            # Enough only if text is left over: the last word may be incomplete.
             if len(found.ids) >= self.shape[1] and (found.overflowing or ended):
                 return list(found.ids)
             if not ended:
@@ -288,7 +291,7 @@ class Passages(Column):
 
 
 def _from_word(text: str) -> str:
-    """A text without the rest of a word that was cut in two; all of it where there is no space."""
+    """Return the text from its second word on, because the first may be incomplete; all of it without a space."""
     for place, letter in enumerate(text[: len(text) // 2]):
         if letter.isspace():
             return text[place + 1 :]
