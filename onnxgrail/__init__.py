@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # as in `typing`, which takes longer to import than all of this
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than this whole module
 if TYPE_CHECKING:
     from typing import Any
 
@@ -92,7 +92,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name where it is defined, once."""
+    """Import a public name on first use, and keep it."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

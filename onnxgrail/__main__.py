@@ -1,8 +1,8 @@
-"""Where the program `onnxgrail` starts: an interrupt ends it with one line, whenever it comes.
+"""The entry point of the program `onnxgrail`, with its handling of interrupts.
 
-Imports run code of other packages and callbacks of the interpreter, which print or swallow what is raised in them.  So
-until a command has all that it needs an interrupt raises nothing and ends the process; there is nothing to tidy yet.
-Then it raises `KeyboardInterrupt`, once.  When the command has ended, its exit code stands.
+Imports run code of other packages and callbacks of the interpreter, which print or swallow exceptions.  So until the
+imports of a command are done, an interrupt ends the process with one line; there is nothing to clean up yet.  After
+that it raises `KeyboardInterrupt`, once.  After the command has ended, an interrupt does not change its exit code.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 from onnxgrail.machine import supervisor
 
 raised: list[bool] = []
-"""Holds something once an interrupt was raised."""
+"""Not empty after an interrupt was raised."""
 
 
 def main() -> None:
-    """Run the command line, which says when its imports are done: from then on interrupts may be raised in it."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background may be born without
+    """Run the command line; interrupts are raised in a command as soon as its imports are done."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs may ignore interrupts
     if ours:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # runs last: little is left to do
         signal.signal(signal.SIGINT, _leave)
@@ -38,7 +38,7 @@ def main() -> None:
             code = end.code
     except KeyboardInterrupt:  # between two steps of the command line itself
         _tell("interrupted")
-    except OSError as error:  # of what is printed outside of commands, such as help
+    except OSError as error:  # of output outside of commands, such as help
         _tell(f"{error.filename}: {error.strerror}")
     if ours:
         signal.signal(signal.SIGINT, lambda *_: os._exit(code if isinstance(code, int) else int(code is not None)))
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _ready() -> None:
-    """Begin the work of a command, whose imports are done.
+    """Prepare for the work of a command, whose imports are done.
 
     Raises:
         OutputError: there is no folder for temporary files.
@@ -61,14 +61,14 @@ def _ready() -> None:
 
 
 def _interrupt(*_: object) -> None:
-    """Raise where the program is; the next interrupt ends it at once."""
+    """Raise KeyboardInterrupt; the next interrupt ends the process at once."""
     signal.signal(signal.SIGINT, _leave)
     raised.append(True)
     raise KeyboardInterrupt
 
 
 def _again(lost: sys.UnraisableHookArgs) -> None:
-    """Raise an interrupt again that a callback of the interpreter has swallowed."""
+    """Raise an interrupt again if a callback of the interpreter has swallowed it."""
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
@@ -81,7 +81,7 @@ def _again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _leave(*_: object) -> None:
-    """End at once, as a command ends that was interrupted."""
+    """End the process at once, with the message and exit code of an interrupted command."""
     _tell("interrupted")
     os._exit(1)
 

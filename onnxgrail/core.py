@@ -1,8 +1,8 @@
-"""The nouns of onnxgrail: frozen values that graph code and numeric code exchange.
+"""Frozen data classes that graph code and numeric code exchange.
 
-Letters, used with one meaning everywhere: u units of a block, m members of one unit in one axis, h = u*m width,
-k kept units, r everything else in a weight, n samples (rows).  A *unit* lives or dies as a whole: a channel, a neuron
-of a gated pair, a head, a key-value group.
+Letters, used with one meaning everywhere: u units of a block, m members of one unit along one axis, h = u*m width,
+k kept units, r all other axes of a weight, n samples (rows).  A *unit* is kept or removed as a whole: a channel, a
+neuron of a gated pair, a head, a key-value group.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Feed = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Labels:
-    """Right classes that come with samples, integers with the samples in front.
+    """The target classes of samples: integers, with the sample axis first.
 
-    `classes` is how many there are, where the data say so.
+    `classes` is the number of classes, None if the data do not give it.
     """
 
     values: Array
@@ -45,15 +45,16 @@ GRASP_RANKS = ("attribution", "taylor", "magnitude")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Slot:
-    """Where a block's channels sit along one axis of one weight.
+    """The positions of a block's channels along one axis of one weight.
 
     Attributes:
-        param: key of the working array; differs from `initializer` only where a shared constant is cloned.
+        param: key of the working array; differs from `initializer` only if a shared constant is cloned.
         initializer: name of the value in the original model.
         axis: axis of the array, not negative.
         index: (u, m) positions in the original axis.
-        role: a *producer* makes the channels, a *consumer* contracts them, a *passenger* (bias, scale) rides along.
-        probe: for a consumer, which of the block's probes feeds it.
+        role: a *producer* computes the channels, a *consumer* contracts them, a *passenger* (bias, scale) acts per
+            channel.
+        probe: for a consumer, the number of the block's probe that feeds it.
     """
 
     param: str
@@ -74,9 +75,9 @@ class Probe:
         index: (u, m) positions in that axis.
         pooled: the m positions are samples of one u-vector (a flattened feature map); otherwise they are features of
             one u*m-vector (heads).
-        also: more tensors whose rows count in.
-        alone: only squares of channels are asked for, no products of two.
-        inside: of an activation that no tensor holds, the fused node that makes it and what that reads beside `value`.
+        also: more tensors whose rows are added to the sums.
+        alone: only the squares of channels are needed, not the products of two channels.
+        inside: for an activation inside a fused node: the name of that node and its inputs other than `value`.
     """
 
     value: str
@@ -89,12 +90,12 @@ class Probe:
 
     @property
     def width(self) -> int:
-        """Side of this probe's Gram matrix."""
+        """Return the side length of this probe's Gram matrix."""
         return int(self.index.shape[0] if self.pooled else self.index.size)
 
     @property
     def numbers(self) -> int:
-        """How many second moments are asked for."""
+        """Return the number of second moments that are needed."""
         return self.width if self.alone else self.width**2
 
 
@@ -125,20 +126,20 @@ class Block:
 
     @property
     def producers(self) -> tuple[Slot, ...]:
-        """Slots whose weights make the channels."""
+        """Return the slots whose weights compute the channels."""
         return tuple(s for s in self.slots if s.role == "producer")
 
     @property
     def consumers(self) -> tuple[Slot, ...]:
-        """Slots whose weights contract the channels."""
+        """Return the slots whose weights contract the channels."""
         return tuple(s for s in self.slots if s.role == "consumer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Channels that are left alone, with the node that stands in the way and why.
+    """Channels that are not narrowed, with the node that prevents it and the reason.
 
-    `position` is that node's place in node order; it is looked up for reports and None before.
+    `position` is that node's place in node order; None until a report looks it up.
     """
 
     value: str
@@ -152,7 +153,7 @@ class Refusal:
 class Stats:
     """Sums over calibration rows of one probe: gram (h, h) = sum x xT, total (h,) = sum x, count = rows.
 
-    Of a probe whose channels stand `alone`, gram is the diagonal only, (h,).
+    If the probe is `alone`, gram is the diagonal only, (h,).
     """
 
     gram: Floats
@@ -161,24 +162,24 @@ class Stats:
 
     @property
     def squares(self) -> Floats:
-        """(h,) sum x * x; rounding may leave that of a dead channel below zero."""
+        """Return (h,) sum x * x; rounding can make the value of a dead channel negative."""
         return self.gram if self.gram.ndim == 1 else np.diagonal(self.gram)
 
     def merge(self, other: Stats) -> Stats:
-        """Sums of both row sets; associative and commutative up to rounding."""
+        """Return the sums of both row sets; associative and commutative up to rounding."""
         return Stats(gram=self.gram + other.gram, total=self.total + other.total, count=self.count + other.count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class View:
-    """What numeric code sees of a block.
+    """The weights and statistics of a block that numeric code works on.
 
     Attributes:
         block: the block.
-        weights: one (u, m, r) float64 array per slot, in the order of `block.slots`, with the values as they are now.
-        stats: one per probe, in the order of `block.probes`; empty when no method asked for data.
-        gradient: (u,) Σ |W| · g over the unit's consumer weights, g being the root mean square gradient of the size of
-            the region's output, per sample and divided by the root of the rows per sample; None when not asked for.
+        weights: one (u, m, r) float64 array per slot, in the order of `block.slots`, with the current values.
+        stats: one per probe, in the order of `block.probes`; empty if no method needs data.
+        gradient: (u,) Σ |W| · g over the unit's consumer weights, g being the root mean square gradient of the norm of
+            the region's output, per sample and divided by the root of the rows per sample; None if not needed.
     """
 
     block: Block
@@ -187,24 +188,24 @@ class View:
     gradient: Floats | None = None
 
     def of(self, role: Role) -> list[tuple[Slot, Floats]]:
-        """Slots of one role with their weights."""
+        """Return the slots of a role with their weights."""
         return [(s, w) for s, w in zip(self.block.slots, self.weights, strict=True) if s.role == role]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reducer:
-    """How u units become k: a selection, or an average over clusters.
+    """A map from u units to k: a selection, or an average over clusters.
 
     Attributes:
-        kept: (k,) ascending units; for a fold the representative (first member) of each cluster.
-        cluster: (u,) cluster of each unit for a fold, numbered like `kept`; None for pruning.
+        kept: (k,) ascending indices of the kept units; for folding, the representative (first member) of each cluster.
+        cluster: (u,) cluster of each unit for folding, numbered like `kept`; None for pruning.
     """
 
     kept: Ints
     cluster: Ints | None = None
 
     def matrix(self, units: int) -> Floats:
-        """R of shape (k, u): rows select one unit, or average a cluster (GRAIL section 3.1, M transposed)."""
+        """Return R of shape (k, u): each row selects a unit or averages a cluster (GRAIL section 3.1, M transposed)."""
         rows = np.zeros((len(self.kept), units))
         if self.cluster is None:
             rows[np.arange(len(self.kept)), self.kept] = 1.0
@@ -219,11 +220,11 @@ Status = Literal["ok", "damped", "plain", "skipped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How the numbers went.
+    """The numerical result of one block.
 
-    ok: as asked; damped: a larger ridge was needed; plain: narrowed, but the compensation would not have helped and the
-    uncompensated weights stay; skipped: the block was left as it was.  `clamped` numbers were beyond the range of the
-    weight's format.
+    ok: as requested; damped: a larger ridge was needed; plain: narrowed, but the compensation would not have helped and
+    the uncompensated weights stay; skipped: the block was not changed.  `clamped` counts the values beyond the range of
+    the weight's format.
     """
 
     status: Status = "ok"
@@ -233,7 +234,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockError:
-    """Relative squared error of the consumers' outputs on calibration rows: without and with compensation."""
+    """Relative squared errors of the consumers' outputs on calibration rows: without and with compensation."""
 
     plain: float | None = None
     compensated: float | None = None
@@ -242,11 +243,11 @@ class BlockError:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Change:
-    """The decision for one block: which units stay and what the weights at the kept positions become.
+    """The decision for one block: which units stay and the new weights at the kept positions.
 
     Attributes:
-        reducer: which units stay.
-        weights: (slot number, new (k, m, r) values) for the slots whose values change beyond being sliced.
+        reducer: the units that stay.
+        weights: (slot number, new (k, m, r) values) for the slots whose values change in addition to being sliced.
         outcome, error: for the report.
     """
 
@@ -259,9 +260,9 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """The user's choices, JSON-able; the field names are the option names of the command line.
+    """The user's choices as plain data; the field names are the option names of the command line.
 
-    One of `ratio`, `unit_ratio` and the targets says how much goes; `ratio` is None where another one does.
+    Either `ratio`, `unit_ratio` or one of the targets sets how much is removed; `ratio` is None if another one does.
     """
 
     ratio: float | None = 0.3
@@ -312,20 +313,20 @@ class Recipe:
 
     @property
     def keeps_everything(self) -> bool:
-        """True if the share asked for is 0, so that nothing is narrowed."""
+        """Return True if the ratio is 0, so that nothing is narrowed."""
         return 0 in (self.ratio, self.unit_ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Applied:
-    """What a method did to the graph that narrowing left.
+    """The changes that a method made to the narrowed graph.
 
     Attributes:
         entry: for the report, under the method's name.
-        refusals: what it left alone.
-        macs, bytes: how many less than the narrowed model has: multiply-accumulates on the probe feed, bytes of
-            weights.  Negative where there are more.
-        notes: what the user should know.
+        refusals: the parts that the method did not change, with reasons.
+        macs, bytes: reduction compared with the narrowed model: multiply-accumulates on the probe feed, bytes of
+            weights.  Negative if the method added some.
+        notes: messages for the user.
     """
 
     entry: Mapping[str, Any]
@@ -336,4 +337,4 @@ class Applied:
 
 
 Selector = Callable[[View, np.random.Generator], Floats]
-"""Scores (u,) of a block's units; high stays.  `needs_data` says whether `view.stats` is read."""
+"""Return scores (u,) of a block's units; units with high scores stay.  `needs_data`: `view.stats` is read."""

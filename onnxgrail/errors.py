@@ -1,17 +1,17 @@
-"""The exception tree.  Misuse raises; what cannot be narrowed is a `Refusal`; numeric trouble is an `Outcome`."""
+"""Exceptions.  Misuse raises; what cannot be narrowed is a `Refusal`; numeric trouble is an `Outcome`."""
 
 from __future__ import annotations
 
 
 class OnnxGrailError(Exception):
-    """Base of every error a user can meet.  `hint` says what to do next."""
+    """Base of all errors that a user can meet.  `hint` says what to do next."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
 
     def __str__(self) -> str:
-        """One line: what is wrong, then the fix."""
+        """Return one line: the problem, then the hint."""
         message = " ".join(super().__str__().split())
         return f"{message.rstrip('.')}. {self.hint}" if self.hint else message
 
@@ -21,7 +21,7 @@ class UsageError(OnnxGrailError, ValueError):
 
 
 class DeviceError(UsageError):
-    """A device was asked for that cannot be had; nothing falls back to another one (exit code 2)."""
+    """The requested device is not available; no other device is used instead (exit code 2)."""
 
 
 class ModelError(OnnxGrailError):
@@ -29,15 +29,15 @@ class ModelError(OnnxGrailError):
 
 
 class StoppedError(ModelError):
-    """A run of the model took longer than the environment allows."""
+    """Running the model took longer than the environment allows."""
 
 
 class QuantisedError(ModelError):
-    """Quantisation was asked for, and the model is quantised already: narrowing comes first, on float weights."""
+    """The model to be quantized is quantized already; narrow and quantize the float model instead."""
 
 
 class UnsupportedOpError(ModelError):
-    """Gradients cannot pass a node: `op` has no function in torch, or not in this variant."""
+    """Gradients cannot pass a node: torch has no function for `op`, or not for this variant."""
 
     def __init__(self, message: str, *, hint: str = "", op: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -49,7 +49,7 @@ class DataError(OnnxGrailError):
 
 
 class OutputError(OnnxGrailError):
-    """The output cannot be written: it exists, equals the input, or its folder is not writable."""
+    """The output cannot be written: it exists, is the same file as the input, or its folder is not writable."""
 
 
 class RewriteError(OnnxGrailError):
@@ -65,7 +65,7 @@ class LostProcessError(OnnxGrailError):
 
 
 class NothingToCompressError(OnnxGrailError):
-    """No block of the model can be narrowed as asked, or the file would grow (exit code 4); `report` says why."""
+    """No block of the model can be narrowed as requested, or the file would grow (exit code 4); see `report`."""
 
     def __init__(self, message: str, *, hint: str = "", report: object | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -1,4 +1,4 @@
-"""Runs that end without a model: nothing to narrow, or a result larger than the input."""
+"""Errors of runs that write no model: no block to narrow, or a result larger than the input."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from onnxgrail.report.summary import nothing_text
 def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, reports: Sequence[Path]) -> None:
     """Refuse a result that is larger than the input.
 
+    Args:
+        prepared: the input model and its data.
+        decision: the narrowing that was decided.
+        shipped: the result.
+        job: the run.
+        reports: files to which the report is written if the result is refused.
+
     Raises:
-        NothingToCompressError: it is; its report is also written to `reports`.
+        NothingToCompressError: the result is larger.
     """
     grown = outgrown(prepared, shipped.model, job.recipe)
     if grown is not None:

@@ -1,4 +1,4 @@
-"""From the narrowed model to the file that is deployed: simplify, check, quantise, hold against a runtime's limits."""
+"""Finish the narrowed model for deployment: simplify, verify, quantize, check against a runtime's limits."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from onnxgrail.machine.plain import plain
 from onnxgrail.recipe import storage
 from onnxgrail.report.report import Report, Verification
 
-LARGEST_GRAPH = 2**24  # bytes that names, nodes and notes of a model can take
-NAMES, TINY = 2**12, 2**16  # bytes: of a few names, and of a file that is hardly larger
+LARGEST_GRAPH = 2**24  # upper limit of the bytes of a model's names, nodes and metadata
+NAMES, TINY = 2**12, 2**16  # bytes: tolerated growth by a few names, and the file size below which it is tolerated
 STEPS = ("original", "narrowed", "quantised")
-LITTLE = 0.9  # share of the bytes from which on quantising was hardly worth it
+LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Shipped:
-    """The model as it is written, and what was found on the way.
+    """The model as it is written, and the results of its checks.
 
     Attributes:
-        model: the graph; narrowed: the same before it was quantised.
-        verification, results: narrowed against original, None and nothing without `recipe.check`; where the model was
-            quantised, `results` are those of the quantised one.
-        keys: `simplify`, `quantization`, `target` and `latency` of the report, None where nobody asked.
+        model: the graph; narrowed: the same before quantization.
+        verification, results: narrowed compared with original, None and empty without `recipe.check`; if the model was
+            quantized, `results` are those of the quantized model.
+        keys: `simplify`, `quantization`, `target` and `latency` of the report, None if not requested.
     """
 
     model: ir.Model
@@ -55,12 +55,12 @@ class Shipped:
 
     @property
     def gates_passed(self) -> bool:
-        """Whether the runtime that was asked for takes the model, where that is a gate."""
+        """Return True unless `--strict` is set and the target runtime rejects the model."""
         target = self.keys["target"]
         return target is None or not target["strict"] or target["passed"]
 
     def told(self, report: Report, said: Sequence[str] = ()) -> Report:
-        """The report with what was found here, and other notes."""
+        """Return the report with the results of these steps, and further notes."""
         notes = [*report.data["notes"], *said]
         quantization = self.keys["quantization"]
         if quantization is not None:
@@ -69,20 +69,20 @@ class Shipped:
 
 
 def require(recipe: Recipe) -> None:
-    """Whether what was asked for is installed.
+    """Check that the packages which the recipe needs are installed.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: a package is not.
     """
     if recipe.simplify:
         simplify.require()
 
 
 def check(model: ir.Model, recipe: Recipe) -> None:
-    """Whether the original can go this way, before hours are spent on it.
+    """Check that the original model can be quantized as requested, before hours of work.
 
     Raises:
-        QuantisedError: it is quantised already, and that was asked for.
+        QuantisedError: quantization was requested, and the model is quantized already.
         UsageError: ONNX Runtime's quantizer would open it without the custom operators it needs.
     """
     if recipe.quantize == "int8" and LIBRARIES.get():
@@ -93,11 +93,17 @@ def check(model: ir.Model, recipe: Recipe) -> None:
 
 
 def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
-    """Make the narrowed model what is written; with `latency` it is timed beside the original.
+    """Turn the narrowed model into the model that is written.
 
-    Simplifying comes behind the narrowing, since names of nodes and weights in options and report are those of the
-    given file; and in front of the comparison, which then judges both.  Quantising comes last: least squares needs
-    weights that are free to move.
+    Simplification comes after the narrowing, because names of nodes and weights in options and report are those of the
+    given file, and before the comparison, which judges both.  Quantization comes last, because least squares needs
+    float weights.
+
+    Args:
+        prepared: the original model and its data.
+        slim: the narrowed model.
+        job: the run.
+        latency: measure the latency of the original and the result.
 
     Raises:
         ModelError: a tool fails, or ONNX Runtime does not run the result.
@@ -134,10 +140,10 @@ def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False)
 
 
 def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, str] | None:
-    """Return why a result may not be written, and what helps: it takes more bytes than what it was made from.
+    """Return the reason why a result may not be written, and a hint: it takes more bytes than the input.
 
-    The note of how it was made is shortened where it would be what makes the file larger.  A few names more do not
-    count in a file that is hardly larger than these.
+    The metadata on the run are shortened if they would make the file larger.  In a very small file, a few more names
+    are tolerated.
     """
     path = prepared.path
     before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.model, path)
@@ -159,7 +165,7 @@ def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, 
 
 
 def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
-    """The quantised model, its entry in the report, and how close it is to the original."""
+    """Return the quantized model, its report entry, and its fidelity to the original."""
     recipe, ports = job.recipe, between(prepared.model, slim)
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
@@ -196,7 +202,7 @@ def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, 
 
 
 def _little(made: quantize.Quantised, kind: str) -> list[str]:
-    """That a file is hardly smaller, and why that may be."""
+    """Return a note if the file is hardly smaller, with the likely reason."""
     share = made.bytes_after / made.bytes_before
     if share < LITTLE:
         return []
@@ -209,13 +215,13 @@ def _little(made: quantize.Quantised, kind: str) -> list[str]:
 
 
 def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
-    """Feeds for the narrowed model."""
+    """Return the feeds that judge, as the narrowed model takes them."""
     ports = between(prepared.model, slim)
     return [lambda make=make: fit(make(), ports) for make in prepared.judges.feeds]
 
 
 def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:
-    """Milliseconds of one sample, the models in turn; None where opening them again is too much."""
+    """Return the milliseconds per sample, measured in turns; None if the models are too large to open again."""
     if max(weight_bytes(model) for model in models) > HEAVY:
         return None
     feed = single(prepared.feed, signature_of(prepared.model))

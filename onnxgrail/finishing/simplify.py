@@ -1,4 +1,4 @@
-"""What a narrowed graph no longer needs, taken out by onnxslim."""
+"""Simplify a narrowed graph with onnxslim."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
 
-FOLDED = 1024  # bytes of the largest constant that may be folded where folding makes the model larger
+FOLDED = 1024  # size limit of folded constants, used if folding makes the model larger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simplified:
-    """Nodes before and after."""
+    """Numbers of nodes before and after."""
 
     nodes_before: int
     nodes_after: int
 
 
 def require() -> None:
-    """Whether onnxslim is there.
+    """Check that onnxslim is installed.
 
     Raises:
         MissingExtraError: it is not.
@@ -37,7 +37,7 @@ def require() -> None:
 
 
 def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
-    """The model with constants folded and nodes fused or left out.
+    """Return the model with constants folded and nodes fused or removed, and the numbers of nodes.
 
     Raises:
         ModelError: onnxslim fails, or the model is over 2 GiB.
@@ -54,7 +54,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
             core, tail = cut(model)
             save(core, path)
             found = load(onnxslim.slim(onnx.load(path)))
-            if weight_bytes(found) > weight_bytes(model):  # it has folded what repeats small constants
+            if weight_bytes(found) > weight_bytes(model):  # it has expanded repetitions of small constants
                 found = load(onnxslim.slim(onnx.load(path), size_threshold=FOLDED))
     except OutputError:
         raise

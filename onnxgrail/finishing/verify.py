@@ -1,4 +1,4 @@
-"""Verify the result: check it, run it beside the original, judge it."""
+"""Verify the result: run the ONNX checker, and compare with the original model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from onnxgrail.report.report import Verification
 def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, tuple[Fidelity, ...]]:
     """Run the ONNX checker and compare original and result, before anything is written.
 
-    They are compared on the samples that were held back from every fit; where there are none, on a few that the fits
-    have seen.  Gates judge the same.
+    They are compared on the held-out samples; if there are none, on a few of the calibration samples.  `passes` judges
+    the same results.
 
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
     narrow = has_bfloat16(prepared.model)
     held = in_files(prepared.model)
-    inside = held and not weight_files(prepared.model)  # the runtime would read a file that holds its weights itself
+    inside = held and not weight_files(prepared.model)  # ONNX Runtime would load the whole file
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
     apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
     common: dict[str, Any] = {"providers": job.recipe.providers, "once": held, "texts": True, "progress": job.progress}
@@ -47,7 +47,7 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
     except ModelError:
         if not sizes:
             raise
-        results = run().results()  # a file that contradicts itself may run with open sizes only
+        results = run().results()  # a file with contradictory shapes may only run with open sizes
     outputs = tuple(entries(results))
     verification = Verification(
         checker=_checks(slim),
@@ -61,7 +61,7 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
 
 
 def _checks(slim: ir.Model) -> bool:
-    """Whether the ONNX checker accepts the result; files with ops outside the standard fail it before and after."""
+    """Return True if the ONNX checker accepts the result; it rejects files with ops outside the standard."""
     try:
         onnx.checker.check_model(skeleton(slim))
     except (onnx.checker.ValidationError, ValueError):
@@ -70,6 +70,6 @@ def _checks(slim: ir.Model) -> bool:
 
 
 def passes(results: Sequence[Fidelity], recipe: Recipe) -> bool:
-    """Whether the worst output keeps `min_cosine`."""
+    """Return True if the worst output's cosine is at least `min_cosine`."""
     cosines = [r.cosine for r in results if r.cosine is not None]
     return recipe.min_cosine is None or (bool(cosines) and min(cosines) >= recipe.min_cosine)

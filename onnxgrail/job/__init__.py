@@ -1,1 +1,1 @@
-"""What every command that writes needs: checked paths, and the folder of a run that may be killed."""
+"""Parts of all commands that write: checked paths, and the folder of a run that can be continued."""

@@ -43,8 +43,11 @@ def opened(
         progress: called with stage, done, total.
         group: the processes that share the work.
 
+    Yields:
+        The job.
+
     Raises:
-        OutputError: a file exists, is read, or cannot be written; or another run works in the folder.
+        OutputError: a file exists, is read, or cannot be written; or another run uses the folder.
     """
     first = group.rank == 0
     if first:

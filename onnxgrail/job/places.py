@@ -1,4 +1,4 @@
-"""What a command reads and where it writes, so that nothing that is read is written over."""
+"""Input and output files of a command, checked so that no input is overwritten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps import journal
 
 Owned = Callable[[Path], bool]
-"""Tells of a file if it is this very run's and may be replaced."""
+"""Returns True for a file that this run wrote and may replace."""
 Place = str | os.PathLike[str]
 SUFFIXES = (".json", ".html", ".htm")  # of reports
 
@@ -30,10 +30,10 @@ def reads(
     """Return all files and folders that a command reads.
 
     Args:
-        models: models of any kind, by what messages call them; those that are files may name others for their weights.
+        models: models of any kind, by their name in messages; model files may refer to weights files.
         data: calibration data of any kind.
-        held_out: data that judge, or a number of samples.
-        files: paths of further files, one or several, by what messages call them.
+        held_out: held-out data, or a number of samples.
+        files: paths of further files, one or more, by their name in messages.
     """
     found = [Read(path=path, what=what) for what, paths in (files or {}).items() for path in _several(paths)]
     for what, model in models.items():
@@ -56,13 +56,13 @@ def _several(paths: Any) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writes:
-    """Where a command writes; None and nothing where it does not.
+    """The output files of a command; None or empty for those it does not write.
 
     Attributes:
         output: the model.
-        stats, recipe: what `save_stats` and `save_recipe` name.
+        stats, recipe: the files of `save_stats` and `save_recipe`.
         reports: files of the report.
-        resume: the folder of a run that may be killed.
+        resume: the folder of a run that can be continued.
     """
 
     output: Path | None = None
@@ -82,11 +82,14 @@ class Writes:
         return [path for option, path in self.files() if option != "--output"]
 
     def apart(self, read: Iterable[Read]) -> None:
-        """Check that nothing of it is read.
+        """Check that no output file is read.
+
+        Args:
+            read: files that the command reads.
 
         Raises:
-            OutputError: something is.
-            UsageError: two things would be written to one file.
+            OutputError: an output file is read.
+            UsageError: two outputs would be written to one file.
         """
         targets = self.files()
         targets += [("--resume", path) for path in ([] if self.resume is None else journal.files(self.resume))]
@@ -95,15 +98,24 @@ class Writes:
     def ready(self, *, force: bool, owned: Owned) -> None:
         """Check that the files can be written, before the work is done.
 
+        Args:
+            force: existing files may be replaced.
+            owned: returns True for existing files of this run.
+
         Raises:
-            OutputError: one exists that may not be replaced, or cannot be written.
+            OutputError: a file exists and may not be replaced, or cannot be written.
         """
         for option, path in self.files():
             check_output(path, force=force or owned(path), what="output" if path == self.output else option)
 
 
 def target_of(model: Any, output: Place | None, default: Callable[[Path], Path]) -> Path | None:
-    """Return where the result goes: beside a model that is a file unless told otherwise; None for other models.
+    """Return the output path: `output`, or by default next to a model that is a file; None for other models.
+
+    Args:
+        model: the model of the command, of any kind.
+        output: the path given by the user.
+        default: returns the default path for the model's path.
 
     Raises:
         ModelError: the model is a file that cannot be read.
@@ -122,10 +134,10 @@ def writes_of(
     report: Place | Iterable[Place] = (),
     resume: Place | None = None,
 ) -> Writes:
-    """Return where a call with these keywords writes.
+    """Return the output files of a call with these keywords.
 
     Raises:
-        UsageError: a report has the suffix of neither JSON nor a page.
+        UsageError: the suffix of a report is neither that of JSON nor that of HTML.
     """
     reports = [Path(path) for path in ([report] if isinstance(report, str | os.PathLike) else report)]
     for path in reports:
@@ -141,20 +153,20 @@ def writes_of(
 
 
 KEYWORDS = ("save_stats", "save_recipe", "report", "resume")
-"""What `writes_of` takes."""
+"""The keywords of `writes_of`."""
 
 
 def write(
     slim: ir.Model, target: Path | None, *, apart: bool, job: Job, sources: Sequence[ir.Model]
 ) -> dict[Path, str]:
-    """Write the model, whole or not at all; a run that may be killed keeps its draft in its folder.
+    """Write the model, whole or not at all; a run that can be continued keeps its draft in its folder.
 
     Args:
         slim: the model.
         target: file to write, None for none.
-        apart: weights go into a file beside it.
+        apart: weights go into a file next to it.
         job: the run.
-        sources: models that were read, whose files must still be as they were.
+        sources: models that were read, whose files must not have changed.
 
     Returns:
         Checksums of the written files by path, the model first.

@@ -1,4 +1,4 @@
-"""A run that may be killed: which run it is, and the folder that keeps what it has finished."""
+"""Bind the folder of a run that can be continued to its model, data and choices."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Record
 from onnxgrail.machine.steps.journal import Folder
 
-# What decides the bits of the result, and not only its speed.
+# Packages that affect the bits of the result, not only its speed.
 PACKAGES = ("onnxgrail", "numpy", "scipy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
 def stats_files(read: str | Path | None, write: str | Path | None) -> StatsFiles:
-    """Return where statistics come from and go to.
+    """Return the files from which statistics are read and to which they are written.
 
     Raises:
         UsageError: both are given.
@@ -45,14 +45,14 @@ def bind(
     small: ir.Model | None = None,
     writes: Iterable[Path] = (),
 ) -> None:
-    """Bind the folder of a job to this run, or check that it is bound to the same one.
+    """Bind the folder of a job to this run, or check that it is bound to the same run.
 
     Args:
-        job: its folder keeps what is finished; nothing is done for a job without one.
+        job: its folder keeps the finished steps; nothing is done for a job without a folder.
         prepared: the model and its data.
         files: of statistics.
-        small: the model that is fitted to the other one, where both are given.
-        writes: files beside the model that the run is going to write, and may replace when it goes on.
+        small: the model that is fitted to the other one, if both are given.
+        writes: further files that the run is going to write, and may replace when it is continued.
 
     Raises:
         UsageError: the folder belongs to another run.
@@ -75,7 +75,7 @@ def bind(
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that computes."""
+    """Return the versions of Python and of the packages that affect results, and the machine type."""
     found: dict[str, str | None] = {"python": platform.python_version(), "machine": platform.machine()}
     for name in PACKAGES:
         try:
@@ -86,15 +86,15 @@ def versions() -> dict[str, str | None]:
 
 
 def replaceable(folder: Folder | None, path: Path) -> bool:
-    """Whether a file is this very run's, left there when it was killed or had finished."""
+    """Return True if a file was written by this run, before it was killed or had finished."""
     return folder is not None and folder.writes(path)
 
 
 def agree(group: Group, prepared: Prepared) -> None:
-    """Make sure that all processes of a job see the same model and the same data.
+    """Check that all processes of a job have the same model and the same data.
 
     Raises:
-        UsageError: they do not.
+        UsageError: they differ.
     """
     mine = Record(
         notes={

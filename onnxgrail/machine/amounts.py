@@ -1,4 +1,4 @@
-"""What may be left of a model: `60%`, `500M`, `25MB`, `8ms` as numbers."""
+"""Parse amounts such as `60%`, `500M`, `25MB` and `8ms`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Target:
     """A budget: parameters, multiply-accumulates per sample, bytes on disk or milliseconds per run.
 
     Attributes:
-        metric: what is counted.
+        metric: the quantity that is limited.
         text: as the user wrote it.
-        share: of the original that may stay, or None.
-        value: absolute limit where `share` is None.
+        share: fraction of the original that may stay, None for an absolute limit.
+        value: absolute limit if `share` is None.
     """
 
     metric: Metric
@@ -39,16 +39,16 @@ class Target:
 
     @property
     def option(self) -> str:
-        """Name of the option that sets it."""
+        """Return the name of the option that sets it."""
         return f"--target-{self.metric}"
 
     def limit(self, original: float) -> float:
-        """The absolute limit for a model that weighs `original`."""
+        """Return the absolute limit for a model whose metric is `original`."""
         return self.value if self.share is None else self.share * original
 
 
 def parse(metric: Metric, text: str) -> Target:
-    """A target from what the user wrote.
+    """Parse a target that the user wrote.
 
     Raises:
         UsageError: not a positive number with a unit of this metric, or a share above 100 %.
@@ -72,10 +72,10 @@ def parse(metric: Metric, text: str) -> Target:
 
 
 def cache_bytes(recipe: Recipe) -> int:
-    """Bytes of activations that may stay in memory: `512M`, `2G`, `1.5GiB`; letters alone count in powers of 1024.
+    """Return the bytes of activations that may stay in memory; `512M` and `2G` count in powers of 1024.
 
     Raises:
-        UsageError: not an amount of bytes.
+        UsageError: not a size in bytes.
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", recipe.cache_budget, re.IGNORECASE)
     unit = match[2].upper() if match is not None else ""
@@ -87,7 +87,7 @@ def cache_bytes(recipe: Recipe) -> int:
 
 
 def _number(match: re.Match[str] | None) -> float:
-    """What an amount begins with; NaN where it is no number, as 1.2.3 is not."""
+    """Return the number of a matched amount; NaN if it is not a number, such as 1.2.3."""
     try:
         return float(match[1]) if match is not None else math.nan
     except ValueError:
@@ -95,10 +95,10 @@ def _number(match: re.Match[str] | None) -> float:
 
 
 def target_of(recipe: Recipe) -> Target | None:
-    """The recipe's one target, or None where a ratio rules.
+    """Return the recipe's target, None if a ratio is used.
 
     Raises:
-        UsageError: it has several, or one that cannot be read.
+        UsageError: it has several targets, or one that cannot be parsed.
     """
     given = [(m, text) for m in METRICS if (text := getattr(recipe, f"target_{m}")) is not None]
     if len(given) > 1:

@@ -1,4 +1,4 @@
-"""Where a model runs: from names of execution providers to what ONNX Runtime and torch need to know.
+"""Devices: from names of execution providers to the settings of ONNX Runtime and torch.
 
 A provider may be followed by the numbers of its devices: `CUDAExecutionProvider:1`, or `CUDAExecutionProvider:0,1` for
 several processes.
@@ -17,8 +17,8 @@ CUDA = "CUDAExecutionProvider"
 MEMORY = "ONNXGRAIL_GPU_MEMORY"
 _UNITS = {"": 1, "M": 2**20, "G": 2**30}
 
-# Statistics are sums of many products, so float32 stays float32.  The arena grows by what is asked for, since torch
-# allocates beside it.  An exhaustive search for convolutions would be repeated in each of many short sessions.
+# Statistics are sums of many products, so TF32 is off.  The arena grows by the requested size only, because torch
+# allocates on the same GPU.  An exhaustive search for convolutions would be repeated in each of many short sessions.
 _OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}
 
 
@@ -28,9 +28,9 @@ class Device:
 
     Attributes:
         kind: `cpu` or `cuda`, as ONNX Runtime's bindings and torch both call it.
-        number: of the GPU among those that this process sees.
+        number: index among the GPUs visible to this process.
         names: execution providers, the preferred one first.
-        memory: bytes that ONNX Runtime's arena and cached activations may each take on a GPU; None is all there is.
+        memory: limit in bytes for ONNX Runtime's arena and for cached activations each on a GPU; None: no limit.
     """
 
     kind: str = "cpu"
@@ -40,12 +40,12 @@ class Device:
 
     @property
     def place(self) -> str:
-        """What torch calls it."""
+        """Return torch's name of the device."""
         return f"{self.kind}:{self.number}" if self.kind == "cuda" else self.kind
 
     @property
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
-        """What a session is opened with."""
+        """Return the providers with their options for an ONNX Runtime session."""
         options = {"device_id": str(self.number), **_OPTIONS}
         if self.memory is not None:
             options["gpu_mem_limit"] = str(self.memory)
@@ -53,13 +53,13 @@ class Device:
 
 
 def device_of(providers: Sequence[str]) -> Device:
-    """The device that this process takes of those that were named.
+    """Return the device of this process, one of those named by the user.
 
-    `torchrun` numbers the processes of a machine: the first one takes the first GPU that was named, and so on, or the
-    GPU of its number where none was.
+    `torchrun` numbers the processes of a machine: the first process takes the first named GPU, and so on; if no GPU was
+    named, a process takes the GPU of its own number.
 
     Raises:
-        UsageError: what follows a provider is no list of numbers.
+        UsageError: the text after a provider is not a list of numbers.
         DeviceError: there are more GPUs than processes, or more processes than GPUs.
     """
     words = [word.partition(":") for word in providers]
@@ -73,7 +73,7 @@ def device_of(providers: Sequence[str]) -> Device:
 
 
 def _number(named: Sequence[int]) -> int:
-    """The GPU of this process."""
+    """Return the number of this process's GPU."""
     local, size = (int(os.environ.get(name) or default) for name, default in (("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")))
     if size == 1 and len(named) > 1:
         raise DeviceError(
@@ -86,7 +86,7 @@ def _number(named: Sequence[int]) -> int:
             hint="Name one for each process, such as --device cuda:0,1, or start fewer",
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # A scheduler may show each process its own GPU only.
+    # A scheduler may show each process only its own GPU.
     return named[local] if named else local % len(visible.split(",")) if visible else local
 
 

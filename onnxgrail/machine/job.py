@@ -1,4 +1,4 @@
-"""What all stages of a run share."""
+"""The state that all stages of a run share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Job:
     Attributes:
         recipe: the user's choices.
         steps: results of earlier runs, and the other processes.
-        clock: seconds per stage; tells the progress.
+        clock: seconds per stage; reports the progress.
     """
 
     recipe: Recipe
@@ -27,25 +27,25 @@ class Job:
 
     @property
     def group(self) -> Group:
-        """The processes that share the work."""
+        """Return the processes that share the work."""
         return self.steps.group
 
     @property
     def first(self) -> bool:
-        """True in the process that decides, writes and reports."""
+        """Return True in the process that decides, writes and reports."""
         return self.group.rank == 0
 
     @property
     def folder(self) -> Folder | None:
-        """The folder of a run that may be killed; None for other runs, and for other processes."""
+        """Return the folder of a run that can be continued; None for other runs, and for other processes."""
         return self.journal if isinstance(self.journal, Folder) else None
 
     @property
     def journal(self) -> Journal:
-        """Finished steps of the first process."""
+        """Return the journal of the first process."""
         return self.steps.journal
 
     @property
     def progress(self) -> Progress:
-        """Called with stage, done, total."""
+        """Return the progress callback, called with stage, done, total."""
         return self.clock.progress

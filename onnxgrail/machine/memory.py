@@ -1,4 +1,4 @@
-"""How much memory was needed, and giving it back to the system between steps of a long run."""
+"""Peak memory of the process, and returning free memory to the system between steps of a long run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ctypes
 import gc
 import sys
 
-PILE = 2**28  # bytes that may have come and gone before memory is given back
+PILE = 2**28  # bytes that are used and freed before memory is returned
 
 
 def give_back() -> None:
-    """Collect graphs that nobody holds any more, and return the free pages between what is left.
+    """Collect unreferenced graphs, and return free memory pages to the system.
 
-    Graphs are full of cycles, and the C library keeps what is freed for itself: on a large model both would pile up
-    layer by layer.
+    Graphs contain reference cycles, and the C library keeps freed memory: on a large model both would grow layer by
+    layer.
     """
     gc.collect()
     if sys.platform == "linux":
@@ -23,16 +23,16 @@ def give_back() -> None:
 
 
 class Pile:
-    """Memory that comes and goes step by step: whenever it comes to much, all of it is given back.
+    """A counter of used and freed memory; at `PILE` bytes all free memory is returned to the system.
 
-    That takes a while, and is only worth it where steps are heavy.
+    That takes time, and is only worth it if steps are heavy.
     """
 
     def __init__(self, *, heavy: bool) -> None:
         self._heavy, self._used = heavy, 0
 
     def add(self, size: int) -> None:
-        """So many bytes have been used in the step that has just ended."""
+        """Count the bytes that the last step has used."""
         self._used += size
         if self._heavy and self._used > PILE:
             give_back()
@@ -40,7 +40,7 @@ class Pile:
 
 
 def peak_rss_bytes() -> int | None:
-    """Largest resident memory of this process so far; None where the system does not tell."""
+    """Return the largest resident memory of this process so far in bytes; None if the system does not tell."""
     try:
         import resource
     except ImportError:  # Windows

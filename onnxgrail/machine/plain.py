@@ -1,4 +1,4 @@
-"""Plain data that JSON can hold."""
+"""Conversion to plain data that JSON can hold."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SCHEMA = 1
 
 
 def plain(value: Any) -> Any:
-    """Nested data as JSON knows it: numpy scalars and arrays, tuples, paths, NaN and infinity are replaced."""
+    """Return nested data as JSON types: numpy scalars and arrays, tuples, paths, NaN and infinity are replaced."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        simple = set(map(type, value)) <= {int, str}  # the long lists: unit numbers and names
+        simple = set(map(type, value)) <= {int, str}  # fast path for the long lists: unit numbers and names
         return list(value) if simple else [plain(item) for item in value]
     if isinstance(value, np.generic):
         return plain(value.item())
@@ -30,5 +30,5 @@ def plain(value: Any) -> Any:
 
 
 def to_json(data: Any) -> str:
-    """Data as indented JSON."""
+    """Return data as indented JSON."""
     return json.dumps(plain(data), indent=1, allow_nan=False)

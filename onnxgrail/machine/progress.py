@@ -1,4 +1,4 @@
-"""How work tells how far it has come."""
+"""Progress reports and timing of long work."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called as work goes on: `stage` names it, `done` of `total` steps are finished."""
+    """A callback for progress: `stage` is the name of the work, `done` of `total` steps are finished."""
 
     def __call__(self, stage: str, done: int, total: int, /) -> None:
-        """Take note."""
+        """Receive a progress report."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """The progress of somebody who does not want to know."""
+    """Ignore a progress report."""
 
 
 Tick = Callable[[], None]
-"""Called whenever one of many like things is done."""
+"""Called whenever one of many similar steps is done."""
 
 
 def ticking(progress: Progress, stage: str, total: int) -> Tick:
-    """A tick that tells how many of so many things are done; more ticks than that say nothing new.
+    """Return a function that counts finished steps and reports them; it stops counting at `total`.
 
-    It may come from any thread.
+    The function may be called from any thread.
+
+    Args:
+        progress: receives the reports.
+        stage: name of the work.
+        total: number of steps.
     """
     done = 0
     lock = threading.Lock()
@@ -44,14 +49,14 @@ def ticking(progress: Progress, stage: str, total: int) -> Tick:
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds per stage; `progress` is told when a stage begins and when it is done, as one step."""
+    """The seconds spent per stage; `progress` receives the start and the end of a stage as one step."""
 
     progress: Progress = silent
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of a with-block towards a stage."""
+        """Add the time of a with-block to a stage."""
         started = time.perf_counter()
         self.progress(name, 0, 1)
         try:

@@ -1,4 +1,4 @@
-"""The user's own code: what a `file.py:function` names.  Nothing else that is given to the program is ever run."""
+"""Run the user's own code, given as `file.py:function`.  No other user input is ever executed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from onnxgrail.errors import DataError, OnnxGrailError
 
 
 def is_named(text: str) -> bool:
-    """Whether a text has the form `file.py:function`."""
+    """Return True if a text has the form `file.py:function`."""
     return bool(re.fullmatch(r".+\.py:\w+", text))
 
 
 @contextlib.contextmanager
 def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
-    """Run a file and give what it calls by this name: call a function, or take a value as it is.
+    """Run a Python file and yield the named object: the result of the function, or the value itself.
 
-    The file may import its neighbours, also from what is done with the value inside the context.  What it prints goes
-    to stderr: stdout carries the result of a command.
+    The file may import its neighbors, also later while the context is open.  Its prints go to stderr, because stdout
+    carries the result of a command.
 
     Args:
         text: `file.py:function`.
-        error: what to raise.
+        error: exception type to raise.
 
     Raises:
         OnnxGrailError: of the given type: no such file or name, or the code raises, also inside the context.
@@ -46,7 +46,7 @@ def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
         if spec is None or spec.loader is None:
             raise error(f"{str(path)!r} cannot be imported")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses of the file look for their annotations
+        sys.modules[spec.name] = module  # dataclasses of the file look up their annotations there
         spec.loader.exec_module(module)
         if not hasattr(module, name):
             raise error(f"{str(path)!r} defines no {name!r}", hint="Give file.py:function")
@@ -57,18 +57,18 @@ def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _explained(source: str, kind: type[OnnxGrailError]) -> Iterator[None]:
-    """Turn whatever the user's code raises into one line."""
+    """Turn any exception of the user's code into a one-line error."""
     try:
         yield
     except OnnxGrailError:
         raise
-    except (Exception, SystemExit) as error:  # a code of the user's own would be taken for one of ours
+    except (Exception, SystemExit) as error:  # the exit code of a user's SystemExit would be mistaken for ours
         raise kind(f"{source} raised {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """The user's file may import its neighbours, as it would when run as a script."""
+    """Let the user's file import its neighbors, as it can when run as a script."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     try:

@@ -1,7 +1,7 @@
-"""Run the program in a child process, so that a signal that ends it becomes one line and an exit code.
+"""Run the program in a child process, so that a fatal signal becomes a one-line message and an exit code.
 
-A fault in native code cannot be handled where it happens: Python's own handlers run between two of its instructions.
-A file that is cut short while ONNX Runtime has it mapped is such a fault (SIGBUS).
+A fault in native code cannot be handled where it happens, because Python runs signal handlers between two of its
+instructions. Truncating a file while ONNX Runtime has it mapped is such a fault (SIGBUS).
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ REASONS = {
     },
 }
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-NUDGES, PAUSE = 5, 0.1  # how often a child is woken after a signal, and the seconds before each time
+NUDGES, PAUSE = 5, 0.1  # wake-ups of a child after a signal, and seconds before each
 DIES_WITH_PARENT, PARENTS_DEATH = 1, 2  # PR_SET_PDEATHSIG and PR_GET_PDEATHSIG of <sys/prctl.h>
 
 
 def split() -> Callable[[int], None]:
-    """Go on in a child process; the process that was there before ends as the child does, and never returns.
+    """Continue in a child process; the original process ends as the child does, and never returns.
 
-    Where the child could outlive its parent, which is everywhere but on Linux, nothing happens.
+    If the child could outlive its parent (all systems but Linux), the program continues in this process.
 
     Returns:
-        What takes the exit code when all work is done. It stands whatever the end of the interpreter does: libraries
-        of native code may crash while they are unloaded.
+        A function that takes the exit code when all work is done. That exit code is used even if the interpreter then
+        crashes: libraries of native code may crash while they are unloaded.
     """
     prctl = _prctl()
     if prctl is None:
         return _nobody
     import mmap
 
-    told = mmap.mmap(-1, 2)  # seen by both; a pipe could take the place of a closed standard stream
+    told = mmap.mmap(-1, 2)  # shared memory; a pipe could get the number of a closed standard stream
     passed_on = {getattr(signal, name) for name in PASSED_ON}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
     parent, apart = os.getpid(), not _has_terminal()
     try:
         child = os.fork()
-    except OSError:  # no process may be made
+    except OSError:  # no process can be created
         child = 0
     else:
         if child == 0:
@@ -68,11 +68,11 @@ def split() -> Callable[[int], None]:
 
 
 def _nobody(_: int) -> None:
-    """Tell nobody."""
+    """Ignore the exit code."""
 
 
 def _prctl() -> Any:
-    """Return the system call that ties a process to its parent; None where there is none."""
+    """Return the system call that ties a process to its parent; None if it is not available."""
     if sys.platform != "linux":
         return None
     try:
@@ -86,7 +86,7 @@ def _prctl() -> Any:
 
 
 def _has_terminal() -> bool:
-    """Return True if there is a terminal that sends signals, such as that of Ctrl-C, to a whole group of processes."""
+    """Return True if there is a terminal, which sends signals such as that of Ctrl-C to a whole process group."""
     try:
         os.close(os.open(os.ctermid(), os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -97,23 +97,23 @@ def _has_terminal() -> bool:
 def _tie(parent: int, prctl: Any, *, apart: bool) -> None:
     """Have the system kill this process together with its parent.
 
-    `apart` puts it into a group of its own: what is sent to the group of its parent comes through the parent, once.
+    `apart` puts it into its own process group: signals to the group of its parent reach it through the parent, once.
     """
     if apart:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-    signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes
+    signal.signal(signal.SIGURG, lambda *_: None)  # its only effect is to wake the process
     prctl(DIES_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
 def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> int:
-    """Pass signals on until the child has ended; return how.
+    """Pass signals on until the child has ended; return its status.
 
-    In one group with the child only those are passed on that a process sent: what a terminal sends reaches both.
-    Python runs handlers between two of its instructions. A signal that comes just before a call of the system that
-    blocks is noted, but does not end the call; the next signal does.
+    If the child is in the same group, only signals sent by a process are passed on: those of a terminal reach both.
+    Python runs handlers between two of its instructions. A signal that arrives just before a blocking system call is
+    noted, but does not end the call; the next signal does.
     """
     wanted, nudges = passed_on | {signal.SIGCHLD}, 0
     while True:
@@ -135,7 +135,7 @@ def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> int:
 
 
 def _end(status: int, told: int | None) -> None:
-    """End as the child did, with a line where a signal has ended it.
+    """End as the child did, with a one-line message if a signal has ended it.
 
     Args:
         status: of the child, from the system.
@@ -151,9 +151,9 @@ def _end(status: int, told: int | None) -> None:
     with contextlib.suppress(OSError):  # stderr may be closed
         os.write(2, f"Error: {text}. {hint}\n".encode())
     if name not in REASONS:
-        with contextlib.suppress(OSError, ValueError):  # those that the C library keeps for itself
+        with contextlib.suppress(OSError, ValueError):  # signals that the C library reserves
             signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             os.kill(os.getpid(), number)
-        os._exit(128 + number)  # the first process of a container is not ended by signals of its own
+        os._exit(128 + number)  # signals from itself do not end the first process of a container
     os._exit(1)

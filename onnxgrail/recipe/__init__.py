@@ -1,1 +1,1 @@
-"""The user's choices: their types and checks, recipe files, and what a file that travels may say."""
+"""The user's choices: their types and checks, recipe files, and what files of others may contain."""

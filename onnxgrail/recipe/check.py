@@ -1,4 +1,4 @@
-"""From keywords to a valid `Recipe`, with messages that name the option."""
+"""Check keyword choices and make a `Recipe` of them; messages name the option."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _layers(value: int | str | Iterable[str]) -> str:
     return str(value) if isinstance(value, int | str) else ",".join(value)
 
 
-AMOUNTS = ("ratio", "unit_ratio", *(f"target_{metric}" for metric in METRICS))  # one of these says how much goes
+AMOUNTS = ("ratio", "unit_ratio", *(f"target_{metric}" for metric in METRICS))  # at most one sets how much is removed
 READ: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("blocks", "fit", "refine", "method"), _words),
     **dict.fromkeys(("image_mean", "image_std"), numbers),
@@ -41,11 +41,11 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "tokenizer": os.fspath,
     "cache_budget": str,
 }
-"""What makes a value of the recipe's type from what people write."""
+"""Functions that convert a user's value to the type of the recipe's field."""
 
 
 def recipe_of(choices: Mapping[str, Any]) -> Recipe:
-    """A recipe from keyword choices; what is not chosen keeps its default.
+    """Return the recipe of keyword choices; the others keep their defaults.
 
     Raises:
         UsageError: an unknown name, or a value out of range.
@@ -63,7 +63,7 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
             given[name] = read(given[name])
     if given.get("refine") == ("none",):
         given["refine"] = ()
-    if "ic" in given.get("method", ()):  # it works on what the other methods leave, behind all other refinements
+    if "ic" in given.get("method", ()):  # it compensates after the other methods and refinements, so it comes last
         given["method"] = (*(m for m in given["method"] if m != "ic"), "ic")
         given["method"] = ("grail", "ic") if given["method"] == ("ic",) else given["method"]
         given["refine"] = (*(k for k in given.get("refine", ()) if k != "ic"), "ic")
@@ -74,16 +74,16 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
 
 
 def merged(choices: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
-    """Return choices with others in their place; a ratio or target among these replaces every ratio and target."""
+    """Return choices updated with others; a ratio or target among the new ones replaces all ratios and targets."""
     ruled = any(instead.get(name) is not None for name in AMOUNTS)
     return {**{name: value for name, value in choices.items() if not (ruled and name in AMOUNTS)}, **instead}
 
 
 def _ruled(given: dict[str, Any]) -> None:
-    """Make sure that one of the ratios and targets says how much goes.
+    """Check that at most one ratio or target is given, and unset the default ratio if it is another one.
 
     Raises:
-        UsageError: several do.
+        UsageError: several are given.
     """
     rulers = [name for name in AMOUNTS if name in given]
     targets = [name for name in rulers if name.startswith("target_")]

@@ -1,6 +1,6 @@
-"""Choices as callers write them: keywords with types, which editors complete and type checkers check.
+"""Types of the keywords of library calls, for editors and type checkers.
 
-A `Recipe` is what is made of them.  None is no choice.
+A `Recipe` is built from them.  None means no choice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Numbers = float | Sequence[float]
 
 
 class DataChoices(TypedDict, total=False):
-    """What data are, and where models run."""
+    """Keywords for data, and for the device on which models run."""
 
     samples: int | None
     batch_size: int
@@ -32,7 +32,7 @@ class DataChoices(TypedDict, total=False):
 
 
 class RefineChoices(DataChoices, total=False):
-    """What `refine_model` takes."""
+    """Keywords of `refine_model`."""
 
     refine: Words | None
     ic_rank: int | None
@@ -42,7 +42,7 @@ class RefineChoices(DataChoices, total=False):
 
 
 class Choices(RefineChoices, total=False):
-    """What `compress` takes: the fields of `Recipe`."""
+    """Keywords of `compress`: the fields of `Recipe`."""
 
     ratio: float | None
     unit_ratio: float | None
@@ -78,7 +78,7 @@ class Choices(RefineChoices, total=False):
 
 
 class Options(Choices, total=False):
-    """What `apply` hands on to `compress`: choices, and keywords of the call."""
+    """Keywords that `apply` passes on to `compress`: choices, and keywords of the call."""
 
     force: bool
     dry_run: bool

@@ -1,4 +1,4 @@
-"""Files of YAML and JSON that other people wrote, read without surprises."""
+"""Read YAML and JSON files of unknown origin strictly."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 from onnxgrail.errors import UsageError
 
-LARGEST = 2**20  # characters of YAML, which is read at a megabyte per second
+LARGEST = 2**20  # maximum size in bytes; YAML is parsed at a megabyte per second
 
 
 def parsed(path: Path, hint: str) -> Any:
-    """Read a file of YAML or JSON, as its suffix says.
+    """Read a file of YAML or JSON, according to its suffix.
+
+    Args:
+        path: the file.
+        hint: what to give instead, for messages.
 
     Raises:
-        UsageError: it is not a regular file, cannot be read, or has a key twice; `hint` says what to give instead.
+        UsageError: it is not a regular file, cannot be read, or has a duplicate key.
     """
-    if not path.is_file():  # a pipe or a device may have no end
+    if not path.is_file():  # a pipe or a device may never end
         raise UsageError(f"{path} is not a regular file", hint=hint)
     json_file = path.suffix.lower() == ".json"
     if not json_file and path.stat().st_size > LARGEST:
@@ -34,14 +38,14 @@ def parsed(path: Path, hint: str) -> Any:
             return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
-    except (ValueError, RecursionError) as error:  # also bytes that are no text
+    except (ValueError, RecursionError) as error:  # also bytes that are not text
         raise UsageError(f"{path} cannot be read as a recipe: {error}") from error
 
 
 def _keys_once(root: Any) -> None:
-    """Refuse YAML in which a key stands twice, the last of which would be taken without a word, and merged keys.
+    """Refuse YAML with duplicate keys, the last of which would be used silently, and with merged keys.
 
-    Merges of merges grow without end, and a recipe has nothing to merge.
+    Nested merges can grow without limit, and recipes do not need merges.
     """
     seen: set[int] = set()
     todo = [root]
@@ -58,7 +62,7 @@ def _keys_once(root: Any) -> None:
 
 
 def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Keys with their values; a key that stands twice is an error."""
+    """Return the mapping of keys to values; raise ValueError for a duplicate key."""
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:

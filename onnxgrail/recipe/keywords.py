@@ -1,6 +1,6 @@
-"""Kinds of values: what keywords of library calls and keys of recipes may hold, checked before any work.
+"""Check and convert the types of keywords of library calls and of keys of recipes, before any work.
 
-Ranges and known words are checked where the values are used; here a value only gets the type that it must have.
+Ranges and known words are checked where the values are used; here a value only gets the required type.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from onnxgrail.errors import UsageError
 P = ParamSpec("P")
 R = TypeVar("R")
 Reader = Callable[[Any], Any]
-LIMIT = 2**63  # whole numbers are below it
+LIMIT = 2**63  # bound on the absolute value of whole numbers
 GONE = {
     "plots": "--report page.html shows what the figures showed",
     "prune-swap": "Use prune, best with --selector obs",
     "fold-hartigan": "Use fold",
 }
-"""What to use instead of an option or a choice of earlier versions."""
+"""Hints for options and choices that earlier versions had."""
 
 
 class _OddError(Exception):
-    """A value of another kind; the text is what was expected."""
+    """A value has the wrong type; the text is what was expected."""
 
 
 def flag(value: Any) -> bool:
@@ -55,7 +55,7 @@ def whole(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """Read a number, also from text: YAML takes 1e-3 for a word."""
+    """Read a number, also from text: YAML parses 1e-3 as text."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
         raise _OddError("a number")
     try:
@@ -65,7 +65,7 @@ def number(value: Any) -> float:
 
 
 def several(value: Any) -> tuple[float, ...]:
-    """Read one finite number or several."""
+    """Read one or more finite numbers."""
     parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, numbers.Real) else value
     try:
         found = tuple(map(number, _items(parts)))
@@ -84,7 +84,7 @@ def text(value: Any) -> str:
 
 
 def amount(value: Any) -> str:
-    """Read text or a number, as text: both say how much of something there may be."""
+    """Read an amount, text or a number, as text."""
     if isinstance(value, str):
         return value
     found = number(value)
@@ -92,7 +92,7 @@ def amount(value: Any) -> str:
 
 
 def words(value: Any) -> str | tuple[str, ...]:
-    """Read words: one text, which may hold several, or a list of them."""
+    """Read words: a text, which may hold several, or a list of texts."""
     if isinstance(value, str):
         return value
     found = _items(value)
@@ -102,12 +102,12 @@ def words(value: Any) -> str | tuple[str, ...]:
 
 
 def layers(value: Any) -> int | str | tuple[str, ...]:
-    """Read how many layers, or their names."""
+    """Read a number of layers, or their names."""
     return whole(value) if isinstance(value, numbers.Integral) else words(value)
 
 
 def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
-    """Read shapes by name."""
+    """Read a mapping of input names to shapes."""
     try:
         return {text(name): wholes(dims) for name, dims in value.items()}
     except (_OddError, AttributeError):
@@ -130,7 +130,7 @@ def place(value: Any) -> Path:
 
 
 def places(value: Any) -> tuple[Path, ...]:
-    """Read a path or several."""
+    """Read one or more paths."""
     return (place(value),) if isinstance(value, str | os.PathLike) else tuple(map(place, _items(value)))
 
 
@@ -175,15 +175,15 @@ READERS |= {
 
 
 def read(name: str, value: Any, label: str = "") -> Any:
-    """Return a value as the type that its name takes; None, and what has an unknown name, as it is.
+    """Return a value converted to the type of its keyword; None, and values of unknown keywords, unchanged.
 
     Args:
         name: of a keyword, or of a key of a recipe.
-        value: what was given.
-        label: where that stands, for the message.
+        value: the value to convert.
+        label: source of the value, for the message.
 
     Raises:
-        UsageError: it is of another kind.
+        UsageError: it has the wrong type.
     """
     reader = READERS.get(name)
     return value if value is None or reader is None else read_as(reader, name, value, label)
@@ -208,31 +208,35 @@ def read_as(reader: Reader, name: str, value: Any, label: str = "") -> Any:
 
 
 def check_gone(name: str, message: str) -> None:
-    """Check that an option or a choice is none that earlier versions had.
+    """Check that an option or a choice was not removed after an earlier version.
+
+    Args:
+        name: of the option or choice.
+        message: of the error.
 
     Raises:
-        UsageError: it is one; the hint says what to use instead.
+        UsageError: it was removed; the hint says what to use instead.
     """
     if name in GONE:
         raise UsageError(message, hint=GONE[name])
 
 
 def odd(name: str, value: Any, label: str, expected: str) -> UsageError:
-    """Return the error for a value of another kind."""
-    short = reprlib.Repr()  # aliases make a little YAML into values without end
+    """Return the error for a value of the wrong type."""
+    short = reprlib.Repr()  # YAML aliases can expand a short text to an unlimited value
     short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
     try:
         shown = short.repr(value)
-    except ValueError:  # Python does not write out numbers of thousands of digits
+    except ValueError:  # Python does not print numbers of thousands of digits
         shown = "too large a number"
     return UsageError(f"{f'{label}: ' if label else ''}{name} is {shown}, expected {expected}")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the keywords of a public call before it begins; None is no choice and takes the default.
+    """Wrap a public function so that its keywords are checked first; None stands for the default.
 
     Raises:
-        UsageError: one is of another kind than it takes.
+        UsageError: a keyword has the wrong type.
     """
     signature = inspect.signature(function)
 

@@ -1,4 +1,4 @@
-"""Regular expressions of `--include` and `--exclude`, which a recipe may hold: none of them takes for ever."""
+"""Regular expressions of `--include` and `--exclude`, with a time limit, because recipes of others contain them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from collections.abc import Iterator, Sequence
 
 from onnxgrail.errors import UsageError
 
-SECONDS = 10.0  # that all matches of a pattern may take together
+SECONDS = 10.0  # time limit for all matches of a pattern together
 
 
 class Pattern:
     """The regular expression of an option."""
 
     def __init__(self, option: str, text: str) -> None:
-        """Compile it.
+        """Compile the regular expression.
+
+        Args:
+            option: name of the option, for messages.
+            text: the regular expression.
 
         Raises:
             UsageError: it is not a regular expression.
@@ -31,10 +35,10 @@ class Pattern:
             raise UsageError(f"{self._name} is not a regular expression: {why}") from error
 
     def matches(self, names: Sequence[str]) -> bool:
-        """Return True if it matches one of some names.
+        """Return True if the pattern matches at least one of the names.
 
         Raises:
-            UsageError: that takes too long.
+            UsageError: matching takes too long.
         """
         started = time.monotonic()
         try:
@@ -57,7 +61,7 @@ class _LateError(Exception):
 def _deadline(seconds: float) -> Iterator[None]:
     """Raise `_LateError` in a match that takes too long.
 
-    Only the main thread gets signals, and a program may use the alarm itself: there, nothing is raised.
+    There is no limit outside the main thread, which gets no signals, or if the program uses the alarm itself.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "setitimer") or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:

@@ -1,7 +1,7 @@
-"""Selectors and compensators of other packages, found by entry points when their name is asked for.
+"""Selectors and compensators of other packages, found by their entry points.
 
-A package declares `[project.entry-points."onnxgrail.selectors"] name = "module:Class"`; nothing of it is imported
-before.  Names of onnxgrail's own cannot be taken.
+A package declares `[project.entry-points."onnxgrail.selectors"] name = "module:Class"`; it is imported only when an
+option gives that name.  The names of built-in selectors and compensators cannot be replaced.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A plug-in with what it must keep to: mistakes of others are named, and do not become wrong models."""
+    """A plug-in with checks of its results, so that its mistakes raise errors instead of making wrong models."""
 
     label: str
     inner: Any
 
     @property
     def needs_data(self) -> bool:
-        """Whether it reads `view.stats`."""
+        """Return True if it reads `view.stats`."""
         return bool(self.inner.needs_data)
 
     @property
     def needs_gram(self) -> bool:
-        """Whether it reads more of them than the diagonals, which it may deny."""
+        """Return True if it reads more of the statistics than the diagonals."""
         return needs_gram(self.inner)
 
 
@@ -46,7 +46,7 @@ class ForeignSelector(Foreign):
     """A selector of another package."""
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,), looked at before they are used."""
+        """Return scores (u,), after checking their shape and values."""
         scores = np.asarray(self.inner(view, rng), np.float64)
         if scores.shape != (view.block.units,) or not np.isfinite(scores).all():
             raise UsageError(
@@ -61,7 +61,7 @@ class ForeignCompensator(Foreign):
     """A compensator of another package."""
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
-        """The change, looked at before it is made."""
+        """Return the change, after checking its shapes and values."""
         change = self.inner(view, reducer)
         if not isinstance(change, Change):
             raise UsageError(f"{self.label} gave a {type(change).__name__}, expected an onnxgrail.core.Change")
@@ -88,10 +88,10 @@ def foreign(option: str, name: str) -> bool:
 
 
 def look_up(option: str, name: str) -> None:
-    """Put the plug-in of that name beside the built-in ones, where there is one.
+    """Register the plug-in of that name, if there is one, next to the built-in ones.
 
     Raises:
-        UsageError: it cannot be loaded, is none, or two packages have one of that name.
+        UsageError: it cannot be loaded, is not a plug-in, or two packages have a plug-in of that name.
     """
     group, known = GROUPS[option]
     if name in known:
@@ -106,7 +106,7 @@ def look_up(option: str, name: str) -> None:
     try:
         inner = found[0].load()
         inner = inner() if isinstance(inner, type) else inner
-    except Exception as error:  # whatever a foreign module does when it is imported
+    except Exception as error:  # a foreign module may raise anything when it is imported
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"{label} cannot be loaded: {text}") from error
     if not callable(inner) or not isinstance(getattr(inner, "needs_data", None), bool):

@@ -1,4 +1,4 @@
-"""Which blocks a recipe selects."""
+"""Select the blocks that a recipe narrows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from onnxgrail.core import Block, Recipe
 from onnxgrail.recipe.patterns import Pattern
 
-TARGETS = ("tensorrt",)  # a table in the folder `targets` for each
+TARGETS = ("tensorrt",)  # each has a table in the folder `targets`
 ALLOCATIONS = ("uniform", "depth", "flap", "global")
 
 
 def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
-    """Blocks of the wanted kinds whose name or one of whose nodes matches `include` and none matches `exclude`.
+    """Return the blocks of the chosen kinds with a name that matches `include` and no name that matches `exclude`.
+
+    The names of a block are its own name and those of its nodes.
 
     Raises:
         UsageError: a pattern is not a regular expression.
@@ -24,7 +26,7 @@ def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
 
 
 def named(recipe: Recipe) -> Callable[[Sequence[str]], bool]:
-    """Tells of a thing's names whether one of them matches `include` and none matches `exclude`.
+    """Return a function that is True for names of which one matches `include` and none matches `exclude`.
 
     Raises:
         UsageError: a pattern is not a regular expression.

@@ -1,6 +1,6 @@
-"""Recipes that outlive their run: in the written model, in files of YAML or JSON, and back to choices.
+"""Save recipes in the written model and in files of YAML or JSON, and read them back.
 
-What a recipe may say is decided in `trust.py`.
+`trust.py` decides what a recipe may contain.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from onnxgrail.recipe.documents import parsed
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.trust import PLACES, Origin
 
-KEY = "onnxgrail.recipe.check"  # of the metadata of a model: a list of the runs that made it, the first one first
-AUTO = "auto"  # how held-out samples were asked for where nobody did
-BESIDE = ("data", "held_out", "output", "onnxgrail")  # what a recipe file may hold beside the choices
+KEY = "onnxgrail.recipe.check"  # metadata key: a list of the runs that made the model, in order
+AUTO = "auto"  # how a run requests held-out samples by default
+BESIDE = ("data", "held_out", "output", "onnxgrail")  # keys that a recipe file may have besides the choices
 SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -38,9 +38,9 @@ KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What a recipe says: choices for `compress`, and the places it names, as text that nobody has checked.
+    """The content of a recipe: choices for `compress`, and unchecked paths as text.
 
-    `note` says which choice is read differently from what stands there.
+    `note` explains a choice that is interpreted differently from its text.
     """
 
     origin: Origin
@@ -49,10 +49,13 @@ class Saved:
     note: str = ""
 
     def place(self, name: str) -> str | None:
-        """Return data, held-out data (or how many) or the tokenizer; None where the recipe names none.
+        """Return the data, the held-out data (or their number) or the tokenizer; None if the recipe names none.
+
+        Args:
+            name: `data`, `held_out` or `tokenizer`.
 
         Raises:
-            UsageError: it names what no recipe may name.
+            UsageError: a recipe may not name this file.
         """
         text = self.named.get(name)
         if text is None or (name == "held_out" and _count(text)):
@@ -60,7 +63,7 @@ class Saved:
         return trust.place(self.origin, name, text)
 
     def check_output(self) -> None:
-        """Refuse a recipe that says where to write.
+        """Refuse a recipe that names an output file.
 
         Raises:
             UsageError: it does.
@@ -69,13 +72,13 @@ class Saved:
             trust.check_output(self.origin, self.named["output"])
 
     def check_plugins(self, instead: Collection[str]) -> None:
-        """Refuse a recipe that names a plug-in: only a command or a call may have one imported.
+        """Refuse a recipe that names a plug-in: only a command or a call may import a plug-in.
 
         Args:
             instead: options that the command or the call gives itself.
 
         Raises:
-            UsageError: it names one.
+            UsageError: it names a plug-in.
         """
         for option in GROUPS:
             name = self.choices.get(option)
@@ -87,9 +90,14 @@ class Saved:
 
 
 def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
-    """Write into a model how it was made, behind what it says already.
+    """Append a run to the list of runs in a model's metadata.
 
-    Places of files are left out: they say something about a machine, and the same run elsewhere gives the same bytes.
+    Paths are left out: they depend on the machine, and the same run must give the same bytes everywhere.
+
+    Args:
+        model: the model, changed in place.
+        recipe: the choices of the run.
+        command: the command of the run.
     """
     choices = {**dataclasses.asdict(recipe), "tokenizer": None}
     entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
@@ -97,7 +105,7 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 
 
 def shorten(model: ir.Model) -> None:
-    """Leave out of the last entry what a recipe has by default."""
+    """Remove default values from the last entry, to save bytes."""
     *others, last = runs(model)
     usual = plain(dataclasses.asdict(Recipe()))
     choices = {name: value for name, value in last["recipe"].items() if value != usual.get(name)}
@@ -105,10 +113,10 @@ def shorten(model: ir.Model) -> None:
 
 
 def runs(model: ir.Model) -> list[Mapping[str, Any]]:
-    """The runs that made a model, the first one first; nothing where another tool wrote it."""
+    """Return the runs that made a model, in order; empty if another tool wrote it."""
     try:
         found = json.loads(model.metadata_props.get(KEY, "[]"))
-    except (ValueError, RecursionError):  # somebody else's note under our name
+    except (ValueError, RecursionError):  # another tool's metadata under our key
         return []
     return [run for run in found if _is_run(run)] if isinstance(found, list) else []
 
@@ -118,18 +126,18 @@ def _is_run(run: Any) -> bool:
 
 
 def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) -> list[str]:
-    """Write a recipe file, as YAML or as JSON by its suffix.
+    """Write a recipe file, as YAML or JSON according to its suffix.
 
-    It names data, held-out data and the tokenizer relative to its folder where they lie inside.
+    Data, held-out data and the tokenizer are named relative to the file's folder if they are inside it.
 
     Args:
         path: of the recipe.
         recipe: the choices.
-        data: what was given as data.
-        held_out: the same for the samples that judge, or their number.
+        data: the `data` argument of the run.
+        held_out: held-out data, or their number of samples.
 
     Returns:
-        A note for each place that it does not name.
+        A note for each path that is left out.
 
     Raises:
         OutputError: the file cannot be written.
@@ -152,27 +160,27 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
 
 
 def _count(held_out: Any) -> bool:
-    """Return True for a number of samples that are held back, as number or as text."""
+    """Return True for a number of held-out samples, as number or as text."""
     if not isinstance(held_out, str):
         return isinstance(held_out, int)
     return whole(held_out) is not None or held_out.strip().lower() in ("none", AUTO)
 
 
 def check_suffix(path: Path) -> None:
-    """Whether a recipe file says by its name how it is written.
+    """Check that the suffix of a recipe file is known.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it is not.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"recipe {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
 
 
 def read(source: str | Path | Mapping[str, Any]) -> Saved:
-    """A recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote) or a mapping.
+    """Read a recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote) or a mapping.
 
     Raises:
-        UsageError: a key is unknown or a value is of the wrong kind; both are named.
+        UsageError: a key is unknown or a value has the wrong type; the message names both.
         ModelError: there is no such file, or it is a model without a recipe.
     """
     if isinstance(source, Mapping):
@@ -192,7 +200,7 @@ def read(source: str | Path | Mapping[str, Any]) -> Saved:
 
 
 def _of_report(report: Mapping[str, Any], label: str) -> Saved:
-    """The choices of a report, and what it says of data."""
+    """Return the choices and the data paths of a report."""
     calibration, verification = (_part(report, key) for key in ("calibration", "verification"))
     data = None if calibration.get("synthetic", True) else calibration.get("source")
     asked = (_part(verification, "judged") or _part(verification, "held_out")).get("asked")
@@ -218,7 +226,7 @@ def _of_model(path: Path) -> Saved:
 
 
 def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
-    """Read what the program wrote itself; before `unit_ratio` existed, `ratio` had its meaning."""
+    """Read a recipe that onnxgrail wrote; in versions before `unit_ratio`, `ratio` had that meaning."""
     found = _saved(content, origin)
     share = found.choices.get("ratio")
     if "unit_ratio" in content or not share:
@@ -249,7 +257,7 @@ def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
 
 
 def _place(name: str, value: Any, label: str) -> dict[str, str]:
-    """What names a file, as text; the version that wrote a recipe is not asked for."""
+    """Return the path of a key as text; empty for None and for the key of the version."""
     if value is None or name == BESIDE[-1]:
         return {}
     if name == "held_out" and isinstance(value, int) and not isinstance(value, bool):
@@ -260,7 +268,7 @@ def _place(name: str, value: Any, label: str) -> dict[str, str]:
 
 
 def nearest(name: str) -> str:
-    """A hint with the key that was probably meant."""
+    """Return a hint with the most similar key, or all keys."""
     known = (*FIELDS, *BESIDE[:-1])
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"

@@ -1,7 +1,7 @@
-"""What files that travel may say: numbers, choices, and, for a recipe file, data in its own folder.
+"""Limits on what shared files may contain: numbers, choices, and, for a recipe file, data in its own folder.
 
-Recipes, reports and models come from other people.  Nothing in them runs code, imports a plug-in, loads a library, or
-names where to read or write outside of the recipe's folder.  All of that comes from the command line or from the
+Recipes, reports and models come from other people.  Nothing in them can run code, import a plug-in, load a library, or
+name a file to read or write outside the recipe's folder.  All of that must come from the command line or from the
 keywords of a Python call.
 """
 
@@ -16,20 +16,20 @@ from onnxgrail.errors import UsageError
 from onnxgrail.machine.device import CUDA
 from onnxgrail.machine.scripts import is_named
 
-PLACES = ("data", "held_out", "tokenizer")  # what a recipe file may name, inside of its folder
-COMMAND_ONLY = ("custom_ops",)  # what no file may say: it runs code
-PROVIDERS = ("CPUExecutionProvider", CUDA)  # others load libraries of their own
+PLACES = ("data", "held_out", "tokenizer")  # keys of a recipe file that may name a path inside its folder
+COMMAND_ONLY = ("custom_ops",)  # keys that no file may contain, because they run code
+PROVIDERS = ("CPUExecutionProvider", CUDA)  # other providers load libraries of their own
 WORDS = {"data": "data", "held_out": "held-out data", "tokenizer": "tokenizer"}
 INSTEAD = {"data": "--data DATA", "held_out": "--held-out DATA", "tokenizer": "--tokenizer FILE", "output": "OUT"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where a recipe comes from.
+    """The origin of a recipe.
 
     Attributes:
-        label: what messages call it.
-        folder: the folder of a recipe file; None where nothing may be named: a report, a model or a mapping.
+        label: its name in messages.
+        folder: the folder of a recipe file; None for a report, a model or a mapping, which may not name any files.
     """
 
     label: str
@@ -37,15 +37,15 @@ class Origin:
 
 
 def place(origin: Origin, name: str, text: str) -> str:
-    """Return the path of what a recipe names.
+    """Return the path of a file that a recipe names.
 
     Args:
         origin: of the recipe.
         name: one of `PLACES`.
-        text: what stands there, relative to the recipe's folder.
+        text: the path in the recipe, relative to its folder.
 
     Raises:
-        UsageError: it is not a file or folder inside of the recipe's folder, links resolved, or it names code.
+        UsageError: it is not a file or folder inside the recipe's folder, links resolved, or it names code.
     """
     says = f"{origin.label} names the {WORDS[name]} {text!r}"
     hint = f"Give {INSTEAD[name]} to use it"
@@ -54,9 +54,9 @@ def place(origin: Origin, name: str, text: str) -> str:
     try:
         found = (origin.folder / text).resolve()
         there, inside = found.exists(), _inside(origin.folder.resolve(), found)
-    except (OSError, ValueError, RuntimeError) as error:  # also links in a circle, and names that no file can have
+    except (OSError, ValueError, RuntimeError) as error:  # also circular links, and impossible names
         raise UsageError(f"{says}, which is not a path: {error}", hint=hint) from error
-    # The name that the reader gets decides, not the text: `evil.py:f/` and links to a file of such a name are code.
+    # Check the resolved name, not only the text: `evil.py:f/` and links to a file of such a name are code.
     if is_named(text) or is_named(str(found)):
         raise UsageError(f"{says}, which is code, and no recipe runs code", hint=hint)
     if not inside:
@@ -67,7 +67,7 @@ def place(origin: Origin, name: str, text: str) -> str:
 
 
 def _inside(folder: Path, path: Path) -> bool:
-    """Return True if a path, and all that a folder holds, lies in `folder`; both are resolved."""
+    """Return True if a path, and all links in it if it is a folder, lie in `folder`; both paths are resolved."""
     if not path.is_relative_to(folder):
         return False
     if not path.is_dir():
@@ -77,7 +77,7 @@ def _inside(folder: Path, path: Path) -> bool:
 
 
 def check_output(origin: Origin, text: str) -> None:
-    """Refuse to write where a recipe says.
+    """Refuse an output path in a recipe.
 
     Raises:
         UsageError: always.
@@ -91,8 +91,13 @@ def check_output(origin: Origin, text: str) -> None:
 def check_choice(origin: Origin, name: str, value: Any) -> None:
     """Refuse a choice of a recipe that would run or load something.
 
+    Args:
+        origin: of the recipe.
+        name: of the choice.
+        value: its value.
+
     Raises:
-        UsageError: it names code, a library, or an execution provider beside CPU and CUDA.
+        UsageError: it names code, a library, or an execution provider other than CPU and CUDA.
     """
     option = "--" + name.replace("_", "-")
     if name in COMMAND_ONLY:
@@ -111,10 +116,10 @@ def check_choice(origin: Origin, name: str, value: Any) -> None:
 
 
 def relative(source: Any, folder: Path) -> tuple[str | None, str]:
-    """Return how a recipe in a folder names data, and, where it cannot, why.
+    """Return the path of data relative to a recipe's folder, and, if it must be left out, None and the reason.
 
     Args:
-        source: what the user gave: a path, `file.py:function` or arrays; None for nothing.
+        source: the user's argument: a path, `file.py:function` or arrays; None if not given.
         folder: of the recipe.
     """
     if source is None:

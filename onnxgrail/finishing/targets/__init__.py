@@ -1,4 +1,7 @@
-"""Whether a runtime other than ONNX Runtime takes a model.  To add one: a table beside `tensorrt.toml`, a name here."""
+"""Check a model against the limits of a runtime other than ONNX Runtime.
+
+To add a runtime: put a table next to `tensorrt.toml`, and its name into `TARGETS`.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ import onnx_ir as ir
 
 STANDARD = ("", "ai.onnx")
 WEIGHTY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "DequantizeLinear")
-CHANNELLED = ("Conv", "ConvTranspose")  # with layers that are built for a number of channels
-SHOWN = 5  # weights named in one piece of advice
+CHANNELLED = ("Conv", "ConvTranspose")  # operators whose kernels are built for a fixed number of channels
+SHOWN = 5  # number of weights that a piece of advice names
 
 
 @functools.cache
 def table(name: str) -> Mapping[str, Any]:
-    """What is known of a runtime, with its source and date."""
+    """Return the table of a runtime's limits, with its source and date."""
     text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def check(model: ir.Model, name: str, *, strict: bool = False) -> dict[str, Any]:
-    """An entry for the report: what the runtime refuses (`problem`) and what it would be slow with (`advice`).
+    """Return a report entry: what the runtime rejects (`problem`) and what it would run slowly (`advice`).
 
     Args:
         model: the graph as it is written.
         name: of the runtime.
-        strict: whether a problem fails a gate.
+        strict: a problem fails the run's gate.
 
     Returns:
         name, table, source, date, strict, passed (no problem), findings: dicts of level, node, op and reason.
@@ -73,7 +76,7 @@ def _operators(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, 
 
 
 def _limits(node: ir.Node, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """What the parser asks of an operator that it supports."""
+    """Yield the parser's restrictions on a supported operator that a node violates."""
     for position in known["constants"].get(node.op_type, ()):
         value = _input(node, position)
         if value is not None and _constant(value) is None:
@@ -99,12 +102,12 @@ def _input(node: ir.Node, position: int) -> ir.Value | None:
 
 
 def _constant(value: ir.Value) -> Any:
-    """The array of an initializer or a Constant node, None for everything else."""
+    """Return the array of an initializer or a Constant node, None for all other values."""
     tensor = value.const_value
     producer = value.producer()
     if tensor is None and producer is not None and producer.op_type == "Constant":
         tensor = producer.attributes["value"].as_tensor() if "value" in producer.attributes else None
-        if tensor is None:  # value_ints and the like
+        if tensor is None:  # value_ints and similar attributes
             return np.zeros(0)
     return None if tensor is None else tensor.numpy()
 
@@ -135,12 +138,12 @@ def _types(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Nodes of all graphs."""
+    """Return the nodes of all graphs."""
     return (node for graph in model.graphs() for node in graph)
 
 
 def _computed(model: ir.Model) -> Iterator[tuple[ir.Value, ir.DataType | None]]:
-    """What nodes give and its type, where the file says it; casts speak for themselves."""
+    """Yield the outputs of nodes with their types, None if unknown; except of casts, which state their type."""
     for node in _nodes(model):
         tensor = (
             node.attributes["value"].as_tensor() if node.op_type == "Constant" and "value" in node.attributes else None
@@ -173,7 +176,7 @@ def _open(value: ir.Value, axis: int) -> bool:
 
 
 def _widths(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Channels that leave a part of the tensor cores idle."""
+    """Yield advice on channel counts that leave a part of the tensor cores idle."""
     odd: dict[int, list[str]] = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value

@@ -1,1 +1,1 @@
-"""Files: what is read must not change, what is written is whole or not there."""
+"""Files: inputs must not change while they are read, outputs are written whole or not at all."""

@@ -1,4 +1,4 @@
-"""Checksums of files, of some of them while they are written."""
+"""Checksums of files, on disk or while they are written."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, BinaryIO
 
 
 class Hashed:
-    """An open file to which one writes, and the checksum of what was written."""
+    """An open file that computes the checksum of what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest = file, hashlib.sha256()
         self.size = 0
 
     def write(self, data: Any) -> None:
-        """Write bytes, or an array of them."""
+        """Write bytes, or an array of bytes."""
         self._digest.update(data)
         self.size += self._file.write(data)
 
     @property
     def digest(self) -> str:
-        """The checksum in hexadecimal."""
+        """Return the checksum in hexadecimal."""
         return self._digest.hexdigest()
 
 

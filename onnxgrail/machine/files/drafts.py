@@ -1,8 +1,8 @@
-"""Drafts: folders in which a run writes what it then moves to its place, or what it needs only while it works.
+"""Drafts: folders for files that a run later moves to their place, or needs only while it works.
 
-A run holds a lock on each of its drafts. The system takes the lock away when the process ends, however it ends, so
-a draft that can be locked belongs to no living run, and a later run removes it. Locks are seen only by processes on
-the same kernel, which the name of a draft therefore states; others are left alone.
+A run holds a lock on each of its drafts. The system releases the lock when the process ends, however it ends, so
+a draft that can be locked belongs to no living run, and a later run removes it. Locks are visible only to processes on
+the same kernel, which the name of a draft therefore states; drafts of other kernels are not touched.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-HIDDEN, SCRATCH = ".onnxgrail-", "onnxgrail-"  # prefixes: beside results, and in the folder for temporary files
+HIDDEN, SCRATCH = ".onnxgrail-", "onnxgrail-"  # prefixes: next to results, and in the folder for temporary files
 FILES = "files"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-RANDOM = "[a-z0-9_]{8}"  # what tempfile puts behind a prefix
+RANDOM = "[a-z0-9_]{8}"  # what tempfile appends to a prefix
 
 
 @contextlib.contextmanager
 def draft(place: Path, prefix: str = HIDDEN) -> Iterator[Path]:
-    """Make a folder that is removed at the end.
+    """Create a folder that is removed at the end.
 
     Args:
-        place: the folder in which it is made.
-        prefix: of its name.
+        place: the parent folder.
+        prefix: of the folder's name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     folder, handle = _made(place, prefix)
     try:
-        files = folder / FILES  # apart from the lock: whoever moves a model to a folder locks that
+        files = folder / FILES  # a subfolder, because placing a model locks the model's folder, not the draft's
         files.mkdir()
         yield files
     finally:
@@ -60,7 +60,7 @@ def clear(place: Path, prefix: str = HIDDEN) -> None:
 
 
 def _made(place: Path, prefix: str) -> tuple[Path, int | None]:
-    """Return a new folder and the handle of its lock, None where there are no locks."""
+    """Return a new folder and the handle of its lock, None if there are no locks."""
     kernel = _kernel()
     while kernel:
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{kernel}-", dir=place))
@@ -76,7 +76,7 @@ def _made(place: Path, prefix: str) -> tuple[Path, int | None]:
 
 
 def _locked(folder: Path, *, wait: bool) -> int | None:
-    """Return a handle that holds the lock of a folder; None if it cannot be had, or if the folder is gone."""
+    """Return a handle that holds the lock of a folder; None if it cannot be locked, or if the folder is gone."""
     try:
         import fcntl
 
@@ -95,7 +95,7 @@ def _locked(folder: Path, *, wait: bool) -> int | None:
 
 @functools.cache
 def _kernel() -> str:
-    """Return a short name of the running kernel since it started; empty where it has none."""
+    """Return a short identifier of the running kernel since its boot; empty if the system has none."""
     try:
         return hashlib.sha256(BOOT.read_bytes()).hexdigest()[:8]
     except OSError:

@@ -1,4 +1,4 @@
-"""Where results go: checked before the work starts, never over what is read, written whole or not at all."""
+"""Output paths: checked before the work starts, never over an input file, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, err
 
 
 def default_output(source: Path) -> Path:
-    """`model.compressed.onnx` beside `model.onnx`."""
+    """Return `model.compressed.onnx` next to `model.onnx`."""
     return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
 
 
 def path_of(source: object) -> Path | None:
-    """Where a model lies; None for one that is not a file."""
+    """Return the path of a model, None if the model is not a file."""
     return Path(source) if isinstance(source, str | os.PathLike) else None
 
 
 def check_input(source: Path, hint: str = "Give an .onnx file") -> None:
-    """Whether there is a file to read; `hint` says what was wanted.
+    """Check that a file can be read.
+
+    Args:
+        source: the file.
+        hint: what to give instead.
 
     Raises:
-        ModelError: nothing there, a folder, or not readable.
+        ModelError: the file does not exist, is a folder, or is not readable.
     """
     if source.is_dir():
         raise ModelError(f"{str(source)!r} is a folder", hint=hint)
@@ -47,8 +51,8 @@ class Read:
 
     Attributes:
         path: the file or folder.
-        what: how messages call it.
-        holds: tells of a path below the folder, seen from there, if that file is one of those that are read.
+        what: its name in messages.
+        holds: returns True for a path relative to the folder if that file is among the files that are read.
     """
 
     path: Path
@@ -57,21 +61,21 @@ class Read:
 
 
 Targets = Iterable[tuple[str, Path]]
-"""Pairs of an option and what is written for it."""
+"""Pairs of an option and the file that it writes."""
 
 
 def check_targets(targets: Targets, reads: Iterable[Read], folders: Targets = ()) -> None:
-    """Refuse to write over what is read, and to write two things to one file.
+    """Refuse to write over a file that is read, and to write two outputs to one file.
 
     Links are followed, and all hard links of a file count as that file.
 
     Args:
         targets: files to write.
-        reads: what is read. No option allows to replace it.
+        reads: files to read; no option allows to replace them.
         folders: folders that belong to the command.
 
     Raises:
-        OutputError: a target is read, or such a folder holds what is read.
+        OutputError: a target is read, or such a folder contains a file that is read.
         UsageError: two targets are one file.
     """
     reads, seen = list(reads), list[tuple[str, Path]]()
@@ -93,7 +97,7 @@ def check_targets(targets: Targets, reads: Iterable[Read], folders: Targets = ()
 
 
 def _among(target: Path, read: Read) -> bool:
-    """Return True if a target is one of the files that are read from a folder, or would be the next time."""
+    """Return True if a target is one of the files that are read from a folder, now or the next time."""
     place, folder = _real(target), _real(read.path)
     if place.is_relative_to(folder) and read.holds(place.relative_to(folder)):
         return True
@@ -106,7 +110,7 @@ def _among(target: Path, read: Read) -> bool:
 def _same(one: Path, two: Path) -> bool:
     try:
         return one.samefile(two)
-    except (OSError, ValueError):  # one is missing, or has a name that no file can have
+    except (OSError, ValueError):  # one file is missing, or has an impossible name
         return _real(one) == _real(two)
 
 
@@ -123,10 +127,10 @@ def check_output(target: Path, *, force: bool = False, what: str = "output") -> 
     Args:
         target: the file to write.
         force: an existing file may be replaced.
-        what: how messages call it.
+        what: its name in messages.
 
     Raises:
-        OutputError: target is a folder or a device, exists without `force`, or its folder cannot be made or written.
+        OutputError: target is a folder or a device, exists without `force`, or its folder cannot be created or written.
     """
     if target.is_dir():
         raise OutputError(f"{what} {str(target)!r} is a folder", hint="Give a file name")
@@ -138,12 +142,12 @@ def check_output(target: Path, *, force: bool = False, what: str = "output") -> 
 
 
 def check_folder(folder: Path) -> None:
-    """Check that files can be made in a folder, which may have to be made itself.
+    """Check that files can be created in a folder, which may not exist yet.
 
-    It is tried, since permission bits do not tell about mounts and full quotas.
+    The check creates a temporary file, because permission bits do not tell about mounts and full quotas.
 
     Raises:
-        OutputError: it, or the folder in which it would be made, is no folder or not writable.
+        OutputError: the folder, or the folder in which it would be created, is not a folder or not writable.
     """
     there = existing(folder)
     if not there.is_dir():
@@ -164,10 +168,10 @@ def existing(folder: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, with those above it.
+    """Create a folder and its parents.
 
     Raises:
-        OutputError: it cannot be made or written.
+        OutputError: it cannot be created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,8 +195,8 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: b
 
     Args:
         target: the file.
-        write: is given an open file.
-        durable: it is whole after a loss of power, too.
+        write: receives the open file.
+        durable: make sure that the file is on the disk even after a loss of power.
 
     Raises:
         OutputError: the file cannot be written.
@@ -209,7 +213,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: b
                 file.flush()
                 if durable:
                     _sync(file.fileno())
-                if folder is None:  # only now, so that a run that is killed before leaves nothing
+                if folder is None:  # only now, so that a run killed earlier leaves nothing
                     folder = stack.enter_context(draft(target.parent))
                     _name(file, folder / "file")
             (folder / "file").replace(target)
@@ -220,10 +224,10 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object], *, durable: b
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk: a loss of power must not mix old and new.
+    """Flush a file, or the names in a folder, to the disk, so that a loss of power cannot mix old and new files.
 
     Raises:
-        OSError: it cannot write them.
+        OSError: it cannot be flushed.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -241,17 +245,17 @@ def _sync(handle: int) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in NO_SYNC:  # some file systems know no such thing
+        if error.errno not in NO_SYNC:  # some file systems cannot flush
             raise
 
 
 def _nameless(folder: Path) -> BinaryIO | None:
-    """A file without a name, of which a killed process leaves nothing; None where the system has none."""
+    """Open a file without a name, which disappears if the process is killed; None if the system cannot."""
     if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").exists():
         return None
     try:
         return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-    except OSError:  # not every file system knows them
+    except OSError:  # not all file systems support it
         return None
 
 

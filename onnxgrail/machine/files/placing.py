@@ -1,7 +1,7 @@
-"""Put a finished model in its place: its weights first, under a name that their content gives, then the graph.
+"""Move a finished model to its place: first its weights, named after their checksum, then the graph.
 
-The graph refers to its weights by that name, so the one rename of the graph decides which model is there: whoever is
-killed before it leaves the old graph with the old weights.
+The graph refers to its weights by that name, so the rename of the graph alone switches from the old model to the new
+one: a run that is killed before that leaves the old graph with the old weights.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.machine.files.paths import sync
 
-DIGITS = (16, 32, 64)  # of a checksum in the name of a file; more only where another file has the short name
-SEARCHED = 2**32  # bytes of other files that are searched for the name of a file before it is removed
+DIGITS = (16, 32, 64)  # of a checksum in a file name; more only if another file has the shorter name
+SEARCHED = 2**32  # bytes of other files that are searched for a file's name before it is removed
 PIECE = 2**24
 PLAIN = frozenset({".json", ".html", ".htm", ".yaml", ".yml", ".md", ".txt", ".log"})  # reports name what was written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """A file with the weights of a model that is not in its place yet.
+    """A file with the weights of a model, not moved to its place yet.
 
     Attributes:
-        path: where it is.
-        name: what it will be called, and what the model calls it.
+        path: its current path.
+        name: its final name, to which the model refers.
         sha256: its checksum.
     """
 
@@ -38,19 +38,19 @@ class Weights:
 
 
 def weights_name(target: Path, digest: str) -> str:
-    """Return the name of the file with the weights of `target`, whose checksum is `digest`."""
+    """Return the name of the weights file of `target`; `digest` is the checksum of the weights."""
     names = [f"{target.name}.{digest[:count]}.data" for count in DIGITS]
     free = (n for n in names if not os.path.lexists(target.parent / n) or _holds(target.parent / n, digest))
     return next(free, names[-1])
 
 
 def place(target: Path, graph: Path, weights: Weights | None = None) -> None:
-    """Move a model to its place, and remove files with weights that were written for the same place before.
+    """Move a model to its place, and remove weights files that were written for the same target before.
 
     Args:
-        target: where the graph goes.
+        target: final path of the graph.
         graph: the model file, on the same file system.
-        weights: the file that it names for its weights, if there is one.
+        weights: the weights file to which the graph refers, None if there is none.
 
     Raises:
         OSError: a file cannot be moved.
@@ -75,7 +75,7 @@ def _holds(path: Path, digest: str) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other runs from moving files to a folder, where the system can."""
+    """Lock a folder against other runs that move files to it, if the system can."""
     handle = None
     try:
         import fcntl
@@ -92,9 +92,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _tidy(target: Path, current: str | None) -> None:
-    """Remove weights of models that `target` was before, and of runs that were killed, unless a file names them.
+    """Remove weights files of earlier models at `target`, and of killed runs, unless another file refers to them.
 
-    Models name their weights by a path that leads from their own folder down.
+    Models refer to their weights by a path relative to their own folder, never upwards.
     """
     named = re.compile(re.escape(target.name) + rf"\.[0-9a-f]{{{DIGITS[0]},{DIGITS[-1]}}}\.data")
     with contextlib.suppress(OSError, RuntimeError):
@@ -107,7 +107,7 @@ def _tidy(target: Path, current: str | None) -> None:
 
 
 def _mentioned(names: set[str], files: Iterable[Path]) -> set[str]:
-    """Return those names that a file holds or a link leads to; all of them where too much would have to be read."""
+    """Return the names that a file contains or a link leads to; all names if too much would have to be read."""
     found, room = set[str](), SEARCHED
     longest = max(len(name.encode()) for name in names)
     for file in files:

@@ -1,4 +1,4 @@
-"""Temporary files: where they go, and what is said when there is no room for them."""
+"""Temporary files: their folder, and the error if it has no room."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def temporary_folder() -> Path:
     """Return the folder for temporary files: the one that TMPDIR names, else the system's.
 
     Raises:
-        OutputError: TMPDIR names a folder that cannot be written, or there is none.
+        OutputError: TMPDIR names a folder that cannot be written, or no folder can be.
     """
     named = os.environ.get("TMPDIR")
     try:
@@ -40,10 +40,10 @@ def _try_out(folder: Path) -> None:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Make a folder for temporary files, and remove those of runs that were killed.
+    """Create a folder for temporary files, and remove those of runs that were killed.
 
     Raises:
-        OutputError: it cannot be made, or what is written there finds no room.
+        OutputError: it cannot be created, or there is no room for a file.
     """
     place = temporary_folder()
     clear(place, SCRATCH)
@@ -58,16 +58,16 @@ def scratch() -> Iterator[Path]:
 
 
 def no_room(error: OSError, folder: str | None = None) -> OutputError:
-    """Return what to raise where temporary files cannot be written: by default in the folder that is in use."""
+    """Return the error for temporary files that cannot be written; `folder` defaults to the folder in use."""
     if folder is None:
         folder = tempfile.tempdir or "."
     return OutputError(f"cannot write temporary files to {folder!r}: {error.strerror or error}", hint=TEMPORARY)
 
 
 def out_of_room(error: BaseException | None) -> OSError | None:
-    """What an error goes back to, where that is a disk or a quota that is full."""
+    """Return the disk-full or quota error that caused an error, None if there is no such cause."""
     while error is not None:
-        # numpy tells no number where it writes an array.
+        # numpy sets no errno when it fails to write an array.
         if isinstance(error, OSError) and (error.errno in FULL or "problem writing" in str(error)):
             return error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Files that must stay as they are while a command uses them."""
+"""Files that must not change while a command uses them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pathlib import Path
 
 from onnxgrail.errors import OnnxGrailError
 
-PIECE = 2**20  # bytes that are handed on at once
-LONGEST = 2**28  # bytes of one call of the system, which an interrupt waits for
+PIECE = 2**20  # bytes that are yielded at once
+LONGEST = 2**28  # bytes per system call, which an interrupt has to wait for
 
 
 class SteadyFile:
-    """A file that is read again and again.  Every look at it makes sure that it is as it was when it was opened.
+    """A file that is read repeatedly.  Each access checks that it has not changed since it was opened.
 
-    It is read and never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
+    It is read and never mapped: a mapped file that is truncated ends the process with SIGBUS.
 
     Attributes:
-        path: where it really is.
+        path: its path.
     """
 
     def __init__(self, path: Path, error: type[OnnxGrailError], *, held: bool = False) -> None:
-        """Take the file as it is now.
+        """Record the current state of the file.
 
         Args:
             path: of the file.
-            error: what to raise when it has changed.
-            held: it stays open, and can be read when its name is gone.
+            error: exception type to raise when it has changed.
+            held: keep the file open, so that it can be read after its name is gone.
 
         Raises:
             OSError: it cannot be read.
@@ -45,14 +45,14 @@ class SteadyFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return self._stamp[0]
 
     def check(self) -> None:
-        """Check that the file under this name is the one that was opened, and as it was.
+        """Check that the file at this path is the one that was opened, and that it has not changed.
 
         Raises:
-            OnnxGrailError: it is not.
+            OnnxGrailError: it has changed.
         """
         try:
             now = self.path.stat()
@@ -61,7 +61,11 @@ class SteadyFile:
         self._compare(now)
 
     def read_into(self, offset: int, room: memoryview) -> None:
-        """Fill memory with bytes.
+        """Fill a buffer with bytes of the file.
+
+        Args:
+            offset: position of the first byte in the file.
+            room: the buffer.
 
         Raises:
             OnnxGrailError: the file has changed.
@@ -78,7 +82,7 @@ class SteadyFile:
             self._compare(os.fstat(source.fileno()))
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Read bytes piece by piece, each into the same memory.
+        """Yield `size` bytes from `offset` on in pieces, all in the same buffer.
 
         Raises:
             OnnxGrailError: the file has changed.
@@ -113,5 +117,5 @@ class SteadyFile:
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when somebody writes to a file, or puts another one in its place."""
+    """Return the attributes of a file that change when it is written or replaced."""
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev

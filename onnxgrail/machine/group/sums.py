@@ -1,10 +1,9 @@
-"""Sums over calibration batches that come out the same, bit for bit, in however many processes they are taken.
+"""Sums over calibration batches that are equal, bit for bit, for any number of processes.
 
-Floating sums depend on their order, so there is one order for all: batches are cut into equal stretches of four or
-more (of fewer where there are few), a stretch is summed in the order of its batches, and stretches are the leaves of a
-binary tree.  A process owns neighbouring leaves; the partial sums it cannot finish alone are exactly nodes of that
-tree, and go to the others.
-At any time only a logarithmic number of partial sums exists.
+Floating-point sums depend on their order, so the order is fixed: batches are cut into equal stretches of four or more
+(fewer if there are few batches), a stretch is summed in the order of its batches, and stretches are the leaves of a
+binary tree.  A process owns neighboring leaves; the partial sums that it cannot complete alone are nodes of that tree
+and are sent to other processes.  At any time only a logarithmic number of partial sums exists.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import numpy as np
 from onnxgrail.core import Floats
 from onnxgrail.machine.steps.codec import Record
 
-LEAVES = 32  # more processes than this cannot share the work
-FEWER = 4  # stretches that a few batches are cut into: every one costs a sum of its own
+LEAVES = 32  # upper limit on the number of processes that can share the work
+FEWER = 4  # number of stretches for few batches: each stretch costs a sum of its own
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Sums over the leaves from `index * 2**level` on, `2**level` of them (fewer at the end)."""
+    """Sums over the leaves `index * 2**level` and following, `2**level` of them (fewer at the end)."""
 
     level: int
     index: int
@@ -34,21 +33,21 @@ class Node:
 
 
 class Group(Protocol):
-    """The processes that work on one job; they all do the same, on different batches, and the first one decides."""
+    """The processes that work on a job; all do the same on different batches, and the first process decides."""
 
     @property
     def rank(self) -> int:
-        """Number of this process; 0 decides, writes and prints."""
+        """Return the number of this process; process 0 decides, writes and prints."""
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """Return the number of processes."""
 
     def collect(self, nodes: list[Node]) -> None:
-        """Bring the partial sums of all processes together in the first one."""
+        """Combine the partial sums of all processes in the first process."""
 
     def share(self, record: Record | None) -> Record | None:
-        """What the first process passes, on every process."""
+        """Return the first process's record on every process."""
 
 
 class Solo:
@@ -57,10 +56,10 @@ class Solo:
     rank, size = 0, 1
 
     def collect(self, nodes: list[Node]) -> None:
-        """Everything is here already."""
+        """Do nothing: a single process has all sums already."""
 
     def share(self, record: Record | None) -> Record | None:
-        """What was passed."""
+        """Return the record unchanged."""
         return record
 
 
@@ -74,8 +73,8 @@ class Shard:
     Attributes:
         group: the processes.
         total: number of all batches.
-        numbers: of the batches of this process.
-        spare: there was nothing left for it; it goes through the motions with the first batch and adds nothing.
+        numbers: numbers of the batches of this process.
+        spare: there is no batch for this process; it runs the first batch like the others and adds nothing to the sums.
     """
 
     group: Group
@@ -85,20 +84,20 @@ class Shard:
 
     @property
     def each(self) -> int:
-        """Batches of one leaf of the sums; the last leaf may have fewer."""
+        """Return the number of batches per leaf of the sums; the last leaf may have fewer."""
         return _each(self.total)
 
     def closes(self, number: int) -> bool:
-        """Whether a batch is the last one of its leaf."""
+        """Return True if a batch is the last one of its leaf."""
         return (number + 1) % self.each == 0 or number + 1 == self.total
 
     @property
     def leaves(self) -> int:
-        """How many leaves all batches make."""
+        """Return the number of leaves of all batches."""
         return -(-self.total // self.each)
 
     def split(self, ways: int) -> list[Shard]:
-        """At most so many parts of neighbouring leaves, as equal as whole leaves allow, in the order of the batches."""
+        """Split into at most `ways` parts of neighboring leaves, of similar size, in the order of the batches."""
         leaves = -(-len(self.numbers) // self.each)
         ways = min(ways, leaves)
         starts = (self.numbers.start + -(-leaves * way // ways) * self.each for way in range(ways + 1))
@@ -107,7 +106,7 @@ class Shard:
 
 
 def shard_of(group: Group, total: int) -> Shard:
-    """The part of `total` batches that this process works on: neighbouring leaves, as equal as whole leaves allow."""
+    """Return this process's part of `total` batches: neighboring leaves, of similar size for all processes."""
     each = _each(total)
     leaves = -(-total // each)
     first, last = (-(-leaves * rank // group.size) * each for rank in (group.rank, group.rank + 1))
@@ -116,7 +115,7 @@ def shard_of(group: Group, total: int) -> Shard:
 
 
 class Tally:
-    """Sums arrays over the batches of all processes."""
+    """A running sum of arrays over the batches of all processes."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard, self._each = shard, shard.each
@@ -124,9 +123,9 @@ class Tally:
         self._leaf: Node | None = None
 
     def add(self, number: int, arrays: Iterable[Floats]) -> None:
-        """Add what batch `number` gives: always as many arrays, of the same shapes or empty where there is nothing.
+        """Add the arrays of batch `number`: always as many arrays, each of the same shape or empty.
 
-        Batches come in their order, each once.  The arrays are the tally's from now on.
+        Batches come in order, each once.  The tally takes ownership of the arrays.
         """
         if self._shard.spare:
             return
@@ -138,7 +137,7 @@ class Tally:
         self._leaf = Node(level=0, index=leaf, arrays=tuple(arrays))
 
     def join(self, others: Iterable[Tally]) -> None:
-        """Take over the sums of the batches that follow, from others of this process."""
+        """Take over the sums of other tallies of this process, which cover the batches that follow."""
         self._close()
         for other in others:
             other._close()
@@ -147,9 +146,9 @@ class Tally:
             other._nodes = []
 
     def total(self) -> tuple[Floats, ...]:
-        """The sums, in the first process; nothing in the others.  All processes must come here.
+        """Return the sums in the first process, an empty tuple in the others.  All processes must call it.
 
-        What was empty in the first batches may come flat.
+        An array that was empty in this process's first batches may be returned flat.
         """
         self._close()
         nodes, self._nodes = self._nodes, []
@@ -157,7 +156,7 @@ class Tally:
         self._shard.group.collect(nodes)
         if self._shard.group.rank != 0:
             return ()
-        while len(nodes) > 1:  # the right edge of the tree, from the bottom
+        while len(nodes) > 1:  # the right edge of the tree, bottom up
             last = nodes.pop()
             _accumulate(nodes[-1], last.arrays)
         whole = zip(nodes[0].arrays, shapes, strict=True)
@@ -170,7 +169,7 @@ class Tally:
 
 
 def push(nodes: list[Node], node: Node) -> None:
-    """Put a node behind its left neighbours, and join what makes a whole node of the next level."""
+    """Append a node, and merge it with its left neighbor as long as both form a node of the next level."""
     nodes.append(node)
     while len(nodes) > 1 and nodes[-2].level == nodes[-1].level and nodes[-2].index ^ 1 == nodes[-1].index:
         last = nodes.pop()
@@ -184,12 +183,12 @@ def _accumulate(node: Node, arrays: Iterable[Floats]) -> None:
 
 
 def _plus(total: Floats, other: Floats) -> Floats:
-    """In place where both hold something."""
+    """Add in place if both arrays hold values, else return the one that does."""
     if not total.size or not other.size:
         return total if total.size else other
     return np.add(total, other.reshape(total.shape), out=total)
 
 
 def _each(total: int) -> int:
-    """Batches of one leaf."""
+    """Return the number of batches per leaf."""
     return -(-total // min(LEAVES, max(FEWER, total // 4)))

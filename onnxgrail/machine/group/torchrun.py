@@ -1,7 +1,7 @@
-"""Several processes on one job, as `torchrun` starts them, over torch.distributed.
+"""A group of processes started by `torchrun`, over torch.distributed.
 
-Everything travels along one tree of processes: partial sums towards the first process, decisions away from it.  All
-messages begin with a head that can also say that the sender has failed, and why.
+All messages travel along one tree of processes: partial sums towards the first process, decisions away from it.  Each
+message begins with a header, which can also say that the sender has failed, and why.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ from onnxgrail.machine.group.sums import SOLO, Group, Node, push
 from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.steps.codec import Record, decode, encode
 
-TIMEOUT = 1800.0  # seconds a process waits for another one; the first one may solve for long
-FAREWELL = 2.0  # seconds a failing process takes to tell the others
+TIMEOUT = 1800.0  # seconds to wait for another process; the first one may solve for long
+FAREWELL = 2.0  # seconds that a failing process spends on telling the others
 NODE, END, READY, RECORD, NOTHING, FAILED = range(6)
 CONTINUE = "Start the job again; with --resume DIR it goes on behind the last finished block"
 
 
 @contextmanager
 def join(timeout: float | None = None, *, providers: Sequence[str] = ()) -> Iterator[Group]:
-    """The processes that were started together with this one; `torchrun` says so in the environment.
+    """Join the processes that were started together with this one, as the environment set by `torchrun` says.
 
-    A process that was started alone is a group of its own, and nothing is imported.
+    A process that was started alone is its own group, and torch is not imported.
 
     Args:
         timeout: seconds to wait for another process; None takes ONNXGRAIL_TIMEOUT from the environment, or half an
             hour.
-        providers: execution providers of the job: with CUDA, each process takes a GPU, and sums travel between those.
+        providers: execution providers of the job: with CUDA, each process takes a GPU, and sums travel between the
+            GPUs.
+
+    Yields:
+        The group of processes.
 
     Raises:
         DeviceError: there is no GPU for this process.
         MissingExtraError: torch is not installed.
         UsageError: the environment is incomplete.
-        LostProcessError: the others cannot be reached.
+        LostProcessError: the other processes cannot be reached.
     """
     size = _number("WORLD_SIZE", 1)
     if size == 1:
@@ -80,7 +84,7 @@ def join(timeout: float | None = None, *, providers: Sequence[str] = ()) -> Iter
 class Processes:
     """A group over torch.distributed.
 
-    Sums, which are large, travel from `carrier` to `carrier`, torch's name of a device; all else from host to host.
+    Sums, which are large, travel between devices (`carrier`, torch's name of a device); all else between hosts.
     """
 
     def __init__(self, torch: Any, rank: int, size: int, carrier: str = "cpu") -> None:
@@ -88,11 +92,11 @@ class Processes:
         self.rank, self.size = rank, size
         low = rank & -rank if rank else 1 << (size - 1).bit_length()
         self._parent = rank - low if rank else None
-        # Children in the order of their ranks, whose batches follow upon each other.
+        # Children in the order of their ranks, because their batches follow each other.
         self._children = [rank + (1 << k) for k in range(low.bit_length() - 1) if rank + (1 << k) < size]
 
     def collect(self, nodes: list[Node]) -> None:
-        """Bring the partial sums of all processes together in the first one."""
+        """Combine the partial sums of all processes in the first process."""
         for child in self._children:
             while (found := self._receive(child, np.float64))[0][0] == NODE:
                 (_, level, index), arrays = found
@@ -103,16 +107,16 @@ class Processes:
             self._send(self._parent, (END, 0, 0), ())
 
     def share(self, record: Record | None) -> Record | None:
-        """What the first process passes, on every process.
+        """Return the first process's record on every process.
 
-        They first say that they are there, so that a process that has failed is heard instead.
+        Each process first sends a message that it is ready, so that the failure of a process is noticed here.
         """
         for child in self._children:
             self._receive(child, np.uint8)
         if self._parent is None:
             body = [] if record is None else [np.frombuffer(encode(record), np.uint8)]
         else:
-            with self._watched(self._parent):  # not waited for: the parent may have to say that it failed
+            with self._watched(self._parent):  # does not wait: the parent may have to report that it failed
                 ready = [
                     self._torch.distributed.isend(tensor, self._parent) for tensor in self._message((READY, 0, 0), [])
                 ]
@@ -125,7 +129,7 @@ class Processes:
         return decode(body[0].tobytes())
 
     def fail(self, error: BaseException) -> None:
-        """Tell the neighbours why this process goes; they may be gone themselves."""
+        """Send the reason of a failure to the neighbor processes, which may have ended themselves."""
         where = "" if isinstance(error, LostProcessError) else f"process {self.rank} of {self.size} failed: "
         text = np.frombuffer(f"{where}{error or type(error).__name__}".encode(), np.uint8)
         end = time.monotonic() + FAREWELL
@@ -147,7 +151,7 @@ class Processes:
         return [tensor.to(self._way(tensor.dtype)) for tensor in tensors]
 
     def _way(self, dtype: Any) -> str:
-        """Where numbers of a type set off and arrive."""
+        """Return the device from which tensors of a type are sent and on which they are received."""
         return self._carrier if dtype == self._torch.float64 else "cpu"
 
     def _send(self, rank: int, head: tuple[int, int, int], body: Sequence[Array]) -> None:
@@ -156,10 +160,10 @@ class Processes:
                 self._torch.distributed.send(tensor, rank)
 
     def _receive(self, rank: int, dtype: Any) -> tuple[tuple[int, int, int], list[Array]]:
-        """Head and body of a message.
+        """Receive the header and the body of a message.
 
         Raises:
-            LostProcessError: the sender is gone, or says that it failed.
+            LostProcessError: the sender has ended, or reports a failure.
         """
         kind, a, b, count = (int(n) for n in self._take(rank, 4, np.int64))
         dtype = np.uint8 if kind == FAILED else dtype
@@ -191,10 +195,10 @@ class Processes:
 
 
 def _has_nccl(torch: Any, device: Device) -> bool:
-    """Whether sums can travel between GPUs; this process then uses its own and no other.
+    """Return True if sums can travel between GPUs; then also select this process's GPU.
 
     Raises:
-        DeviceError: its own is not there.
+        DeviceError: this process's GPU does not exist.
     """
     if device.kind != "cuda" or not torch.distributed.is_nccl_available() or not torch.cuda.is_available():
         return False

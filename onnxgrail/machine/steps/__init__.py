@@ -1,1 +1,1 @@
-"""Steps of a run that a killed run does not repeat, and how they are stored."""
+"""Steps of a run that are not repeated after a kill, and their storage."""

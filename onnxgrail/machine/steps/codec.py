@@ -1,4 +1,4 @@
-"""Decisions as arrays and plain data: what a run keeps on disk, and what its first process tells the others."""
+"""Encode decisions as arrays and plain data, for the journal on disk and for the other processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnxgrail.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Record:
-    """Arrays by name, and notes that JSON can hold; numbers come back bit for bit."""
+    """Arrays by name, and notes that JSON can hold; numbers are restored bit for bit."""
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode(record: Record) -> bytes:
-    """A record as the bytes of an .npz archive."""
+    """Return a record as the bytes of an .npz archive."""
     arrays = {str(number): _storable(array) for number, array in enumerate(record.arrays.values())}
     kinds = [np.asarray(array).dtype.name for array in record.arrays.values()]
     head = {"names": list(record.arrays), "dtypes": kinds, "notes": dict(record.notes)}
@@ -34,10 +34,10 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """The record that `encode` wrote.
+    """Return the record that `encode` wrote.
 
     Raises:
-        DataError: these bytes are no record.
+        DataError: the bytes are not a record.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -45,17 +45,17 @@ def decode(data: bytes) -> Record:
             places = enumerate(zip(head["names"], head["dtypes"], strict=True))
             arrays = {name: _restored(file[str(number)], kind) for number, (name, kind) in places}
             return Record(arrays=arrays, notes=head["notes"])
-    except Exception as error:  # numpy, zipfile and the tokenizer of Python raise whatever comes up
+    except Exception as error:  # numpy, zipfile and Python's tokenizer raise many types
         raise DataError(f"not a record: {error}") from error
 
 
 def _plain(number: Any) -> Any:
-    """A numpy number as JSON knows it."""
+    """Return a numpy number as a JSON number."""
     return number.item()
 
 
 def _storable(array: Array) -> Array:
-    """Without the float types that numpy only knows as bytes (bfloat16)."""
+    """Return an array without the float types that numpy only stores as bytes (bfloat16)."""
     array = np.asarray(array)
     return array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array
 
@@ -65,7 +65,7 @@ def _restored(array: Array, kind: str) -> Array:
 
 
 def of_change(change: Change) -> Record:
-    """A decision about one block."""
+    """Return the record of a decision about a block."""
     arrays: dict[str, Array] = {"kept": change.reducer.kept}
     if change.reducer.cluster is not None:
         arrays["cluster"] = change.reducer.cluster
@@ -75,7 +75,7 @@ def of_change(change: Change) -> Record:
 
 
 def change_of(record: Record, block: Block) -> Change:
-    """The decision that `of_change` recorded."""
+    """Return the decision that `of_change` recorded."""
     slots = [(int(name.removeprefix("slot ")), a) for name, a in record.arrays.items() if name.startswith("slot ")]
     return Change(
         block=block,

@@ -1,6 +1,6 @@
-"""A folder in which a run keeps what it has finished, so that a killed run can be continued (`--resume`).
+"""A folder in which a run stores its finished steps, so that a killed run can be continued (`--resume`).
 
-`manifest.json` says which run it is; every finished step is one file, written whole or not at all.
+`manifest.json` identifies the run; each finished step is one file, written whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from onnxgrail.machine.files.paths import make_folder, write_text, write_whole
 from onnxgrail.machine.steps.codec import Record, decode, encode
 
 FORMAT = 1
-PATIENCE = 2.0  # seconds that a lock is waited for: a run that was killed holds it until its memory is given back
+PATIENCE = 2.0  # seconds to wait for a lock: a killed run holds it until its memory is freed
 MANIFEST, STEPS, SCRATCH, LOCK = "manifest.json", "steps", "scratch", "lock"
 
 
 def files(place: Path) -> list[Path]:
-    """Return files as they lie in such a folder, one of each kind."""
+    """Return the paths of the files in such a folder, one of each kind."""
     return [place / MANIFEST, place / LOCK, place / STEPS / "step.npz"]
 
 
 class Journal(Protocol):
-    """Finished steps by key."""
+    """Records of finished steps by key."""
 
     def get(self, key: str, /) -> Record | None:
-        """What was kept under a key; None where the step has not been finished."""
+        """Return the record of a key; None if the step has not been finished."""
 
     def put(self, key: str, record: Record, /) -> None:
-        """Keep a finished step."""
+        """Store a finished step."""
 
 
 class NoJournal:
-    """The journal of a run that is not to be continued."""
+    """The journal of a run that cannot be continued; it stores nothing."""
 
     def get(self, _: str, /) -> Record | None:
-        """Nothing."""
+        """Return None."""
         return None
 
     def put(self, _: str, record: Record, /) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 NO_JOURNAL = NoJournal()
@@ -56,22 +56,22 @@ NO_JOURNAL = NoJournal()
 class Folder:
     """A journal on disk.
 
-    It is opened in two steps: what it says of output files is known before the model is read, but whether it belongs to
-    this very run only after.
+    It is opened in two steps: the names of its output files are read before the model, but only after the model has
+    been read can `begin` check that the folder belongs to this run.
     """
 
     def __init__(self, place: Path) -> None:
-        """Open a folder, or make it.
+        """Open a folder, or create it.
 
         Raises:
-            OutputError: it is not such a folder, cannot be written, or another run works in it.
+            OutputError: it is not such a folder, cannot be written, or another run uses it.
         """
         self._place = place
         make_folder(place)
         _no_links(place)
-        self._read()  # refuses a folder of other things before anything is made in it
+        self._read()  # refuses a folder of other files before anything is created in it
         self._lock = _locked(place)
-        self._manifest = self._read()  # as it is when nobody else writes to it any more
+        self._manifest = self._read()  # again, now that no other run writes to it
         shutil.rmtree(place / SCRATCH, ignore_errors=True)
         for name in (SCRATCH, STEPS):
             (place / name).mkdir(exist_ok=True)
@@ -79,10 +79,10 @@ class Folder:
             drafts.clear(folder)
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        """Make sure that the folder belongs to this run; an empty one does from now on.
+        """Check that the folder belongs to this run; assign an empty folder to it.
 
         Raises:
-            UsageError: it belongs to another one.
+            UsageError: it belongs to another run.
         """
         run = json.loads(json.dumps(run))
         if not self._manifest:
@@ -96,7 +96,7 @@ class Folder:
             )
 
     def get(self, key: str) -> Record | None:
-        """What was kept under a key; a damaged file counts as missing, its step is simply done again."""
+        """Return the record of a key; None if there is none, or if its file is damaged: the step is then repeated."""
         try:
             found = decode(self._file(key).read_bytes())
         except (OSError, DataError):
@@ -104,26 +104,26 @@ class Folder:
         return Record(arrays=found.arrays, notes=found.notes["notes"]) if found.notes.get("key") == key else None
 
     def put(self, key: str, record: Record) -> None:
-        """Keep a finished step.
+        """Store a finished step.
 
         Raises:
             OutputError: it cannot be written.
         """
         whole = Record(arrays=record.arrays, notes={"key": key, "notes": dict(record.notes)})
-        # A damaged one is made again.
+        # Not durable: a damaged file is written again.
         write_whole(self._file(key), lambda file: file.write(encode(whole)), durable=False)
 
     def writes(self, path: Path) -> bool:
-        """Whether this run has begun to write a file, which it may then replace."""
+        """Return True if this run has begun to write a file, which it may then replace."""
         return str(path.resolve()) in self._manifest.get("writes", ())
 
     def about_to_write(self, *paths: Path) -> None:
-        """Note that files outside the folder are going to be written."""
+        """Note that this run is going to write files outside the folder."""
         names = [str(path.resolve()) for path in paths]
         self._write({**self._manifest, "writes": sorted({*self._manifest["writes"], *names})})
 
     def scratch(self, target: Path) -> Path | None:
-        """Where a draft of `target` can lie until it is renamed; None where that is another file system."""
+        """Return a folder for drafts of `target`; None if it is on another file system, where a rename cannot work."""
         scratch = self._place / SCRATCH
         return scratch if scratch.stat().st_dev == target.parent.stat().st_dev else None
 
@@ -132,7 +132,7 @@ class Folder:
         self._write({**self._manifest, "done": True})
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Release the folder for other runs."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -143,7 +143,7 @@ class Folder:
     def _read(self) -> dict[str, Any]:
         path = self._place / MANIFEST
         if not path.exists():
-            own = (STEPS, SCRATCH, LOCK)  # a run that was killed early leaves them, and nothing in them
+            own = (STEPS, SCRATCH, LOCK)  # a run that was killed early leaves these, empty
             left = [path for path in self._place.iterdir() if not path.name.startswith(drafts.HIDDEN)]
             strange = [p.name for p in left if p.name not in own or (p.is_dir() and any(p.iterdir()))]
             if strange:
@@ -169,10 +169,10 @@ def _words(value: Any) -> bool:
 
 
 def _no_links(place: Path) -> None:
-    """Refuse a folder whose parts are links: what is written to it would end up elsewhere.
+    """Refuse a folder whose parts are links: files written to it would end up elsewhere.
 
     Raises:
-        OutputError: one is.
+        OutputError: a part is a link.
     """
     links = [name for name in (MANIFEST, STEPS, SCRATCH, LOCK) if (place / name).is_symlink()]
     if links:
@@ -180,7 +180,7 @@ def _no_links(place: Path) -> None:
 
 
 def _locked(place: Path) -> int | None:
-    """A lock that ends with the process, however it ends; None where the system has none."""
+    """Return the handle of a lock that ends with the process; None if the system has no locks."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -203,7 +203,7 @@ def _locked(place: Path) -> int | None:
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """What is not as it was, in words."""
+    """Return the differences between two manifests in words."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         return [d for key in keys for d in _differences(before.get(key), now.get(key), key)]

@@ -1,4 +1,4 @@
-"""Steps of a run: taken once, by the first of several processes, and not again where a killed run goes on."""
+"""Steps of a run: executed once, by the first process, and not again when a killed run is continued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How the result of a step is stored: `encode` makes a record of it, `decode` reads it back."""
+    """The storage format of a step's result: `encode` makes a record of it, `decode` reads it back."""
 
     encode: Callable[[T], Record]
     decode: Callable[[Record], T]
@@ -24,9 +24,9 @@ class Codec(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Steps:
-    """The only door to what a killed run has finished, and to the other processes.
+    """The only access to finished steps of a killed run, and to the other processes.
 
-    Every process gets the same results, and must ask for them in the same order.
+    All processes get the same results, and must request them in the same order.
 
     Attributes:
         group: the processes.
@@ -37,39 +37,39 @@ class Steps:
     journal: Journal = dataclasses.field(default=NO_JOURNAL)
 
     def once(self, key: str, make: Callable[[], T], codec: Codec[T]) -> T:
-        """Return the result of a step, which the first process takes if no run before has finished it.
+        """Return the result of a step, which the first process executes if no earlier run has finished it.
 
         Args:
             key: name of the step, the same in every run of the same command.
-            make: takes the step.
-            codec: how its result is stored.
+            make: executes the step.
+            codec: storage format of its result.
         """
         found = self.known(key)
         return codec.decode(found if found is not None else self.make(key, lambda: codec.encode(make())))
 
     def known(self, key: str) -> Record | None:
-        """Return what a run before has stored under a key, None if it has not finished that step."""
+        """Return the record that an earlier run stored under a key, None if it has not finished that step."""
         return self.group.share(self.journal.get(key) if self.group.rank == 0 else None)
 
     def make(self, key: str, decide: Callable[[], Record]) -> Record:
-        """Take a step in the first process, and store its result."""
+        """Execute a step in the first process, and store its result."""
         found = self.shared(decide)
         self.keep(key, found)
         return found
 
     def shared(self, decide: Callable[[], Record]) -> Record:
-        """Take a step in the first process that is cheap enough not to be stored."""
+        """Execute a step in the first process that is too cheap to store, and share its result."""
         found = self.group.share(decide() if self.group.rank == 0 else None)
         assert found is not None, "the first process always decides"
         return found
 
     def keep(self, key: str, record: Record) -> None:
-        """Store a result that all processes know already."""
+        """Store a result that all processes have already."""
         if self.group.rank == 0:
             self.journal.put(key, record)
 
     def finished(self, keys: Iterable[str]) -> bool:
-        """Return True if a run before has finished all of these steps."""
+        """Return True if an earlier run has finished all of these steps."""
         return bool(self.shared(lambda: Record(notes={"all": all(self.journal.get(key) for key in keys)})).notes["all"])
 
     def alone(self) -> Steps:
