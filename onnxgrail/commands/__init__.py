@@ -1,1 +1,1 @@
-"""The public calls, one file each."""
+"""The public functions, one file each."""

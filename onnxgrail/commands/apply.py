@@ -29,24 +29,27 @@ def apply(
     held_out: Any = None,
     **options: Unpack[Options],
 ) -> Result:
-    """Compress a model as a saved recipe says.
+    """Compress a model with the choices of a saved recipe.
 
-    A recipe carries numbers and choices.  A recipe file may also name data, held-out data and a tokenizer in its own
-    folder; whatever else is read, run or written is named by the call (see SECURITY.md).
+    A recipe holds numbers and choices.  A recipe file may also name data, held-out data and a tokenizer in its own
+    folder; all other files to read, run or write must be arguments of the call (see SECURITY.md).
 
     Args:
         recipe: a file that `--save-recipe` wrote, a JSON report, a model that onnxgrail wrote, or choices by name.
         model: as for `compress`.
-        output: file to write; beside a path it defaults to `IN.compressed.onnx`.
-        data: calibration data instead of what the recipe names.
-        held_out: the same for the samples that judge.
-        **options: everything else that `compress` takes; choices among them go before those of the recipe.
+        output: file to write; for a model file it defaults to `IN.compressed.onnx` in the same folder.
+        data: calibration data, instead of the data that the recipe names.
+        held_out: held-out data, instead of those that the recipe names.
+        **options: all other keywords of `compress`; they override the choices of the recipe.
+
+    Returns:
+        The result, as from `compress`.
 
     Raises:
-        UsageError: a key of the recipe is unknown, a value is impossible, or the recipe names what no recipe may name.
-        OnnxGrailError: whatever `compress` raises.
+        UsageError: a key of the recipe is unknown, a value is impossible, or the recipe names a file that it may not.
+        OnnxGrailError: all errors of `compress`.
     """
-    if isinstance(recipe, Recipe):  # made by the program that calls
+    if isinstance(recipe, Recipe):  # made by the calling program, so it is trusted
         choices = merged(dataclasses.asdict(recipe), options)
         return compress(model, output, data=data, held_out=held_out, **choices)
     found = storage.read(recipe)

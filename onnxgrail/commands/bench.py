@@ -1,4 +1,4 @@
-"""How long models take.  The module is not called `bench`: it would hide the function `onnxgrail.bench`."""
+"""Measure latency of models.  The module is not called `bench`: it would hide the function `onnxgrail.bench`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.environment import calibration_entry, environment
 
-LEAST, MOST = 9, 10_000  # rounds, where seconds rule
+LEAST, MOST = 9, 10_000  # limits on the rounds if `seconds` is given
 MOST_ROUNDS, MOST_THREADS = 1_000_000, 4096
-TAIL = 100  # rounds from which the 99th percentile is more than the slowest run
+TAIL = 100  # rounds from which the 99th percentile is below the slowest run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """One model at one batch size.
+    """The latency of one model at one batch size.
 
     Attributes:
-        path: of the model; bytes: of its files; batch_size: samples per run; rounds: how often it ran.
-        times: milliseconds per run and what they say.
+        path: of the model; bytes: of its files; batch_size: samples per run; rounds: number of runs.
+        times: milliseconds per run and their statistics.
         throughput: samples per second at the median.
     """
 
@@ -56,7 +56,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
-    """All rows, batch size by batch size, and how, when and where they were measured."""
+    """The latencies of all models at all batch sizes, with date, machine and environment."""
 
     rows: tuple[Timing, ...]
     threads: int
@@ -67,7 +67,7 @@ class Benchmark:
     environment: Mapping[str, Any]
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data; `hidden` says where noise hides the difference to the first model."""
+        """Return plain data; `hidden` is True if noise hides the difference to the first model."""
         data = asdict(self)
         for entry, row in zip(data["rows"], self.rows, strict=True):
             times = entry.pop("times")
@@ -76,7 +76,7 @@ class Benchmark:
         return {"schema": SCHEMA} | data
 
     def to_json(self) -> str:
-        """As indented JSON."""
+        """Return indented JSON."""
         return to_json(self.to_data())
 
 
@@ -102,26 +102,28 @@ def bench(
     """Time models on the same feed, in turn.
 
     Args:
-        *models: paths or objects, as for `compress`; ratios are to the first.
-        data: as for `compress`; inputs are drawn where it is None, which serves timing as well unless the work depends
-            on values.
-        batch_sizes: samples per run, one after another; a model that prescribes a size is run at that one.
+        *models: paths or objects, as for `compress`; ratios are relative to the first.
+        data: as for `compress`; None uses random inputs, which give the same times unless the work depends on values.
+        batch_sizes: samples per run, measured one after another; a model with a fixed batch size is run at that size.
         seconds: time for all models together, per batch size.
-        rounds: how often each model runs, instead of `seconds`.
-        threads: inside one operator; None is what the process may use.
-        seed: of drawn inputs.
-        input_shapes: shapes for drawn inputs.
+        rounds: number of runs of each model, instead of `seconds`.
+        threads: inside one operator; None for all that the process may use.
+        seed: of random inputs.
+        input_shapes: shapes of random inputs.
         tokenizer: a tokenizers JSON file, for text.
-        sequence_length: tokens per sample at most, for text.
+        sequence_length: maximum number of tokens per sample, for text.
         image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
-        image_std: then divided by.
+        image_std: divisor of the pixels after that.
         providers: ONNX Runtime execution providers.
         custom_ops: as for `compress`.
         progress: called per batch size.
 
+    Returns:
+        A row per model and batch size.
+
     Raises:
         UsageError: no model, or a number below 1.
-        ModelError: a model cannot be read or run, or takes other inputs than the first.
+        ModelError: a model cannot be read or run, or its inputs differ from those of the first.
         DataError: the data do not fit.
     """
     _check(models, batch_sizes, seconds, rounds, threads)
@@ -148,7 +150,7 @@ def bench(
             drawn = size if data is None else None
             batches = given(data, loaded[0], reading, samples=drawn, batch_size=size, seed=seed)
             feed, samples = _filled(batches.first(), signature, size)
-            if samples != size:  # data or --input-shapes prescribe it
+            if samples != size:  # data or --input-shapes fix the number of samples
                 notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
             feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
             least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
@@ -161,7 +163,7 @@ def bench(
         rows=tuple(rows),
         threads=threads,
         notes=(*notes, *_doubts(rows)),
-        # Notes on drawn inputs say what they cost in fidelity, which is not asked here.
+        # Notes on random inputs are about fidelity, which is not measured here.
         calibration=calibration_entry(batches) | ({"notes": []} if batches.synthetic else {}),
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
@@ -170,7 +172,7 @@ def bench(
 
 
 def _rows(paths: Sequence[Path | None], models: Sequence[ir.Model], times: Array, samples: int) -> list[Timing]:
-    """One row per model, from milliseconds (models, rounds) of runs on so many samples."""
+    """Return a row per model, from milliseconds (models, rounds) of runs on `samples` samples."""
     weights = [weigh(m, path, f"model {number}") for number, (m, path) in enumerate(zip(models, paths, strict=True), 1)]
     return [
         Timing(
@@ -200,7 +202,7 @@ def _check(
 
 
 def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Array], int]:
-    """A feed of `size` samples, with samples again where the data have too few; and how many it has."""
+    """Return a feed of `size` samples, repeated if the data have too few, and its number of samples."""
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     lengths = {a.shape[0] if a.ndim else -1 for a in arrays.values()}
     if len(lengths) != 1 or lengths == {-1}:
@@ -213,7 +215,7 @@ def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Arra
 
 
 def _doubts(rows: Sequence[Timing]) -> list[str]:
-    """What the numbers do not say."""
+    """Return notes on the limits of the measurement."""
     found = []
     for row in rows:
         if row.times.hidden and row.times.interval is not None:

@@ -1,4 +1,4 @@
-"""Hold one model against another on the same data.
+"""Compare two models on the same data.
 
 The module is not called `compare`: importing a submodule of that name would hide the function `onnxgrail.compare`.
 """
@@ -45,7 +45,7 @@ from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.environment import calibration_entry
 
-# Ops that multiply and that `cost.macs` does not see: a model with some of them would look lighter than it is.
+# Ops that multiply, but that `cost.macs` does not count: a model with them would seem lighter than it is.
 UNCOUNTED = frozenset({
     "QGemm", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum",
 })  # fmt: skip
@@ -53,7 +53,7 @@ UNCOUNTED = frozenset({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight:
-    """Size of one model: parameters, multiply-accumulates per sample (None: not counted), bytes with external data."""
+    """The size of a model: parameters, multiply-accumulates per sample (None: not counted), bytes with external data."""
 
     path: str
     params: int
@@ -63,7 +63,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A limit that was set, the worst value over the outputs, and whether it holds."""
+    """A limit, the worst value over the outputs, and the result of the check."""
 
     name: str
     limit: float
@@ -74,7 +74,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """How close model `b` is to model `a`, what both weigh, and how long one sample takes in either, where asked."""
+    """The fidelity of model `b` to model `a`, the sizes of both, and their latency per sample if requested."""
 
     a: Weight
     b: Weight
@@ -85,21 +85,21 @@ class Comparison:
 
     @property
     def gates_passed(self) -> bool:
-        """Whether every limit that was set holds."""
+        """Return True if all gates hold."""
         return all(gate.passed for gate in self.gates)
 
     def headline(self) -> Headline | None:
-        """Return the verdict on the worst output in words; None where no output has a distance."""
+        """Return the verdict on the worst output in words; None if no output has a distance."""
         verdict = headline(self.outputs)
         return None if verdict is None else told(verdict, self._judged())
 
     def output_lines(self) -> tuple[str, ...]:
-        """Return what else is told of the outputs, a line each; of random inputs which were not compared."""
+        """Return further lines on the outputs; for random inputs, the outputs that were not compared."""
         every = entries(self.outputs)
         return not_compared(every) if self.calibration["synthetic"] else lines_of(every, top=headline(self.outputs))
 
     def speed(self) -> Speed | None:
-        """Return how many times as fast `b` is as `a`; None where that was not measured."""
+        """Return the speedup of `b` over `a`; None if it was not measured."""
         return speed([asdict(one) for one in self.latency]) if self.latency else None
 
     def _judged(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Comparison:
         return {"on": on, **{key: self.calibration[key] for key in ("source", "samples")}}
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         sizes = {key: {f: getattr(w, f) for f in Weight.__slots__} for key, w in (("a", self.a), ("b", self.b))}
         gates = [{f: getattr(gate, f) for f in Gate.__slots__} for gate in self.gates]
         data = {
@@ -121,7 +121,7 @@ class Comparison:
         return {"schema": SCHEMA} | sizes | data | {"latency": times}
 
     def to_json(self) -> str:
-        """As indented JSON."""
+        """Return indented JSON."""
         return to_json(self.to_data())
 
 
@@ -148,27 +148,30 @@ def compare(
 ) -> Comparison:
     """Run two models on the same feeds and compare every output.
 
-    Where data have labels, or texts go through a model that predicts the next token, the outputs that hold logits tell
-    how both models do: top-1 accuracy, or perplexity.
+    If the data have labels, or the inputs are texts and the model predicts the next token, the result also holds top-1
+    accuracy or perplexity of both models for the outputs with logits.
 
     Args:
         a: the reference model: a path, bytes, an `onnx.ModelProto`, `onnx_ir.Model` or `onnx_graphsurgeon.Graph`.
         b: the model that is judged.
-        data: as for `compress`; None draws inputs.
-        samples: how many samples at most.
-        batch_size: samples per feed where the model leaves it open.
-        seed: of sampling and drawing.
-        input_shapes: shapes for drawn inputs.
+        data: as for `compress`; None uses random inputs.
+        samples: maximum number of samples.
+        batch_size: samples per feed if the model's batch size is open.
+        seed: of sampling and random inputs.
+        input_shapes: shapes of random inputs.
         tokenizer: a tokenizers JSON file, for text.
-        sequence_length: tokens per sample at most, for text.
+        sequence_length: maximum number of tokens per sample, for text.
         image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
-        image_std: then divided by.
+        image_std: divisor of the pixels after that.
         providers: ONNX Runtime execution providers.
         min_cosine: gate on the mean cosine of every floating-point output.
-        max_nmse: gate on the normalised squared error of every floating-point output.
+        max_nmse: gate on the normalized squared error of every floating-point output.
         latency: also time both models on one sample, in turn.
         custom_ops: as for `compress`.
         progress: called once per feed.
+
+    Returns:
+        Fidelity of all outputs, sizes, gates and latency.
 
     Raises:
         ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.
@@ -213,10 +216,10 @@ def compare(
 
 
 def opened(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:
-    """Models that take the same inputs, and where they lie; None for one that is an object.
+    """Return the paths of models (None for an object) and the loaded models, which take the same inputs.
 
     Raises:
-        ModelError: one cannot be read, or takes other inputs than the first.
+        ModelError: a model cannot be read, or its inputs differ from those of the first.
     """
     paths = [path_of(model) for model in models]
     for path in paths:
@@ -231,11 +234,11 @@ def opened(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:
 def given(
     data: Source | None, model: ir.Model, reading: Reading, *, samples: int | None, batch_size: int, seed: int
 ) -> Batches:
-    """Feeds for a model from the user's data; drawn ones where there are none.
+    """Return feeds for a model: the user's data, or random inputs without data.
 
     Raises:
         DataError: the data do not fit.
-        UsageError: how data are to be read is said, and there are none.
+        UsageError: an option on reading data is given without data.
     """
     settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
     if data is not None:
@@ -245,17 +248,17 @@ def given(
 
 
 def runnable(model: ir.Model, path: Path | None) -> Packed | bytes | Path:
-    """The file, or what can be run in its place."""
+    """Return the model's file, or the model in memory if the file cannot be run."""
     if path is None:
         return pack(model)
     return to_bytes(model) if has_bfloat16(model) else path
 
 
 def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: float | None) -> Iterator[Gate]:
-    """The limits that were set, against the worst output.
+    """Yield the requested gates, checked for the worst output.
 
     Raises:
-        UsageError: there is no floating-point output to hold a limit against.
+        UsageError: there is no floating-point output.
     """
     cosines = [(o.cosine, o.name) for o in outputs if o.cosine is not None]
     errors = [(o.nmse, o.name) for o in outputs if o.nmse is not None]
@@ -270,13 +273,13 @@ def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: fl
 
 
 def weigh(model: ir.Model, path: Path | None, label: str, *, macs: int | None = None) -> Weight:
-    """Size of a loaded model and its files, or of the file it would be; `label` is for one that is no file."""
+    """Return the size of a loaded model with its files, or of the file it would be; `label` names a model in memory."""
     size = len(to_bytes(model, run=False)) if path is None else bytes_on_disk(model, path)
     return Weight(path=label if path is None else str(path), params=counting.parameters(model), macs=macs, bytes=size)
 
 
 def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
-    """Multiply-accumulates per sample of `feed`; None where they cannot be counted."""
+    """Return the multiply-accumulates per sample of `feed`; None if they cannot be counted."""
     try:
         flat, facts = look_once(model, feed, providers)
     except ModelError:
@@ -291,7 +294,7 @@ def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int |
 
 
 def same_inputs(wanted: Signature, got: Signature, label: str) -> None:
-    """Whether two models take the same inputs (fixed dimensions may differ from open ones).
+    """Check that two models take the same inputs (fixed dimensions may differ from open ones).
 
     Raises:
         ModelError: names, dtypes or ranks differ.

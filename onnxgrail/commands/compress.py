@@ -1,4 +1,4 @@
-"""Compress a model: `compress` reads as the way of a model through the program."""
+"""Compress a model: `compress` runs all stages in order."""
 
 from __future__ import annotations
 
@@ -61,33 +61,37 @@ def compress(
 
     Args:
         model: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
-        output: file to write; beside a path it defaults to `IN.compressed.onnx`, for other sources nothing is written.
-        data: calibration data (see `calibration.data.read`); drawn at random when None, at a cost in fidelity.
-        held_out: samples that nothing is fitted to and that the result is judged on: so many of `data`, held back, or
-            data of their own; 0 for none. None holds a fifth back, 8 to 256 samples, where there are 32 or more.
-        force: replace files that exist: the output, its report, figures, statistics and recipe. What is read never is.
-        dry_run: decide and report, write nothing.
-        save_as_external_data: weights in a file beside the model, or inside; None: as the input has them.
-            Over 2 GB they always are beside it.
-        stats: a file that `save_stats` wrote for the same model and data; what it holds is not measured again.
-        save_stats: file for the second moments of the original model's activations, which depend on neither ratio,
-            selector nor budget.
-        resume: a folder that keeps finished blocks; the same call with the same folder goes on where a killed one was.
-        save_recipe: file (.yaml or .json) for the choices of this call, for `apply`; it names data beside itself.
-        latency: measure original and result in turn, for the report.
-        curves: also measure the error of every block alone at several widths, for the report; None: where that takes
+        output: file to write; for a model file it defaults to `IN.compressed.onnx` in the same folder, for other
+            sources no file is written.
+        data: calibration data (see `calibration.data.read`); random inputs if None, at a cost in fidelity.
+        held_out: samples that are excluded from all fits and judge the result: a number of samples of `data`, or
+            separate data; 0 for none. None holds out a fifth, 8 to 256 samples, if there are 32 or more.
+        force: replace existing files: output, report, statistics and recipe. Input files are never replaced.
+        dry_run: decide and report, write no model.
+        save_as_external_data: weights in a file next to the model, or inside; None: as in the input.
+            Over 2 GB they always are in a separate file.
+        stats: a file that `save_stats` wrote for the same model and data; its statistics are not measured again.
+        save_stats: file for the second moments of the original model's activations, which do not depend on ratio,
+            selector and budget.
+        resume: a folder for finished blocks; the same call with the same folder continues a killed run.
+        save_recipe: file (.yaml or .json) for the choices of this call, for `apply`; it names data in its own folder.
+        latency: measure the original and the result in turn, for the report.
+        curves: also measure the error of every block alone at several widths, for the report; None: only if that takes
             little time.
-        report: files for the report: pages where the suffix is .html, JSON where it is .json.
-        custom_ops: libraries with operators that ONNX Runtime does not have; the code in them is run.
+        report: files for the report: pages if the suffix is .html, JSON if it is .json.
+        custom_ops: libraries with operators that ONNX Runtime does not have; their code is executed.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
-            narrowed model, but only the first one refines, replaces layers, writes and checks.
+            narrowed model, but only the first process refines, replaces layers, writes and checks.
         progress: called with stage, done, total.
         **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
+    Returns:
+        The compressed model and its report.
+
     Raises:
         UsageError: a choice is unknown or out of range.
-        ModelError, DataError, OutputError: the input cannot be used or the output not written.
-        MissingExtraError: a refinement is asked for and torch is not installed.
+        ModelError, DataError, OutputError: the input cannot be used or the output cannot be written.
+        MissingExtraError: a refinement was requested and torch is not installed.
         NothingToCompressError: no block can lose a unit, or the file would not get smaller; its report says why.
         LostProcessError: another process of the group failed.
     """
@@ -109,7 +113,7 @@ def compress(
             with job.clock.stage("narrow"):
                 slim = narrowed(source, decision.ledger)
             if not job.first:
-                storage.mark(slim, recipe)  # as the first process does with what it writes
+                storage.mark(slim, recipe)  # the first process does the same to the model it writes
                 told = report_of(source, job, decision, Made(slim=slim))
                 return Result(report=told, output=None, model=loose(slim), gates_passed=True)
             worked = methods.apply(source, decision, slim, job)
@@ -131,14 +135,14 @@ def compress(
 def _hand_over(report: Report, writes: Writes) -> None:
     """Write the report to all its files."""
     for path in writes.reports:
-        report.save(path, force=True)  # what is there was looked at before the work
+        report.save(path, force=True)  # existing files were checked before the work
 
 
 def _require(recipe: Recipe, save_recipe: str | Path | None) -> None:
-    """Check before any work that all that was asked for is installed, and that a recipe has a known form.
+    """Check before any work that all needed packages are installed, and that the recipe file has a known suffix.
 
     Raises:
-        MissingExtraError: something is not installed.
+        MissingExtraError: a package is not installed.
         UsageError: the suffix of the recipe file is unknown.
     """
     require_torch(recipe)
@@ -149,5 +153,5 @@ def _require(recipe: Recipe, save_recipe: str | Path | None) -> None:
 
 
 def _save_recipe(writes: Writes, recipe: Recipe, data: Any, held_out: Any) -> list[str]:
-    """Write the recipe file if one is asked for; return notes on what it leaves out."""
+    """Write the recipe file if requested; return notes on the parts left out."""
     return [] if writes.recipe is None else storage.save(writes.recipe, recipe, data=data, held_out=held_out)

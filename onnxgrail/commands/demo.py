@@ -1,4 +1,4 @@
-"""The whole way on the embedded models and their real data, nothing downloaded.
+"""Compress and measure the embedded models on their real data, without downloads.
 
 The module is not called `demo`: importing a submodule of that name would hide the function `onnxgrail.demo`.
 """
@@ -34,19 +34,19 @@ WARM_UP = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One measured model.
+    """The measurements of one model.
 
     Attributes:
         model: name of the embedded model.
-        ratio: share asked to be removed of the parameters in blocks that can be narrowed, 0 for the dense model.
-        compensate: `none` or `grail`; empty for the dense model.
-        metric: what `score` is: accuracy (high is good) or perplexity (low is good).
+        ratio: requested share to remove of the parameters in blocks that can be narrowed, 0 for the dense model.
+        compensate: `none`, `grail` or `best`; empty for the dense model.
+        metric: the meaning of `score`: accuracy (high is good) or perplexity (low is good).
         params, macs, bytes: size; macs per sample.
-        score_interval: where `score` lies with 95 % confidence, from the held-out samples.
+        score_interval: 95 % confidence interval of `score`, from the held-out samples.
         latency_ms: median time of one run, in milliseconds; spread_ms is the distance of its quartiles.
-        speedup, speedup_interval: how many times as fast as the dense model, and where that lies with 95 % confidence;
-            None for the dense model.
-        file: where the compressed model was kept, None when it was not.
+        speedup, speedup_interval: speedup over the dense model, and its 95 % confidence interval; None for the dense
+            model.
+        file: path of the compressed model, None if it was not kept.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demo:
-    """All rows, per model the dense one first, and how, when and where they were measured.
+    """The measurements of all models, per model the dense one first, with date, machine and environment.
 
     Latency is that of a batch of `batch_size` on `threads` threads, the median of `repeats` interleaved runs.
     """
@@ -81,11 +81,11 @@ class Demo:
     environment: Mapping[str, Any]
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {"schema": SCHEMA} | asdict(self)
 
     def to_json(self) -> str:
-        """As indented JSON."""
+        """Return indented JSON."""
         return to_json(self.to_data())
 
 
@@ -115,18 +115,21 @@ def demo(
 
     Args:
         models: names of embedded models; None takes all.
-        ratios: shares of those parameters to remove, each above 0 and below 1.
-        out: folder that keeps the compressed models and their reports; None keeps nothing.
-        force: replace files of the same names in that folder.
+        ratios: shares to remove of the parameters in blocks that can be narrowed, each above 0 and below 1.
+        out: folder for the compressed models and their reports; None keeps no files.
+        force: replace existing files in that folder.
         batch_size: samples per run when latency is measured.
-        repeats: how often each model is timed, in turn with the others.
+        repeats: number of timed runs of each model, in turn with the others.
         threads: threads of ONNX Runtime when latency is measured.
-        seed: of everything random.
+        seed: of all random numbers.
         progress: called per compressed model.
+
+    Returns:
+        A row per model, ratio and compensation.
 
     Raises:
         UsageError: an unknown model or an impossible ratio.
-        OutputError: `out` holds such files and `force` is not given, or cannot be written.
+        OutputError: a file in `out` exists and `force` is not given, or cannot be written.
     """
     from onnxgrail import models as embedded_models
 
@@ -138,7 +141,7 @@ def demo(
     if wrong:
         raise UsageError(f"ratio {wrong[0]} is impossible", hint="Choose numbers above 0 and below 1")
     rows: list[Row] = []
-    total = len(names) * (len(ratios) * len(COMPENSATE) + 1)  # every variant, then the measuring
+    total = len(names) * (len(ratios) * len(COMPENSATE) + 1)  # every variant, then the measurement
     tick = ticking(progress, "demo", total)
     progress("demo", 0, total)
     with _folder(None if out is None else Path(out)) as folder:
@@ -179,7 +182,7 @@ def _target(folder: Path, name: str, ratio: float, compensate: str) -> Path:
 def _compressed(
     embedded: Any, ratios: Sequence[float], folder: Path, seed: int, tick: Callable[[], None]
 ) -> list[_Variant]:
-    """The dense model and every compressed one, dense first."""
+    """Return the dense model and all compressed ones, dense first."""
     from onnxgrail.commands.compress import compress
 
     variants: list[_Variant] = []
@@ -254,7 +257,7 @@ def _measure(
 
 
 def _judged(embedded: Any, session: Session) -> tuple[float, tuple[float, float] | None]:
-    """Quality on held-out data, and where it lies."""
+    """Return the score on held-out data, and its confidence interval."""
     from onnxgrail.models import scores
 
     samples = scores(embedded, _runner(session))

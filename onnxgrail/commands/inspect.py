@@ -1,4 +1,4 @@
-"""`inspect`: every block, every refusal and what narrowing would save, in seconds and without data."""
+"""`inspect`: list all blocks and refusals and predict sizes after narrowing, in seconds and without data."""
 
 from __future__ import annotations
 
@@ -40,21 +40,24 @@ def inspect(
     report: str | Path | Iterable[str | Path] = (),
     force: bool = False,
 ) -> Inspection:
-    """What can be narrowed in a model, what cannot and why.
+    """List the parts of a model that can be narrowed, and those that cannot, with reasons.
 
     Args:
         model: path, bytes, ModelProto, onnx_ir.Model or gs.Graph.
         input_shapes: sizes for open input dimensions.
-        data: calibration data, as for `compress`; two samples are read, for models that random inputs do not suit.
+        data: calibration data, as for `compress`; two samples are read, for models that cannot run on random inputs.
         tokenizer: for data that are text.
         kv_io: as for `compress`: key-value caches may be narrowed though they are inputs and outputs.
         custom_ops: as for `compress`.
-        report: files for the result: pages where the suffix is .html, JSON where it is .json.
-        force: replace files that exist. What is read never is.
+        report: files for the result: pages if the suffix is .html, JSON if it is .json.
+        force: replace existing files. Input files are never replaced.
+
+    Returns:
+        Blocks, refusals and predicted sizes.
 
     Raises:
         ModelError: the model cannot be read or run.
-        OutputError: a report exists and `force` is not given, is read, or cannot be written.
+        OutputError: a report exists and `force` is not given, is an input file, or cannot be written.
     """
     writes = writes_of(None, report=report)
     writes.apart(reads({"the input": model}, data, files={"the tokenizer": tokenizer}))
@@ -86,7 +89,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
         if some:
             gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
-    usual = selection.selected(survey.blocks, Recipe())  # what `compress` takes when it is not told otherwise
+    usual = selection.selected(survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
     for ratio in RATIOS:
         gone, saved = _gone(prepared, dead_of(survey, by_ratio(prepared, usual, ratio, recipe.round_to)), macs)
@@ -115,7 +118,7 @@ def _serialised(prepared: Prepared) -> bytes:
 
 
 def _left(size: int, gone: int) -> int | None:
-    """Bytes that stay; nobody knows where weights are not in the file at full size."""
+    """Return the bytes that stay; None if the weights are not stored at full size, so that this is unknown."""
     return size - gone if gone < size else None
 
 

@@ -1,6 +1,6 @@
-"""Fit a model that was made smaller elsewhere to the one it was made from: `onnxgrail refine`.
+"""Fit a small model to the large model that it was made from: `onnxgrail refine`.
 
-The function is not called `refine`: importing the room of that name would hide it.
+The function is not called `refine`: importing the package of that name would hide it.
 """
 
 from __future__ import annotations
@@ -72,27 +72,31 @@ def refine_model(
     progress: Progress = silent,
     **choices: Unpack[RefineChoices],
 ) -> Result:
-    """Fit a small model to the outputs of a large one, and to the outputs of its blocks where these can be matched.
+    """Fit a small model to the outputs of a large one, and to the outputs of its blocks if they can be matched.
 
-    Blocks are matched by name, or else in order where both models have equally many of the same shapes.
+    Blocks are matched by name, or else in order if both models have the same number of blocks of the same shapes.
 
     Args:
-        model: the small one: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
-        output: file to write; beside a path it defaults to `SMALL.refined.onnx`, for other sources nothing is written.
-        reference: the model it was made from, of the same inputs and outputs; never written.
+        model: the small model: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
+        output: file to write; for a model file it defaults to `SMALL.refined.onnx` in the same folder, for other
+            sources no file is written.
+        reference: the large model, with the same inputs and outputs; never written.
         data: as for `compress`.
         held_out: as for `compress`.
-        force: replace an existing output and report. What is read never is.
-        dry_run: fit and report, write nothing.
-        save_as_external_data: as for `compress`, seen from the small model.
-        resume: a folder that keeps finished fits; the same call with the same folder goes on where a killed one was.
+        force: replace an existing output and report. Input files are never replaced.
+        dry_run: fit and report, write no model.
+        save_as_external_data: as for `compress`; the default follows the small model.
+        resume: a folder for finished fits; the same call with the same folder continues a killed run.
         report: files for the report, as JSON.
         custom_ops: as for `compress`.
         progress: called with stage, done, total.
-        **choices: `refine` (default laco, then distill) and the other fields of `Recipe` that are about data and fits.
+        **choices: `refine` (default laco, then distill) and the other fields of `Recipe` on data and fits.
+
+    Returns:
+        The fitted model and its report.
 
     Raises:
-        UsageError: a choice is unknown, out of range or without a meaning here.
+        UsageError: a choice is unknown, out of range or not applicable.
         ModelError: a model cannot be read or run, or the two differ in inputs or outputs.
         DataError, OutputError: the data do not fit, or the output cannot be written.
         MissingExtraError: torch is not installed.
@@ -143,15 +147,15 @@ def _recipe(choices: Mapping[str, Any]) -> Recipe:
 
 
 def default_name(source: Path) -> Path:
-    """`model.refined.onnx` beside `model.onnx`."""
+    """Return `model.refined.onnx` next to `model.onnx`."""
     return source.with_name(f"{source.stem}.refined{source.suffix or '.onnx'}")
 
 
 def _facts(prepared: Prepared, small: ir.Model, recipe: Recipe) -> Facts:
-    """The small model run once, and whether what it takes and gives is what the reference takes and gives.
+    """Run the small model once, check that its inputs and outputs match the reference, and return its facts.
 
     Raises:
-        ModelError: it is not.
+        ModelError: they do not match.
     """
     same_inputs(signature_of(prepared.model), signature_of(small), "the small model")
     ports = between(prepared.model, small)
@@ -180,7 +184,7 @@ def _macs(prepared: Prepared, small: ir.Model, recipe: Recipe) -> int | None:
 
 
 def _file(model: Any, small: ir.Model) -> dict[str, Any]:
-    """Size and digests of what was given."""
+    """Return the size and the checksums of the given model."""
     path = path_of(model)
     if path is not None:
         beside = {name: sha256(file) for name, file in weight_files(small).items()}
@@ -236,7 +240,7 @@ def _report(
     sides: Sequence[Verification | None],
     job: Job,
 ) -> Report:
-    """Schema 1 without blocks, and what the reference is and how far from it the small model was."""
+    """Return a report in schema 1 without blocks, with the reference and the small model's fidelity before the fit."""
     before, after = sides
     said = (prepared.scarce(), *(() if prepared.held_out is None else prepared.held_out.batches.notes))
     report = make_report(

@@ -1,1 +1,1 @@
-"""The report of a run: built from what every stage returned, shown as JSON, text or page."""
+"""The report of a run: built from the results of all stages, shown as JSON, text or page."""

@@ -1,4 +1,4 @@
-"""What a report says of a block."""
+"""The report's entry for a block."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def block_entry(
     *,
     exact: bool = True,
 ) -> dict[str, Any]:
-    """One block of the report.
+    """Return the report's entry for a block.
 
     Args:
         block: the block.
-        change: what was decided; None when the block was not selected.
+        change: the decision; None if the block was not selected.
         axis_sizes: original shape of every weight that a slot names.
-        stored: those of them that the file keeps as integers with scales.
+        stored: the weights among them that the file stores as integers with scales.
         exact: narrowing it equals zeroing its consumers' dropped positions.
 
     Returns:
-        `kept` counts units; `kept_units` lists them.  A member's `kept` lists the positions of the whole original axis
-        that this block does not drop, those that belong to other blocks or to none included.
+        The entry. `kept` counts units; `kept_units` lists them.  A member's `kept` lists the positions of the whole
+        original axis that this block does not drop, including those that belong to other blocks or to none.
     """
     outcome = asdict(Outcome(status="skipped", reason="not selected") if change is None else change.outcome)
     narrowed = change is not None and change.outcome.status != "skipped"
@@ -58,7 +58,7 @@ def block_entry(
 def _members(
     block: Block, gone: Any, cluster: Any, axis_sizes: AxisSizes, quantised: Mapping[str, Stored]
 ) -> list[dict[str, Any]]:
-    """One entry per slot; a weight stored as integers with scales is named by the arrays that the file holds."""
+    """Return an entry per slot; a weight stored as integers with scales is named by the arrays in the file."""
     found: list[dict[str, Any]] = []
     for slot in block.slots:
         common = {"cluster": None if cluster is None else cluster.tolist()}
@@ -72,7 +72,7 @@ def _members(
 
 
 def _kept_positions(slots: Sequence[Slot], slot: Slot, gone: Any, axis_sizes: AxisSizes) -> Ints:
-    """Positions along the slot's axis that no slot of the block drops there."""
+    """Return the positions along the slot's axis that no slot of the block drops."""
     keep = np.ones(axis_sizes[slot.initializer][slot.axis], dtype=bool)
     for other in slots:
         if (other.param, other.axis) == (slot.param, slot.axis):

@@ -1,4 +1,4 @@
-"""Build the report of a compression from what every stage returned."""
+"""Build the report of a compression from the results of all stages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from onnxgrail.report.sizes import grown, share_of, sizes_of
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Made:
-    """What became of the model.
+    """The results of the stages after the decision.
 
     Attributes:
-        slim: the narrowed graph; None where nothing was narrowed.
-        final: the graph as it is written, where that is another one.
+        slim: the narrowed graph; None if nothing was narrowed.
+        final: the graph as it is written, if it differs from `slim`.
         written: checksums of the written files, the model first.
-        verification: what was checked.
-        worked: what refinements and further methods did.
+        verification: the checks of the result.
+        worked: results of refinements and further methods.
     """
 
     slim: ir.Model | None = None
@@ -47,7 +47,7 @@ class Made:
 
 
 def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> Report:
-    """Report everything that was done and left alone, as schema 1."""
+    """Return the report of a run in schema 1: all decisions, results and refusals."""
     recipe, slim, refines, applied = job.recipe, made.slim, made.worked.refined, made.worked.applied
     decided = {c.block.name: c for c in decision.changes}
     added = tuple(Applied(entry={}, macs=-macs * prepared.samples, bytes=-size) for macs, size in grown(refines))
@@ -84,7 +84,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
 
 
 def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool) -> Verification:
-    """The same, and whether a fit has seen the samples that judge; an unchecked run says only which they would be."""
+    """Add to a verification if a fit has seen the samples that judge; without checks, only the samples are named."""
     told = verification or Verification(judged=judged_by(prepared))
     judged = dict(told.judged or {})
     return dataclasses.replace(told, judged={**judged, "seen": fitted and judged.get("on") == "calibration"})
@@ -114,24 +114,24 @@ def make_report(
     refines: Sequence[Mapping[str, Any]] = (),
     methods: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
-    """Put a report together.
+    """Assemble a report.
 
     Args:
         recipe: the user's choices.
         environment: from `environment()`.
         model: before and after.
         blocks: from `block_entry`.
-        refusals: what was left alone.
-        verification: what was checked.
+        refusals: the channels that were left alone.
+        verification: the checks of the result.
         calibration: from `calibration_entry`.
         timing: seconds per stage; `forward` is the time spent inside ONNX Runtime.
-        notes: what the user should know.
+        notes: messages for the user.
         interface: inputs and outputs whose shapes changed.
-        allocation: how widths were spread over the blocks, and what rounding them cost.
+        allocation: the choice of widths over the blocks, and the cost of rounding them.
         refits: layers fitted to the original network, with errors on held-out rows.
-        norms: activations brought back to the original's.
+        norms: normalizations fitted to the original's activations.
         refines: fits by gradient, block by block or of the whole model.
-        methods: what methods beside narrowing did, by name.
+        methods: results of methods other than narrowing, by name.
     """
     return Report(
         data={

@@ -12,7 +12,7 @@ from onnxgrail.machine.plain import plain
 
 
 def calibration_entry(batches: Batches) -> dict[str, Any]:
-    """Return what was fed, for the report."""
+    """Return the report's entry on the calibration data."""
     return {name: plain(getattr(batches, name)) for name in ("source", "samples", "synthetic", "notes")}
 
 

@@ -1,4 +1,4 @@
-"""Notes of the report: what the user should know about a result."""
+"""Notes of the report: messages for the user about a result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has
 def notes_of(
     prepared: Prepared, recipe: Recipe, decision: Decision, budget: Mapping[str, Any] | None, slim: ir.Model | None
 ) -> list[str]:
-    """Return the notes on a model, its decisions and its budget; empty strings where there is nothing to say."""
+    """Return the notes on a model, its decisions and its budget; an empty string for a note that does not apply."""
     return [
         INTERFACE if changed(prepared.model, prepared.survey, decision.ledger.dead) else "",
         unlisted_text(prepared.unlisted),
@@ -45,7 +45,7 @@ def notes_of(
 
 
 def _unfitted(decision: Decision) -> str:
-    """What the fit to the original network left out."""
+    """Return a note on layers that were not fitted to the original network."""
     left = [refit for refit in decision.refits if refit.reason]
     if not left:
         return ""
@@ -53,7 +53,7 @@ def _unfitted(decision: Decision) -> str:
 
 
 def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
-    """Return a note where convolutions leave a part of the last block of channels empty."""
+    """Return a note on convolutions that do not fill the last block of channels of ONNX Runtime's kernels."""
     convolved = [c for c in decision.changes if prepared.survey.convolved(c.block)]
     if not convolved or recipe.providers[0] not in CPU:
         return ""
@@ -68,14 +68,14 @@ def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
 
 
 def _clamped(changes: Sequence[Change]) -> str:
-    """How many numbers did not fit into the format that their weight has."""
+    """Return a note on new weights that were beyond the range of their number format."""
     count = sum(change.outcome.clamped for change in changes)
     blocks = sum(change.outcome.clamped > 0 for change in changes)
     return f"{count} new weights in {blocks} blocks were clamped to the range of their number format" if count else ""
 
 
 def _missed(budget: Mapping[str, Any] | None) -> str:
-    """What to say where the written file needs more than was counted, as weights beside the file may."""
+    """Return a note if the result exceeds the target, for example because of weights in an external file."""
     if budget is None or budget["metric"] == "latency" or budget["achieved"] <= budget["limit"]:
         return ""
     return f"target missed: {budget['metric']} {budget['achieved']:,.0f} where {budget['limit']:,.0f} was the limit"

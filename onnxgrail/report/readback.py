@@ -1,4 +1,4 @@
-"""Reports that were read back from a file, and so may hold anything."""
+"""Handle reports that were read from a file, and so may hold anything."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErro
 
 
 def whole(method: Callable[P, R]) -> Callable[P, R]:
-    """Say in one line that a report which was read back is damaged; reports of a run are whole.
+    """Wrap a method of a report so that damage of a report read from a file gives a one-line error.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the report is damaged.
     """
 
     @functools.wraps(method)
@@ -38,7 +38,7 @@ def whole(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def reads(data: Mapping[str, Any]) -> list[Read]:
-    """Return the files that a run has read, as far as its report tells."""
+    """Return the files that a run has read, as far as its report names them."""
     held_out = (data.get("verification") or {}).get("held_out") or {}
     places = (
         ("the input", (data.get("model") or {}).get("input")),

@@ -1,4 +1,4 @@
-"""The report: JSON of schema 1, the one source for the text table and anybody's tooling."""
+"""The report: JSON of schema 1, the single source for the text table, the page and other tools."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ModelChange:
     """The model before and after: elements, multiply-accumulates per sample, bytes on disk (external data included).
 
     `*_after` are predictions in a dry run, and then `output` and `sha256_after` are None.  Ratios are shares removed.
-    `asked_ratio` (None where a target ruled) and `achieved_ratio` are of the same: `ratio_of` says of what (`blocks`:
-    the parameters in blocks that can be narrowed; `units`: their channels, neurons and heads; `layers`: the parameters
-    in layers of which GRASP can replace matrices; `model`: all parameters), and `ratio_total` how many these are.
-    `model_ratio` is always of all parameters.  `sha256_data_*` are of files with weights, by name.  `budget` holds
+    `asked_ratio` (None if a target was given) and `achieved_ratio` refer to the same total, which `ratio_of` names
+    (`blocks`: the parameters in blocks that can be narrowed; `units`: their channels, neurons and heads; `layers`: the
+    parameters in layers of which GRASP can replace matrices; `model`: all parameters); `ratio_total` is its value.
+    `model_ratio` always refers to all parameters.  `sha256_data_*` are of files with weights, by name.  `budget` holds
     metric (params, macs, size in bytes, latency in milliseconds), asked (as written), before, limit and achieved.
     """
 
@@ -53,15 +53,16 @@ class ModelChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What was checked on the written file: None for a check that was not asked for.
+    """The checks of the written file: None for a check that was not requested.
 
     Attributes:
         checker: the ONNX checker accepts it.
         ort_load: ONNX Runtime loads it.
-        outputs: per output at least name, cosine, nmse, max_abs and verdicts against the original (see
+        outputs: per output at least name, cosine, nmse, max_abs and verdicts compared with the original (see
             `fidelity.entries`), on the samples that judge.
-        held_out: asked, source, samples and outputs where these are samples that nothing was fitted to, else None.
-        judged: what the samples are that judge: on (`held-out`, `calibration` or `random`), asked, source, samples.
+        held_out: asked, source, samples and outputs if the samples are held out from all fits, else None.
+        judged: the origin of the samples that judge: on (`held-out`, `calibration` or `random`), asked, source,
+            samples.
         headline: the verdict on the worst output, with its name as `output`.
     """
 
@@ -75,21 +76,25 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Report:
-    """Plain data in the shape of schema 1; `read_back` from a file, where they may be anything."""
+    """The data of a report in schema 1; if it was `read_back` from a file, its values are not trusted."""
 
     data: Mapping[str, Any]
     read_back: bool = False
 
     def to_json(self) -> str:
-        """The report as indented JSON; NaN and infinity become null."""
+        """Return the report as indented JSON; NaN and infinity become null."""
         return to_json(self.data)
 
     @whole
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the report, whole or not at all: as a page where the suffix is .html, else as JSON.
+        """Write the report, whole or not at all: as a page if the suffix is .html, else as JSON.
+
+        Args:
+            path: file to write.
+            force: an existing file may be replaced.
 
         Raises:
-            OutputError: the file exists and `force` is not given, it is what the run has read, or it cannot be written.
+            OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
         """
         path = Path(path)
         check_targets([("report", path)], reads(self.data))
@@ -98,24 +103,24 @@ class Report:
 
     @whole
     def to_html(self) -> str:
-        """The report as one HTML file that needs nothing else."""
+        """Return the report as one self-contained HTML file."""
         from onnxgrail.report import page  # slow to import
 
         return page.report_page(plain(self.data))
 
     @whole
     def summary_rows(self) -> tuple[SummaryRow, ...]:
-        """The before/after table."""
+        """Return the before/after table."""
         return summary_rows(self.data)
 
     @whole
     def headline(self) -> Headline | None:
-        """The verdict on the worst output in words, with what it is worth; None where nothing was compared."""
+        """Return the verdict on the worst output in words, with its caveat; None if nothing was compared."""
         return headline_of(self.data)
 
     @whole
     def asked_lines(self) -> tuple[str, ...]:
-        """What was asked for and achieved, one thing per line."""
+        """Return the requested and the achieved sizes, one line each."""
         from onnxgrail.report.page import brief
 
         return brief.asked(self.data)
@@ -140,27 +145,27 @@ class Report:
 
     @whole
     def output_lines(self) -> tuple[str, ...]:
-        """What else is told of the outputs, a line each."""
+        """Return further lines on the outputs."""
         return report_lines(self.data)
 
     @whole
     def speed(self) -> Speed | None:
-        """How many times as fast the result is as the original; None where that was not measured."""
+        """Return the speedup over the original; None if it was not measured."""
         return speed(self.data.get("latency") or ())
 
     @whole
     def refusal_counts(self) -> tuple[tuple[str, int], ...]:
-        """Reasons with how often each occurs, the most frequent first."""
+        """Return the reasons of refusals with their counts, the most frequent first."""
         return refusal_counts(self.data["refusals"])
 
     @whole
     def outcome_counts(self) -> tuple[tuple[str, int], ...]:
-        """How blocks went that did not go as asked, in words, with how many did."""
+        """Return the outcomes of blocks other than ok, in words, with their counts."""
         return outcome_counts(self.data["blocks"])
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read a report back.
+        """Read a report from JSON.
 
         Raises:
             ModelError: not a report of this schema.
@@ -177,17 +182,17 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Inspection:
-    """What can be narrowed in a model, without data.
+    """The parts of a model that can be narrowed, found without data.
 
     Attributes:
         path: the model file; params, macs, bytes: its size (elements, multiply-accumulates per sample, bytes on disk).
         blocks: dicts of name, kind, units, unit_size, span (positions of its first and last node), producers, consumers
-            (names), params, macs (what it holds).
-        refusals: what is left alone, with node and reason.
-        shares: per kind, and for all of them together, {params, macs}: the share of the whole model that its blocks
-            hold, 0 to 1 (a weight between blocks of two kinds counts for both).
+            (names), params, macs (those of the block).
+        refusals: the channels that cannot be narrowed, with node and reason.
+        shares: per kind, and for all kinds together, {params, macs}: the share of the whole model in its blocks,
+            0 to 1 (a weight between blocks of two kinds counts for both).
         predicted: dicts of ratio, params, macs, bytes.
-        notes: what the user should know.
+        notes: messages for the user.
     """
 
     path: str
@@ -201,21 +206,25 @@ class Inspection:
     notes: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {"schema": SCHEMA} | asdict(self)
 
     def to_json(self) -> str:
-        """As indented JSON."""
+        """Return indented JSON."""
         return to_json(self.to_data())
 
     def to_html(self) -> str:
-        """As one HTML file that needs nothing else."""
+        """Return one self-contained HTML file."""
         from onnxgrail.report import page
 
         return page.inspection_page(plain(self.to_data()))
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write it, whole or not at all: as a page where the suffix is .html, else as JSON.
+        """Write the inspection, whole or not at all: as a page if the suffix is .html, else as JSON.
+
+        Args:
+            path: file to write.
+            force: an existing file may be replaced.
 
         Raises:
             OutputError: the file exists and `force` is not given, it is the model, or it cannot be written.
@@ -227,5 +236,5 @@ class Inspection:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a report of this name is a page for a browser."""
+    """Return True if the suffix of a report is that of an HTML page."""
     return path.suffix.lower() in (".html", ".htm")

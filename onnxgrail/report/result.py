@@ -15,13 +15,13 @@ from onnxgrail.report.report import Report
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Result:
-    """What `compress` made.
+    """The result of `compress`, `apply` or `refine_model`.
 
     Attributes:
-        report: everything done and left alone.
-        output: the written file, None when none was asked for.
+        report: the report of the run.
+        output: the written file, None if no file was requested.
         model: the graph as it is written.
-        gates_passed: whether `min_cosine` held; the file is written either way.
+        gates_passed: True if `min_cosine` and, with `strict`, the target's limits hold; the file is written either way.
     """
 
     report: Report
@@ -42,13 +42,13 @@ class Result:
         return f"Written: {self.output}" if self.output is not None else "No model was written"
 
     def proto(self) -> onnx.ModelProto:
-        """The model as a message, with all weights inside."""
+        """Return the model as a message, with all weights inside."""
         return interop.to_proto(self.model)
 
     def to_bytes(self) -> bytes:
-        """The model as the bytes of a file."""
+        """Return the model as the bytes of a file."""
         return interop.to_bytes(self.model)
 
     def graphsurgeon(self) -> Any:
-        """The model as an `onnx_graphsurgeon.Graph`."""
+        """Return the model as an `onnx_graphsurgeon.Graph`."""
         return interop.to_graphsurgeon(self.model)

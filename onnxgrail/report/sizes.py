@@ -31,7 +31,7 @@ def grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
 
 
 def share_of(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
-    """Return the ratio asked for and achieved: of the blocks, or of GRASP's layers where nothing is narrowed."""
+    """Return the requested and the achieved ratio: of the blocks, or of GRASP's layers if nothing is narrowed."""
     if "grail" in recipe.method or "grasp" not in applied:
         return of_blocks(prepared, recipe, decision.narrowable, decision.ledger.dead)
     entry = applied["grasp"].entry
@@ -49,7 +49,7 @@ def sizes_of(
     applied: Sequence[Applied],
     final: ir.Model | None,
 ) -> ModelChange:
-    """Return the sizes of the model before and after; predicted where nothing is written."""
+    """Return the sizes of the model before and after; predicted if nothing is written."""
     model, survey, ledger = prepared.model, prepared.survey, decision.ledger
     params = counting.parameters(model)
     gone, gone_bytes = counting.removed(survey, ledger.dead)
@@ -91,7 +91,7 @@ def sizes_of(
 
 
 def _budget(budget: Budget | None, achieved: Mapping[str, float]) -> dict[str, Any] | None:
-    """A target asked for and what became of it; a latency is that of the last measurement."""
+    """Return the requested target and the achieved value; a latency is that of the last measurement."""
     if budget is None:
         return None
     metric = budget.target.metric

@@ -1,4 +1,4 @@
-"""A report in few words: the before/after table, and why channels stay."""
+"""Summaries of a report: the before/after table, outcomes and reasons of refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTCOMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SummaryRow:
-    """One line of the before/after table, with numbers as they are; `unit` (count or bytes) says how to print them."""
+    """A line of the before/after table, with raw numbers; `unit` (count or bytes) determines their format."""
 
     label: str
     before: float | None
@@ -38,7 +38,7 @@ class SummaryRow:
 
 
 def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
-    """The before/after table of a report's data: sizes, then per kind the units there were and the units left."""
+    """Return the before/after table of a report's data: sizes, then the units per kind."""
     model = data["model"]
     rows = [
         SummaryRow(label="Parameters", before=model["params_before"], after=model["params_after"], unit="count"),
@@ -56,13 +56,13 @@ def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
 
 
 def judged(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """How close each output of the written model is to the original's: on held-out samples where there were any."""
+    """Return the fidelity of each output of the written model: on held-out samples if there were any."""
     last = data.get("quantization") or data.get("verification") or {}
     return tuple((last.get("held_out") or last).get("outputs") or ())
 
 
 def outcome_text(outcome: Mapping[str, Any]) -> str:
-    """How a block went, in words, with the reason; empty where all went as asked."""
+    """Return the outcome of a block in words, with the reason; empty if the status is ok."""
     if outcome["status"] == "ok":
         return ""
     words = OUTCOMES.get(outcome["status"], str(outcome["status"]))
@@ -70,18 +70,18 @@ def outcome_text(outcome: Mapping[str, Any]) -> str:
 
 
 def outcome_counts(blocks: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
-    """How blocks went that did not go as asked, with how many did, the most frequent first."""
+    """Return the outcomes of blocks other than ok, with their counts, the most frequent first."""
     return tuple(Counter(text for block in blocks if (text := outcome_text(block["outcome"]))).most_common())
 
 
 def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
-    """Reasons with how often each occurs, the most frequent first."""
+    """Return the reasons of refusals with their counts, the most frequent first."""
     reasons = (refusal.reason if isinstance(refusal, Refusal) else str(refusal["reason"]) for refusal in refusals)
     return tuple(sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0])))
 
 
 def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int = 3) -> str:
-    """The message for a model of which nothing can be narrowed, with the most frequent reasons."""
+    """Return the message for a model of which nothing can be narrowed, with the most frequent reasons."""
     counts = refusal_counts(refusals)
     if not counts:
         return "nothing could be compressed: the model has no channels that one constant weight makes and another reads"

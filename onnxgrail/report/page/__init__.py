@@ -1,4 +1,4 @@
-"""The report as one HTML file: a pure function of its data, drawn by hand, with nothing fetched from anywhere."""
+"""The report as one HTML file: a pure function of its data, without external resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgrail.report.page.sensitivity import sensitivity
 
 
 def report_page(data: Mapping[str, Any]) -> str:
-    """The page of a report of schema 1."""
+    """Return the page of a report of schema 1."""
     sections = (
         results.notes(data),
         results.sizes(data),
@@ -36,7 +36,7 @@ def report_page(data: Mapping[str, Any]) -> str:
 
 
 def inspection_page(data: Mapping[str, Any]) -> str:
-    """The page of an inspection: the same map, without anything measured."""
+    """Return the page of an inspection: the same block map, without measurements."""
     sections = (
         results.notes(data),
         results.predicted(data),

@@ -1,4 +1,4 @@
-"""The block map: the network from input to output, one row per block, refusals where they stand."""
+"""The block map: the network from input to output, one row per block, with refusals at their place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onnxgrail.report.page.html.table import section
 from onnxgrail.report.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 
 VALIDATION = "validation: on data left out of the fit, compared with the original network, earlier narrowing included"
-NAMED = 6  # nodes named in one row; the list of what was left alone has more
+NAMED = 6  # nodes named in one row; the section on what was left alone names more
 
 
 def block_map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
-    """Every block and every refusal of a report, or of an inspection where nothing was narrowed yet."""
+    """Return the section with all blocks and refusals of a report, or of an inspection (not `narrowed`)."""
     rows = rows_of(data)
     blocks = blocks_of(rows)
     if not rows:
@@ -98,7 +98,7 @@ def _units(block: BlockRow) -> list[Child]:
 
 
 def _errors(block: BlockRow) -> Markup:
-    """The drawing, and the same in words."""
+    """Return the errors of a block as a drawing and in words."""
     known = (("before", block.plain), ("after", block.compensated), ("validation", block.validation))
     words = [el("span", f"{label} ", el("b", figures.error(e))) for label, e in known if e is not None]
     if block.outcome:
@@ -118,7 +118,7 @@ def _held(block: BlockRow, total: tuple[float | None, float | None]) -> Markup:
 
 
 def _left(row: LeftRow, *, again: bool) -> Markup:
-    """A place left alone; a reason that the place before it had is not said once more."""
+    """Return the row of a place left alone; `again`: the previous such row has the same reason."""
     more = len(row.nodes) - NAMED
     nodes = ", ".join(row.nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")
     why = ", same reason" if again else f": {row.reason}"

@@ -1,4 +1,4 @@
-"""A report in short: plain text for a terminal, a table for a notebook."""
+"""A short form of the report: plain text for a terminal, a table for a notebook."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BUDGETS = {"size": figures.size, "latency": figures.milliseconds}
 
 
 def text(data: Mapping[str, Any], headline: object, speed: object) -> str:
-    """Return the before/after table of a report as text, with fidelity, speed, and what was asked and achieved.
+    """Return the before/after table of a report as text, with fidelity, speed, and requested and achieved ratio.
 
     Args:
         data: of the report.
-        headline: the verdict on the worst output, None where nothing was compared.
-        speed: the verdict on the latency, None where it was not measured.
+        headline: the verdict on the worst output, None if nothing was compared.
+        speed: the verdict on the latency, None if it was not measured.
     """
     rows = [COLUMNS, *(tuple(map(plain, row)) for row in _rows(data))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -43,7 +43,7 @@ def html(data: Mapping[str, Any], headline: object, speed: object) -> Markup:
 
 
 def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what was asked for and achieved in the same unit, then what that is of the whole model."""
+    """Return the requested and the achieved size in the same unit, then the removed share of the whole model."""
     model = data["model"]
     budget, lines = model.get("budget"), []
     if budget is not None:
@@ -62,7 +62,7 @@ def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def plain(words: str) -> str:
-    """Return text without the typography of pages."""
+    """Return text without the typography of the page."""
     return words.replace(figures.SPACE, " ").replace(figures.MINUS, "-").replace(figures.NONE, "-")
 
 

@@ -1,4 +1,4 @@
-"""The cards of the head: each number with its interval or its caveat, gray where it says nothing."""
+"""The cards at the top of the page: each number with its interval or caveat, gray if it is not significant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONCE = "measured once, no interval"
 
 
 def card(label: str, value: str, note: Child = None, share: float | None = None, *, silent: bool = False) -> Markup:
-    """A number with its name; `share` draws what is left of it, `silent` is for one that says nothing."""
+    """Return a card with a number and its name; `share` adds a bar, `silent` marks a number without significance."""
     return el(
         "div",
         el("p", label, class_="label"),
@@ -32,7 +32,7 @@ def card(label: str, value: str, note: Child = None, share: float | None = None,
 
 
 def cards_of(data: Mapping[str, Any]) -> list[Markup]:
-    """Sizes, latency and fidelity of a report."""
+    """Return the cards for sizes, latency and fidelity of a report."""
     model = data["model"]
     found = []
     for label, key, show in (
@@ -73,13 +73,13 @@ def _fidelity(data: Mapping[str, Any]) -> list[Markup]:
 
 
 def _note(headline: Headline) -> Markup:
-    """Interval, output and samples of the headline, and what is held against it."""
+    """Return interval, output and samples of the headline, and its caveat."""
     place = f" on {headline.where}" + (f"; {headline.caveat}" if headline.caveat else "")
     return join((f"{figures.words(headline.extent)}; ", name(headline.output), place))
 
 
 def _cosine(data: Mapping[str, Any]) -> list[Markup]:
-    """The lowest cosine, for reports that were written before there were other measures."""
+    """Return the card of the lowest cosine, for old reports without other measures."""
     known = [(o["cosine"], str(o["name"])) for o in judged(data) if o.get("cosine") is not None]
     if not known:
         return []

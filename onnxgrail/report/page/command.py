@@ -1,4 +1,4 @@
-"""How to do it again: the command line of a recipe, and what the numbers depend on."""
+"""The section on repeating a run: the command line of a recipe, and the versions that the numbers depend on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = ("target_params", "target_macs", "target_size", "target_latency")
 
 
 def command_of(data: Mapping[str, Any]) -> str:
-    """The command line that makes this report again: options that differ from the defaults, and always the ratio."""
+    """Return the command line that repeats a run: options that differ from the defaults, and always the ratio."""
     recipe, model = data.get("recipe") or {}, data["model"]
     defaults = {f.name: _plain(getattr(Recipe(), f.name)) for f in dataclasses.fields(Recipe)}
     words = [["onnxgrail", "compress", str(model["input"])]]
@@ -46,7 +46,7 @@ def command_of(data: Mapping[str, Any]) -> str:
 
 
 def _in_memory(data: Mapping[str, Any]) -> bool:
-    """Whether the data came as arrays of a Python call and have no file."""
+    """Return True if the data were arrays of a Python call and have no file."""
     return bool(IN_MEMORY.match(str((data.get("calibration") or {}).get("source"))))
 
 
@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
 
 
 def _option(name: str, value: Any) -> list[list[str]]:
-    """One choice as the command line takes it."""
+    """Return the command line option of a choice."""
     label = "--" + name.replace("_", "-")
     if value is None:
         return []
@@ -74,7 +74,7 @@ def _option(name: str, value: Any) -> list[list[str]]:
 
 
 def again(data: Mapping[str, Any]) -> Markup:
-    """The section with the command, the recipe and the identity of the files."""
+    """Return the section with the command, the recipe and the identity of the files."""
     recipe = json.dumps(data.get("recipe") or {}, indent=1, ensure_ascii=False)
     return section(
         "again",
@@ -87,7 +87,7 @@ def again(data: Mapping[str, Any]) -> Markup:
 
 
 def copied(identity: str, text: str) -> Markup:
-    """Text with a button that copies it; the button shows up only where scripts run."""
+    """Return text with a button that copies it; the button is visible only if scripts run."""
     button = el("button", "Copy", type="button", class_="copy", data_copy=identity, hidden=True, aria_live="polite")
     code = el("pre", el("code", text, id=identity), tabindex=0, role="region", aria_label=identity)
     return el("div", code, button, class_="copied")

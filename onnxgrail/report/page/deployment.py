@@ -1,4 +1,4 @@
-"""What followed the narrowing on the way to a server: low rank, simplified, quantised, held against a runtime."""
+"""Sections on the steps after narrowing: low rank, simplification, quantization, check against a runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxgrail.report.page.html.table import section, table
 
 
 def low_rank(data: Mapping[str, Any]) -> Markup | None:
-    """Which layers were replaced by low rank, the most redundant first."""
+    """Return the section on layers replaced by low rank, the most redundant first; None if there are none."""
     entry = (data.get("methods") or {}).get("grasp")
     layers = [layer for layer in (entry or {}).get("layers") or () if layer["replaced"]]
     if not entry or not layers:
@@ -29,7 +29,7 @@ def low_rank(data: Mapping[str, Any]) -> Markup | None:
 
 
 def deployment(data: Mapping[str, Any]) -> Markup | None:
-    """Steps behind the narrowing, and what a runtime would say."""
+    """Return the section on the steps after narrowing and on the limits of a runtime; None if there were none."""
     steps = _steps(data)
     target = data.get("target")
     if not steps and target is None:

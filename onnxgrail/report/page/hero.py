@@ -1,4 +1,4 @@
-"""The head of the page: what model, what became of it, the network at a glance, what was checked."""
+"""The top of the page: the model, the result in numbers, an overview of the network, and the checks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
 
 def title_of(path: str) -> str:
-    """The file's name without its folders."""
+    """Return a file's name without its folders."""
     return re.split(r"[/\\]", path)[-1] or path
 
 
 def hero(data: Mapping[str, Any]) -> Markup:
-    """Head of the page of a report."""
+    """Return the top of the page of a report."""
     model, blocks = data["model"], blocks_of(rows_of(data))
     return el(
         "header",
@@ -35,7 +35,7 @@ def hero(data: Mapping[str, Any]) -> Markup:
 
 
 def inspection_hero(data: Mapping[str, Any]) -> Markup:
-    """Head of the page of an inspection."""
+    """Return the top of the page of an inspection."""
     blocks = blocks_of(rows_of(data))
     held = (data.get("shares") or {}).get("all") or {}
     cards = [
@@ -70,7 +70,7 @@ def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
     elif model.get("asked_ratio") is not None and "ratio_of" in model:
         share, achieved = figures.share(model["asked_ratio"]), figures.share(model["achieved_ratio"])
         asked = f"asked to remove {share} of {SHARES.get(model['ratio_of'], 'all parameters')}, achieved {achieved}"
-    else:  # reports of 0.1 counted what was asked for and what was achieved differently
+    else:  # reports of version 0.1 have no comparable ratios
         asked = f"asked to remove {figures.share(model.get('asked_ratio'), 0)} of their channels, neurons and heads"
     verb = "would be" if model.get("output") is None else "were"
     removed = figures.share(model.get("model_ratio", model.get("achieved_ratio")))
@@ -96,13 +96,13 @@ def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:
 
 
 def swatch(style: str) -> Markup:
-    """A sample of a colour for a legend."""
+    """Return a color sample for a legend."""
     shape = el("rect", x=1, y=1, width=10, height=10, rx=2, class_=style)
     return el("svg", shape, width=12, height=12, aria_hidden="true", focusable="false")
 
 
 def _checks(data: Mapping[str, Any]) -> Markup | None:
-    """What was checked on the result, each with a word, not only a colour."""
+    """Return the checks of the result, each with a word in addition to its color."""
     found = data.get("verification") or {}
     limit = (data.get("recipe") or {}).get("min_cosine")
     cosines = [o["cosine"] for o in judged(data) if o.get("cosine") is not None]

@@ -1,4 +1,4 @@
-"""The network as the page shows it: blocks and what was left alone, in the order of their nodes."""
+"""The rows of the network: blocks and refusals in the order of their nodes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ END = 2**62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRow:
-    """One block: `kept` equals `units` where nothing was decided; errors are None where nothing was measured.
+    """A block: `kept` equals `units` if nothing was decided; errors are None if not measured.
 
-    Errors that are of held-out samples already have no `validation`.
+    If the errors are already of held-out samples, `validation` is None.
     """
 
     name: str
@@ -40,33 +40,33 @@ class BlockRow:
 
     @property
     def width(self) -> int:
-        """Features at full width."""
+        """Return the number of features at full width."""
         return self.units * self.unit_size
 
     @property
     def share(self) -> float:
-        """Share of the units that stays."""
+        """Return the share of the units that stays."""
         return self.kept / self.units if self.units else 1.0
 
     @property
     def kind_class(self) -> str:
-        """The kind where the page has a colour for it."""
+        """Return the kind if the page has a color for it, else `other`."""
         return self.kind if self.kind in KINDS else "other"
 
     @property
     def kind_name(self) -> str:
-        """The kind in words."""
+        """Return the kind in words."""
         return KINDS.get(self.kind, (self.kind, "unit"))[0]
 
     @property
     def noun(self) -> str:
-        """What its units are."""
+        """Return the noun for its units."""
         return KINDS.get(self.kind, (self.kind, "unit"))[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftRow:
-    """Channels left alone at one place of the network for one reason."""
+    """Channels left alone for one reason at neighboring nodes."""
 
     reason: str
     nodes: tuple[str, ...]
@@ -76,9 +76,9 @@ Row = BlockRow | LeftRow
 
 
 def rows_of(data: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Blocks and refusals of a report or an inspection in node order, those without a position at the end.
+    """Return blocks and refusals of a report or an inspection in node order, those without a position at the end.
 
-    Refusals that follow each other for the same reason are one row.
+    Consecutive refusals for the same reason form one row.
     """
     items: list[tuple[tuple[int, int], BlockRow | Mapping[str, Any]]] = []
     for number, block in enumerate(data.get("blocks") or ()):
@@ -99,18 +99,18 @@ def rows_of(data: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def places(refusals: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The nodes that stand in the way, each once; the value where no node is known."""
+    """Return the nodes that prevent narrowing, each once; the value if the node is unknown."""
     named = (f"{r.get('op') or ''} {r.get('node') or ''}".strip() or str(r.get("value") or "") for r in refusals)
     return tuple(dict.fromkeys(named))
 
 
 def blocks_of(rows: Sequence[Row]) -> list[BlockRow]:
-    """Only the blocks."""
+    """Return only the blocks."""
     return [row for row in rows if isinstance(row, BlockRow)]
 
 
 def kinds_of(blocks: Iterable[BlockRow]) -> dict[str, str]:
-    """Colour class -> kind in words, of the blocks that there are."""
+    """Return the mapping of color class to kind in words, for the kinds that occur."""
     return {block.kind_class: block.kind_name for block in blocks}
 
 

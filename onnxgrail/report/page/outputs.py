@@ -1,4 +1,4 @@
-"""How far each output is from the original's: by the measure that suits it, and by the distances that all have."""
+"""The section on output fidelity: per output a suitable measure, and the distances that all outputs have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 
 
 def fidelity(data: Mapping[str, Any]) -> Markup | None:
-    """The section: verdicts first, then distances."""
+    """Return the section: verdicts first, then distances; None if no outputs were compared."""
     found = list(_measured(data))
     if not found:
         return None
@@ -38,18 +38,18 @@ def fidelity(data: Mapping[str, Any]) -> Markup | None:
 
 
 def _measured(data: Mapping[str, Any]) -> Iterator[tuple[str, Outputs]]:
-    """Where outputs were compared, in words, and what was found: the written model first."""
+    """Yield the compared samples in words with the results per output: the written model first."""
     for key, title in (("quantization", "quantised, "), ("verification", "")):
         entry = data.get(key) or {}
         held = entry.get("held_out") or {}
         sides = [(judged_of(data, entry), held.get("outputs") or entry.get("outputs") or ())]
-        if held and not entry.get("judged"):  # reports that tell of calibration samples, too
+        if held and not entry.get("judged"):  # reports that also hold results on calibration samples
             sides.append((judged_of(data, {"outputs": entry["outputs"]}), entry["outputs"]))
         yield from ((title + where(judged), outputs) for judged, outputs in sides if outputs)
 
 
 def _verdicts(found: Sequence[tuple[str, Outputs]]) -> Markup | None:
-    """One row per output, or part of one: what it holds, what was measured, and what came of it."""
+    """Return a table with a row per output, or part of an output: its content, measure and result; None if empty."""
     rows: list[Sequence[Child]] = [
         (
             join((_named(output, verdict["part"]), el("span", place, class_="sub"))),
@@ -73,7 +73,7 @@ def _named(output: Mapping[str, Any], part: str) -> Markup:
 
 
 def _distances(found: Sequence[tuple[str, Outputs]]) -> Markup:
-    """The distances that every output has."""
+    """Return the table of the distances that every output has."""
     every = [output for _, outputs in found for output in outputs]
     shown = [c for c in COLUMNS if c[0] in ALWAYS or any(o.get(c[0]) is not None for o in every)]
     rows: list[Sequence[Child]] = [
@@ -89,7 +89,7 @@ def _distances(found: Sequence[tuple[str, Outputs]]) -> Markup:
 
 
 def _advice(data: Mapping[str, Any]) -> Markup | None:
-    """What the numbers are worth that no held-out sample stands behind."""
+    """Return advice if the numbers are not from held-out samples, else None."""
     judged = judged_of(data, data.get("verification") or {})
     if judged["on"] == "random":
         return el("p", f"{caveat(judged).capitalize()}. Give --data with real samples; a fifth of them will judge.")

@@ -1,4 +1,4 @@
-"""Sections of numbers: before and after, output fidelity, latency, repairs, time."""
+"""Sections with numbers: before and after, latency, repairs, time, refusals, notes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BROUGHT = {
 
 
 def sizes(data: Mapping[str, Any]) -> Markup:
-    """The before/after table."""
+    """Return the section with the before/after table."""
     rows = [
         (row.label, *(PRINTERS[row.unit](v) for v in (row.before, row.after)), figures.change(row.before, row.after))
         for row in summary_rows(data)
@@ -55,7 +55,7 @@ def sizes(data: Mapping[str, Any]) -> Markup:
 
 
 def predicted(data: Mapping[str, Any]) -> Markup | None:
-    """What an inspection expects of narrowing at a few ratios."""
+    """Return the section on the predicted sizes after narrowing at a few ratios; None if there are none."""
     guesses = data.get("predicted") or ()
     if not guesses:
         return None
@@ -71,7 +71,7 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
 
 
 def latency(data: Mapping[str, Any]) -> Markup | None:
-    """Measured times, where they were asked for."""
+    """Return the section on measured times; None if latency was not measured."""
     budget = data["model"].get("budget") or {}
     target = budget if budget.get("metric") == "latency" else {}
     steps = [(str(step["name"]), step["median"], _speed(step)) for step in data.get("latency") or ()]
@@ -96,12 +96,12 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
 
 
 def _speed(step: Mapping[str, Any]) -> str:
-    """How many times as fast as the original, as far as noise lets anybody tell."""
+    """Return the speedup over the original with its uncertainty."""
     return str(speed([step]) or "")
 
 
 def repairs(data: Mapping[str, Any]) -> Markup | None:
-    """What was fitted beyond the blocks' own compensation."""
+    """Return the section on fits beyond the blocks' own compensation; None if there were none."""
     rows: list[Sequence[Child]] = []
     refits = data.get("refits") or ()
     if refits:
@@ -135,7 +135,7 @@ def _means(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def time(data: Mapping[str, Any]) -> Markup | None:
-    """Where the time went; `forward` is a part of other stages."""
+    """Return the section on the seconds per stage; `forward` is left out, because it is a part of other stages."""
     stages = {k: v for k, v in (data.get("timing") or {}).items() if k != "forward" and v >= 0.005}
     if not stages:
         return None
@@ -155,7 +155,7 @@ def time(data: Mapping[str, Any]) -> Markup | None:
 
 
 def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
-    """Reasons, the most frequent first, each with its nodes."""
+    """Return the section on refusals: reasons, the most frequent first, each with up to `limit` nodes."""
     refusals = data.get("refusals") or ()
     if not refusals:
         return None
@@ -172,7 +172,7 @@ def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
 
 
 def notes(data: Mapping[str, Any]) -> Markup | None:
-    """What the user should know."""
+    """Return the section with notes for the user; None if there are none."""
     calibration = data.get("calibration") or {}
     lines = list(dict.fromkeys([*(calibration.get("notes") or ()), *(data.get("notes") or ())]))
     return section("notes", "Notes", el("ul", *(el("li", line) for line in lines))) if lines else None

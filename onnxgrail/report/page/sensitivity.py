@@ -1,4 +1,4 @@
-"""Where the network is sensitive: error curves and a heat table where they were measured, else a strip of errors."""
+"""The section on sensitivity: error curves and a heat table if they were measured, else a strip of errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxgrail.report.page.html.table import section
 from onnxgrail.report.page.network import BlockRow, blocks_of, rows_of
 
 REMOVED = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # where the heat takes its next colour
-DRAWN = 48  # curves at most; the heat table has them all
+STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # errors at which the heat table changes its color
+DRAWN = 48  # maximum number of curves; the heat table has all
 Curve = Mapping[str, Any]
 
 
 def sensitivity(data: Mapping[str, Any]) -> Markup | None:
-    """The section, where anything was measured."""
+    """Return the section; None if nothing was measured."""
     blocks = blocks_of(rows_of(data))
     curves = _ordered((data.get("allocation") or {}).get("curves") or (), blocks)
     if curves:
@@ -55,7 +55,7 @@ def _ordered(curves: Sequence[Curve], blocks: Sequence[BlockRow]) -> list[Curve]
 
 
 def _most_felt(curves: Sequence[Curve]) -> list[Curve]:
-    """As many curves as a page should draw: those of the blocks with most effect on the outputs, in order."""
+    """Return at most `DRAWN` curves: those of the blocks with the largest effect on the outputs, in order."""
     ranked = sorted(curves, key=lambda curve: curve.get("effect") or 0.0, reverse=True)
     chosen = {str(curve["block"]) for curve in ranked[:DRAWN]}
     return [curve for curve in curves if str(curve["block"]) in chosen]
@@ -76,12 +76,12 @@ def _small(curve: Curve, taken: float | None) -> Markup:
 
 
 def heat_step(error: float) -> int:
-    """Which of the colours an error has."""
+    """Return the number of the color of an error."""
     return sum(error >= step for step in STEPS)
 
 
 def _heat(curves: Sequence[Curve]) -> Markup:
-    """Numbers on colours: a reader who does not see the colours reads the numbers."""
+    """Return a table of errors with numbers on colors, so that it is readable without colors."""
     head = [el("th", c, scope="col") for c in ("Block", *(f"{100 * r:g}" for r in REMOVED), "Outputs")]
     body = []
     for curve in curves:
@@ -98,7 +98,7 @@ def _heat(curves: Sequence[Curve]) -> Markup:
 
 
 def _short(error: float) -> str:
-    """Percent in at most three characters."""
+    """Format an error in percent with at most three characters."""
     value = 100 * error
     if value < 0.005:
         return "0"
@@ -108,7 +108,7 @@ def _short(error: float) -> str:
 
 
 def _strip(blocks: Sequence[BlockRow]) -> Markup:
-    """One column per block, from input to output: a row before compensation, one after, one on held-out samples."""
+    """Return strips with a column per block: before compensation, after it, and on held-out samples."""
     lines: list[tuple[str, list[float | None]]] = [
         ("before compensation", [block.plain for block in blocks]),
         ("after compensation", [block.compensated for block in blocks]),

@@ -1,4 +1,4 @@
-"""Small drawings: widths in percent of the place they get, heights in pixels, so that nothing is distorted."""
+"""Small SVG drawings: widths in percent of the available place, heights in pixels, so that nothing is distorted."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from onnxgrail.report.page.html.markup import Markup, el
 from onnxgrail.report.page.network import BlockRow
 
-SLENDER = 3.2  # percent of the drawing that a bar of the silhouette may take
+SLENDER = 3.2  # maximum width in percent of a bar of the silhouette
 LOWEST = 1e-4  # relative error at the left end of the scale
-TICKS = (0.0, 0.01, 0.1, 1.0)  # errors that a curve has lines at
-INSET = 2.5  # percent that dots keep from the ends
+TICKS = (0.0, 0.01, 0.1, 1.0)  # errors at which a curve has grid lines
+INSET = 2.5  # percent between the outermost dots and the ends
 
 
 def percent(value: float) -> str:
-    """A length as SVG takes it."""
+    """Format a length for SVG."""
     return f"{value:.2f}".rstrip("0").rstrip(".") + "%"
 
 
 def svg(*children: Markup | None, height: int, label: str = "", class_: str = "") -> Markup:
-    """A drawing as wide as its place; without a label it is decoration to a screen reader."""
+    """Return a drawing as wide as its place; without a label it is hidden from screen readers."""
     said = {"role": "img", "aria_label": label} if label else {"aria_hidden": "true"}
     return el("svg", *children, class_=class_ or None, width="100%", height=height, focusable="false", **said)
 
 
 def silhouette(blocks: Sequence[BlockRow], label: str, height: int = 132) -> Markup:
-    """The whole network from left to right: an outline per block as wide as it was, solid as wide as it is now."""
+    """Draw the network from left to right: per block, an outline for its old width and a solid bar for its new one."""
     widest = max((block.width for block in blocks), default=1)
     slot = 100 / max(len(blocks), 1)
     thick = min(0.62 * slot, SLENDER)
@@ -47,7 +47,7 @@ def _upright(x: float, thick: float, middle: float, size: float, style: str) -> 
 
 
 def lying(block: BlockRow, widest: int, height: int = 16) -> Markup:
-    """One block in its row, flowing downwards: outline as wide as it was, solid as wide as it is now."""
+    """Draw the width of one block in its row: an outline for its old width and a solid bar for its new one."""
     full = max(8.0, 100 * math.sqrt(block.width / max(widest, 1)))
     shapes = [
         el("rect", x=percent(50 - size / 2), width=percent(size), y=1, height=height - 2, rx=4, class_=style)
@@ -57,13 +57,13 @@ def lying(block: BlockRow, widest: int, height: int = 16) -> Markup:
 
 
 def on_scale(error: float) -> float:
-    """Where a relative error stands on a logarithmic scale from 0.01 % to 100 %, in percent."""
+    """Return the position in percent of a relative error on a logarithmic scale from 0.01 % to 100 %."""
     place = 1 + math.log10(min(max(error, LOWEST), 1.0)) / -math.log10(LOWEST)
     return INSET + (100 - 2 * INSET) * place
 
 
 def dumbbell(block: BlockRow, height: int = 16) -> Markup | None:
-    """Error before compensation (ring), after it (dot) and on held-out samples (diamond)."""
+    """Draw the error before compensation (ring), after it (dot) and on held-out samples (diamond)."""
     known = [e for e in (block.plain, block.compensated, block.validation) if e is not None]
     if not known:
         return None
@@ -98,7 +98,7 @@ def _diamond(x: float, y: float) -> Markup:
 
 
 def bar(share: float, style: str, height: int = 10) -> Markup:
-    """A share of the whole place, from the left."""
+    """Draw a bar that covers a share of the whole width, from the left."""
     shapes = [
         el("rect", x=0, y=0, width="100%", height=height, rx=3, class_="track"),
         el("rect", x=0, y=0, width=percent(100 * min(max(share, 0.0), 1.0)), height=height, rx=3, class_=style),
@@ -107,11 +107,11 @@ def bar(share: float, style: str, height: int = 10) -> Markup:
 
 
 def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: str, height: int = 96) -> Markup:
-    """Error over the share of units kept, both 0 to 1; the error's root is drawn, so that small ones can be told.
+    """Draw error over the share of units kept, both 0 to 1; the error axis is its root, to tell small errors apart.
 
     Args:
         points: (share kept, error).
-        chosen: the share that was taken.
+        chosen: the share that the block keeps.
         label: for a screen reader.
         height: in pixels.
     """
@@ -156,7 +156,7 @@ def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: st
 
 
 def at(points: Sequence[tuple[float, float]], x: float) -> float:
-    """The value of a line through points, at x."""
+    """Return the value at x of the line through the points."""
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if x0 <= x <= x1:
             return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)

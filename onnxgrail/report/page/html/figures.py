@@ -1,16 +1,16 @@
-"""Numbers as the page prints them: a true minus sign, a unit that stays on the line of its number."""
+"""Format numbers for the page: a true minus sign, and a unit that stays on the line of its number."""
 
 from __future__ import annotations
 
 import re
 
 MINUS, SPACE = "\u2212", "\u00a0"
-NONE = "\u2013"  # where there is no number
-PLURALS = {"matrix": "matrices"}  # of nouns that take more than an s
+NONE = "\u2013"  # shown if there is no number
+PLURALS = {"matrix": "matrices"}  # of nouns that need more than an s
 
 
 def count(value: float | None) -> str:
-    """A number of things in three or four digits: 1,234 or 21.3 M."""
+    """Format a count in three or four digits: 1,234 or 21.3 M."""
     if value is None:
         return NONE
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
@@ -20,7 +20,7 @@ def count(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes: 812 B, 3.40 MB."""
+    """Format bytes: 812 B, 3.40 MB."""
     if value is None:
         return NONE
     for limit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -30,7 +30,7 @@ def size(value: float | None) -> str:
 
 
 def change(before: float | None, after: float | None) -> str:
-    """Relative change: −29.1 %."""
+    """Format a relative change: −29.1 %."""
     if before is None or after is None or before == 0:
         return NONE
     percent = round(100 * (after - before) / before, 1)
@@ -38,12 +38,12 @@ def change(before: float | None, after: float | None) -> str:
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """A share: 41.0 %."""
+    """Format a share: 41.0 %."""
     return NONE if value is None else f"{value:.{digits}%}".replace("%", f"{SPACE}%")
 
 
 def error(value: float | None) -> str:
-    """A relative error in two or three digits: 25.3 %, 0.31 %, 1.2e-07."""
+    """Format a relative error in two or three digits: 25.3 %, 0.31 %, 1.2e-07."""
     if value is None:
         return NONE
     if value == 0:
@@ -54,12 +54,12 @@ def error(value: float | None) -> str:
 
 
 def number(value: float | None, spec: str = ".3g") -> str:
-    """A number, or a dash where there is none."""
+    """Format a number; a dash for None."""
     return NONE if value is None else format(value, spec).replace("-", MINUS)
 
 
 def seconds(value: float | None) -> str:
-    """A time: 24.4 s, 12 ms."""
+    """Format a time: 24.4 s, 12 ms."""
     if value is None:
         return NONE
     if value >= 90:
@@ -68,15 +68,15 @@ def seconds(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time in milliseconds: 8.21 ms."""
+    """Format a time in milliseconds: 8.21 ms."""
     return f"{number(value)}{SPACE}ms"
 
 
 def plural(number_: int, noun: str) -> str:
-    """1 block, 12 blocks, 2 matrices."""
+    """Format a count with its noun: 1 block, 12 blocks, 2 matrices."""
     return f"{number_:,} {noun if number_ == 1 else PLURALS.get(noun, f'{noun}s')}"
 
 
 def words(text: str) -> str:
-    """Numbers in a sentence as the page prints them."""
+    """Format the numbers in a sentence for the page."""
     return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text).replace(" %", f"{SPACE}%")

@@ -1,4 +1,4 @@
-"""Elements whose text is escaped by construction: only `Markup` goes through as it is."""
+"""HTML elements whose text is escaped by construction: only `Markup` is inserted unchanged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Attribute = str | float | bool | None
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> str:
-    """Text for a place inside an element or a quoted attribute; characters that no HTML may hold become marks."""
+    """Escape text for an element or a quoted attribute; characters that HTML cannot hold are replaced."""
     whole = str(text)
     if not whole.isprintable():
         whole = "".join(c if c.isprintable() or c in ALLOWED else "\ufffd" for c in whole)
@@ -27,13 +27,13 @@ def escape(text: object) -> str:
 
 
 def el(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """One element.
+    """Return an element.
 
     Args:
         tag: name of the element.
         children: plain text, which is escaped, or `Markup`; None is left out.
-        attributes: an underscore stands for a hyphen and one at the end is dropped (`class_`, `aria_label`); None and
-            False leave the attribute out, True gives it no value.
+        attributes: an underscore stands for a hyphen, and an underscore at the end is dropped (`class_`, `aria_label`);
+            None and False leave the attribute out, True gives it no value.
     """
     parts = [f"<{tag}"]
     for key, value in attributes.items():
@@ -47,15 +47,15 @@ def el(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Children one after the other."""
+    """Return the children in sequence, text escaped."""
     return Markup("".join(c if isinstance(c, Markup) else escape(c) for c in children if c is not None))
 
 
 def name(text: str) -> Markup:
-    """A name that may break behind its dots and slashes."""
+    """Return a name that may break after its dots and slashes."""
     return Markup(re.sub(r"(?<=[./_])(?=[^./_])", "<wbr>", escape(text)))
 
 
 def _number(value: Attribute) -> str:
-    """Coordinates need two digits behind the point, not seventeen."""
+    """Format an attribute; coordinates need two digits after the decimal point, not seventeen."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

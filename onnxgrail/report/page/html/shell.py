@@ -1,4 +1,4 @@
-"""The file around the sections: styles and script inside it, nothing fetched from anywhere."""
+"""The HTML file around the sections, with styles and script inside it and no external resources."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnxgrail.report.page.html.markup import Markup, el, escape, join
 
 
 def document(title: str, header: Markup, sections: Sequence[Markup | None], footer: str) -> str:
-    """A complete HTML file.
+    """Return a complete HTML file.
 
-    Its policy allows the embedded style and script by their checksums and nothing else, so that no name in a model can
-    do anything even if it were taken for markup.
+    Its content security policy allows only the embedded style and script, by their checksums, so that no name in a
+    model can do anything even if it were mistaken for markup.
     """
     style, script = _text("page.css"), _text("page.js")
     present = [part for part in sections if part is not None]
@@ -37,7 +37,7 @@ def document(title: str, header: Markup, sections: Sequence[Markup | None], foot
 
 
 def _contents(sections: Sequence[Markup]) -> Markup:
-    """Links to the sections, read off their headings."""
+    """Return links to the sections, read from their headings."""
     pattern = re.compile(r'<h2 id="([a-z]+)-title">([^<]*)</h2>')
     found = [match for part in sections if (match := pattern.search(part))]
     links = [el("li", el("a", Markup(match[2]), href=f"#{match[1]}")) for match in found]

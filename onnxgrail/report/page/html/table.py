@@ -8,7 +8,7 @@ from onnxgrail.report.page.html.markup import Child, Markup, el
 
 
 def table(caption: Child, columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, class_: str = "") -> Markup:
-    """A table whose first column names the row; the others hold numbers."""
+    """Return a table whose first column names the row; the others hold numbers."""
     head = el("tr", *(el("th", column, scope="col", role="columnheader") for column in columns), role="row")
     body = []
     for first, *rest in rows:
@@ -19,6 +19,6 @@ def table(caption: Child, columns: Sequence[Child], rows: Iterable[Sequence[Chil
 
 
 def section(identity: str, title: str, *children: Child) -> Markup:
-    """A part of the page with a heading that names it."""
+    """Return a section of the page with its heading."""
     heading = el("h2", title, id=f"{identity}-title")
     return el("section", heading, *children, id=identity, aria_labelledby=f"{identity}-title")
