@@ -1,6 +1,6 @@
-"""The command line: each command parses options, makes one library call and prints one thing.
+"""The command line: each command parses options, makes one library call and prints the result.
 
-Nothing but click is imported until a command runs, so that `--help` is instant.
+Only click is imported until a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class _Commands(click.Group):
-    """A group that turns everything a command raises into one line on stderr and an exit code."""
+    """A group that turns every exception of a command into a line on stderr and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        # What onnx-ir notes about odd files comes back as an error or as a refusal; one line is enough.
+        # onnx-ir logs problems of files, which are also raised as errors or reported as refusals.
         logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # numbers that are not finite end in the report
+                warnings.simplefilter("ignore", RuntimeWarning)  # non-finite numbers are reported anyway
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -45,12 +45,12 @@ class _Commands(click.Group):
             message, code = _interrupted(ctx.meta), 1
         except MemoryError:
             message, code = "out of memory; try a smaller --batch-size or fewer --samples", 1
-        except Exception as error:  # the border: no traceback unless asked for
+        except Exception as error:  # the boundary: no traceback without --verbose
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader of stdout went away; click ends quietly
+                raise  # the reader of stdout has closed it; click ends quietly
             if ctx.meta.get("onnxgrail.verbose"):
                 click.echo(traceback.format_exc(), err=True)
-            if (ctx.obj or {}).get("interrupted", bool)():  # and turned into an error by what it met
+            if (ctx.obj or {}).get("interrupted", bool)():  # a library turned the interrupt into another error
                 message, code = _interrupted(ctx.meta), 1
             else:
                 message, code = _explain(error)
@@ -59,7 +59,7 @@ class _Commands(click.Group):
 
 
 def _interrupted(meta: dict[str, Any]) -> str:
-    """How to go on, where that is possible."""
+    """Return the message of an interrupted run, with the way to continue it if there is one."""
     if "onnxgrail.job.resume" not in meta:
         return "interrupted"
     folder = meta["onnxgrail.job.resume"]
@@ -69,7 +69,7 @@ def _interrupted(meta: dict[str, Any]) -> str:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """One line and the exit code."""
+    """Return the message of an error in one line, and the exit code."""
     from onnxgrail import NothingToCompressError, OnnxGrailError, UsageError
 
     if isinstance(error, NothingToCompressError):

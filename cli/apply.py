@@ -13,7 +13,7 @@ from .parts.device import device_instead, resolve_providers
 from .parts.help import Grouped
 from .parts.progress import progress
 
-INSTEAD = ("tokenizer", "selector", "compensate")  # of the recipe's, where they are given
+INSTEAD = ("tokenizer", "selector", "compensate")  # settings that are passed on only if given, else the recipe's apply
 
 
 @click.command(cls=Grouped)
@@ -50,10 +50,10 @@ def apply(
     no_progress: bool,
     **settings: Any,
 ) -> None:
-    """Compress IN as RECIPE says.
+    """Compress IN with the choices of RECIPE.
 
-    RECIPE is a file of --save-recipe, a JSON report, or a model that onnxgrail wrote.  It gives numbers and choices; a
-    recipe file may also name data in its own folder.  It never runs code, loads plug-ins, or says where to write.
+    RECIPE is a file of --save-recipe, a JSON report, or a model that onnxgrail wrote.  It holds numbers and choices; a
+    recipe file may also name data in its own folder.  It cannot run code, load plug-ins, or name output files.
     """
     import onnxgrail
 

@@ -1,4 +1,4 @@
-"""`onnxgrail bench`: how long models take, side by side."""
+"""`onnxgrail bench`: measure and compare latency of models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .parts.progress import progress
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """`1,8,32` as numbers."""
+    """Parse `1,8,32` into numbers."""
     try:
         found = tuple(int(part) for part in str(value).split(","))
     except ValueError:
@@ -63,9 +63,9 @@ def bench(
     no_progress: bool,
     **settings: Any,
 ) -> None:
-    """Time models in turn, so that a busy machine slows all alike.
+    """Time models in turn, so that load on the machine slows all equally.
 
-    The ratio says how many times as fast as A a model is, with a 95 % confidence interval.
+    The ratio is the speedup over A, with a 95 % confidence interval.
     """
     import onnxgrail
 

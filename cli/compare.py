@@ -45,7 +45,7 @@ def compare(
     no_progress: bool,
     **settings: Any,
 ) -> None:
-    """Measure on data how close B is to A."""
+    """Compare the outputs and the size of B with those of A."""
     import onnxgrail
 
     settings["providers"] = resolve_providers(device, providers)
@@ -69,14 +69,14 @@ def compare(
 
 
 def _notes(calibration: Any) -> list[str]:
-    """What the reader said, except for the warning about drawn data, which for a comparison means something else."""
+    """Return the notes of the reader; the warning about random inputs is replaced by that for a comparison."""
     told = [note for note in calibration["notes"] if not note.startswith("no --data")]
     drawn = "no --data: compared on drawn inputs, which say little about real ones"
     return [drawn, *told] if calibration["synthetic"] else told
 
 
 def _hidden(latency: Any) -> list[str]:
-    """What times do not say."""
+    """Return a note if noise hides the difference in latency."""
     hides = latency is not None and latency[-1].hidden
     return ["noise hides the difference in latency: see `onnxgrail bench --seconds`"] if hides else []
 

@@ -1,4 +1,4 @@
-"""`onnxgrail compress`: the product."""
+"""`onnxgrail compress`: write a smaller model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .parts.help import Grouped
 from .parts.plugged import Plugged
 from .parts.progress import progress
 
-REASONS = 8  # lines in the list of refusals; the report has them all
+REASONS = 8  # lines in the list of refusals; the report has all
 COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "output", "force", "reports", "device")
 
 
@@ -167,7 +167,7 @@ def compress(
 
 
 def finish(result: Any, *, as_json: bool, quiet: bool) -> None:
-    """Hand over what a run made: tables or JSON, and the exit code of its gates."""
+    """Print the result of a run as tables or JSON, and exit with the code of its gates."""
     data = result.report.data
     if as_json:
         click.echo(result.report.to_json())
@@ -181,7 +181,7 @@ def finish(result: Any, *, as_json: bool, quiet: bool) -> None:
 
 
 def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dict[str, bool | None]:
-    """What is measured for the report: as asked, else where somebody is to see it; curves for a page where cheap."""
+    """Return the measurements for the report: those requested; by default latency and cheap curves for a page."""
     page, curves = any(path.suffix.lower() != ".json" for path in reports), asked["curves"]
     return {"latency": page if latency is None else latency, "curves": False if curves is None and not page else curves}
 
@@ -229,19 +229,19 @@ def _tables(report: Any, output: Path | None) -> None:
 
 
 def _norms(entries: Any) -> list[str]:
-    """How many activations were brought back to the original's, of those that differed."""
+    """Return the number of fitted normalizations, by kind."""
     taken = Counter(e["kind"] for e in entries if e["outcome"]["status"] == "ok")
     every = Counter(e["kind"] for e in entries)
     return [f"Norms: {taken[kind]} of {count} places: {kind}" for kind, count in every.items()]
 
 
 def _narrows(data: Any) -> bool:
-    """Whether blocks were narrowed at all; reports of before there was a choice do not say."""
+    """Return True if blocks were narrowed; reports of early versions have no method, and all narrowed."""
     return "grail" in data["recipe"].get("method", ("grail",))
 
 
 def _grasp(entry: Any) -> list[str]:
-    """Which layers got low-rank matrices."""
+    """Return a line on the layers with low-rank matrices."""
     if entry is None:
         return []
     layers = [e for e in entry["layers"] if e["replaced"]]
@@ -253,7 +253,7 @@ def _grasp(entry: Any) -> list[str]:
 
 
 def _allocated(data: Any) -> list[str]:
-    """How widths were spread, where that was not plain, and what rounding them cost."""
+    """Return lines on the allocation of widths, unless it is uniform, and on the cost of rounding."""
     allocation = data.get("allocation")
     if not allocation:
         return []
@@ -277,7 +277,7 @@ def _allocated(data: Any) -> list[str]:
 
 
 def _interface(ports: Any) -> list[str]:
-    """One line for all inputs and outputs that changed alike."""
+    """Return a line per group of inputs and outputs that changed in the same way."""
     alike: dict[tuple[int, int, int], list[str]] = {}
     for port in ports:
         alike.setdefault((port["axis"], port["before"], port["after"]), []).append(port["name"])
@@ -289,7 +289,7 @@ def _interface(ports: Any) -> list[str]:
 
 
 def _of_kinds(report: Any, kinds: Collection[str]) -> Any:
-    """The report as if there were only blocks of the kinds that were asked for."""
+    """Return the report restricted to blocks of these kinds."""
     import onnxgrail
 
     blocks = [block for block in report.data["blocks"] if block["kind"] in kinds]
@@ -297,7 +297,7 @@ def _of_kinds(report: Any, kinds: Collection[str]) -> Any:
 
 
 def _outcomes(report: Any) -> None:
-    """Blocks that did not go as asked, and what was left alone, by reason."""
+    """Print the outcomes of blocks other than ok, and the refusals, by reason."""
     for text, times in report.outcome_counts():
         render.say(f"{render.several(times, 'block')} {text}")
     counts = report.refusal_counts()

@@ -1,4 +1,4 @@
-"""`onnxgrail demo`: the whole way on the embedded models."""
+"""`onnxgrail demo`: compress and measure the embedded models."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _table(name: str, rows: list[Any]) -> None:
 
 
 def _score(row: Any) -> tuple[str, str]:
-    """Quality, and where it lies with 95 % confidence."""
+    """Return the score and its 95 % confidence interval."""
     low, high = row.score_interval or (row.score, row.score)
     if row.metric == "accuracy":
         return f"{row.score:.2%}".replace("%", " %"), f"{100 * low:.1f}-{100 * high:.1f}"
@@ -94,7 +94,7 @@ def _score(row: Any) -> tuple[str, str]:
 
 
 def _speedup(row: Any) -> tuple[str, str]:
-    """How many times as fast as the dense model, where noise lets anybody tell."""
+    """Return the speedup over the dense model and its confidence interval, or that there is no difference."""
     if row.speedup is None or row.speedup_interval is None:
         return "", ""
     low, high = row.speedup_interval
@@ -105,5 +105,5 @@ def _speedup(row: Any) -> tuple[str, str]:
 
 
 def _change(before: int | None, after: int | None) -> str:
-    """Relative change in whole percent, which leaves room for the rest on a line of 80."""
+    """Return the relative change in whole percent, which is short enough for a line of 80 characters."""
     return "-" if not before or after is None else f"{after / before - 1:+.0%}".replace("%", " %")

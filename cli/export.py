@@ -1,4 +1,4 @@
-"""`onnxgrail export`: a torch module as an ONNX file that computes the same."""
+"""`onnxgrail export`: write a torch module as an equivalent ONNX file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ATTENTIONS = ("eager", "sdpa")
 
 
 def _axes(value: Any) -> tuple[str, dict[int, str]]:
-    """`name:0=batch,1=sequence` as name and axes; `name:` closes them all."""
-    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
+    """Parse `name:0=batch,1=sequence` into name and axes; `name:` fixes all axes."""
+    name, colon, text = str(value).rpartition(":")  # names may contain a colon
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     known = all(re.fullmatch(r"\d{1,9}", axis) and label.isidentifier() for axis, _, label in pairs)
     if not colon or not name or not known:

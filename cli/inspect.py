@@ -1,4 +1,4 @@
-"""`onnxgrail inspect`: what can be narrowed, what cannot, and what it would save."""
+"""`onnxgrail inspect`: show what can be narrowed, what cannot, and the predicted sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from .parts import machine, options, render, values
 from .parts.device import custom_ops_option
 
-EXAMPLES = 3  # nodes named per reason, unless --verbose asks for all
+EXAMPLES = 3  # nodes named per reason without --verbose
 
 
 @click.command()
@@ -45,7 +45,7 @@ def inspect(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Show what can be narrowed, what not, and why; needs no data.
+    """Show what can be narrowed, what cannot, and why; needs no data.
 
     --verbose names the weights of every block and every node that is left alone.  Sizes are per sample of --data, or of
     random inputs, whose shapes --input-shapes sets.
@@ -103,7 +103,7 @@ def _sizes(found: Any) -> None:
 
 
 def _refusals(found: Any, *, verbose: bool) -> None:
-    """What is left alone: reasons, the most frequent first, each with some of its nodes."""
+    """Print the reasons of refusals, the most frequent first, each with a few of its nodes."""
     groups: dict[str, list[str]] = {}
     for refusal in found.refusals:
         where = f"{refusal.op} {refusal.node}".strip() or refusal.value

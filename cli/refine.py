@@ -1,4 +1,4 @@
-"""`onnxgrail refine`: a small model from anywhere, fitted to the one it was made from."""
+"""`onnxgrail refine`: fit a small model, pruned by any tool, to the model it was made from."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def refine(
 ) -> None:
     """Fit SMALL, pruned by any tool, to DENSE: by gradient, without labels (needs torch).
 
-    Blocks are matched by name, or in order where both models have equally many of the same shapes.
+    Blocks are matched by name, or in order if both models have the same number of blocks of the same shapes.
     """
     import onnxgrail
 

@@ -1,4 +1,4 @@
-"""How close the result is to the original: the line on the worst output, and what to do where it is far off."""
+"""Print the fidelity of the result: the line on the worst output, and advice if it is far off."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from . import render
 
 
 def headline(found: Any) -> None:
-    """Print the verdict on the worst output; None where nothing was compared."""
+    """Print the verdict on the worst output, unless nothing was compared (None)."""
     if found is not None:
         render.say(f"Fidelity: {found}", dim=found.silent)
 
 
 def advice(found: Any) -> list[str]:
-    """Return what a run suggests to do differently."""
+    """Return suggestions for a result that is far from the original."""
     if found is None or not found.far:
         return []
     far = f"output {found.output} is far from the original ({found.measure} {found.value})"

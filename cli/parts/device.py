@@ -1,4 +1,4 @@
-"""Options that say where models run, and with which operators."""
+"""Options for the device on which models run, and for libraries of operators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ device_options, device_instead = _device("cpu"), _device("the recipe's")
 
 
 def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:
-    """Execution providers from the two ways to name them."""
+    """Return the execution providers, given by --device or by --providers."""
     if device is not None and providers:
         raise click.UsageError("give --device or --providers, not both")
     named = tuple(dict.fromkeys(part for text in providers for part in re.split(r"[,\s]+", text) if part))

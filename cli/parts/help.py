@@ -1,4 +1,4 @@
-"""Help in groups: `--help` shows the options that most people need, `--help-all` shows every one."""
+"""Help in groups: `--help` shows the options that most people need, `--help-all` shows all options."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Grouped(click.Command):
             self.params.append(_help_all_option())
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, a section per group."""
+        """Write the options, with a section per group."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
         shown = options if self.common is None or ctx.meta.get(_ALL) else self._first(options)
         for group in (*GROUPS, OTHER):

@@ -1,4 +1,4 @@
-"""Tell the program that a command has imported all that it needs: see `onnxgrail/__main__.py`."""
+"""Signal that a command has done its imports: see `onnxgrail/__main__.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 def ready(*names: str) -> None:
-    """Import the modules of public names of the library; from here on an interrupt is raised where it comes."""
+    """Import the modules of public names of the library; after that, interrupts are raised where they occur."""
     import onnxgrail
 
     for name in names:

@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def chain(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator; `--help` lists them in this order."""
+    """Combine several options into one decorator; `--help` lists them in this order."""
 
     def apply(function: F) -> F:
         for decorator in reversed(decorators):
@@ -40,7 +40,7 @@ talk_options = chain(json_option, quiet_option, verbose_option, progress_option)
 
 
 def external_option(default: str) -> Callable[[F], F]:
-    """The option that says where weights go."""
+    """Return the option that says where weights are stored."""
     return click.option(
         "--save-as-external-data/--no-save-as-external-data",
         default=None,
@@ -277,15 +277,15 @@ cache_option = click.option(
 
 
 def keeps(resume: Path | None) -> None:
-    """Remember the folder of --resume, for what an interrupted run says."""
+    """Store the folder of --resume for the message of an interrupted run."""
     click.get_current_context().meta["onnxgrail.job.resume"] = resume
 
 
 def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
-    """Make sure that at most one of the ratios and targets is given; the default of `--ratio` gives way to the others.
+    """Check that at most one of the ratios and targets is given; the default of `--ratio` gives way to the others.
 
     Raises:
-        click.UsageError: two of them are.
+        click.UsageError: two of them are given.
     """
     given = [f"--target-{name}" for name in values.TARGETS if recipe.get(f"target_{name}") is not None]
     if recipe.get("unit_ratio") is not None:
@@ -300,7 +300,7 @@ def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
 
 
 def one_output(target: Path | None, output: Path | None) -> Path | None:
-    """The output from the two ways to name it."""
+    """Return the output path, given as argument or as option."""
     if target is not None and output is not None and target != output:
         raise click.UsageError("give the output once: as OUT or with --output")
     return target or output

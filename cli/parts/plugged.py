@@ -1,4 +1,4 @@
-"""Choices that packages beside onnxgrail can add to, looked for only when a name is not one of ours."""
+"""Option types that accept plug-ins of other packages, which are searched only for names that are not built in."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import click
 
 
 class Plugged(click.Choice[str]):
-    """Built-in names, and those of entry points of a group."""
+    """A choice of built-in names and the names of entry points of a group."""
 
     def __init__(self, choices: Sequence[str], group: str) -> None:
         super().__init__(choices)
         self.group = group
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The name, if somebody has it."""
+        """Return the name if it is built in or a plug-in has it."""
         if value not in self.choices:
-            from importlib import metadata  # a tenth of what --help takes
+            from importlib import metadata  # slow compared with --help
 
             if metadata.entry_points(group=self.group, name=str(value)):
                 return value

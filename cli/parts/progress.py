@@ -1,4 +1,4 @@
-"""How far a run has come, on stderr: bars on a terminal, one line per finished stage elsewhere."""
+"""Progress on stderr: bars on a terminal, one line per finished stage elsewhere."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import click
 
 Show = Callable[[str, int, int], None]
-QUIET_SECONDS = 30.0  # a stage that takes longer says how far it is, so that a log shows that work goes on
+QUIET_SECONDS = 30.0  # a longer stage reports its progress, so that a log shows that work goes on
 
-HOLD = 2.0  # seconds that lines wait for
-SHORT = 0.05  # seconds below which a stage has no line
+HOLD = 2.0  # seconds for which lines are held back
+SHORT = 0.05  # seconds below which a stage gets no line
 
 
 @contextlib.contextmanager
 def progress(*, quiet: bool, no_progress: bool) -> Iterator[Show]:
-    """Give a callable for the library: bars with ETA on a terminal, lines with times elsewhere."""
+    """Yield a progress callback for the library: bars with ETA on a terminal, lines with times elsewhere."""
     if quiet or no_progress:
         yield _nothing
     elif sys.stderr is None or not sys.stderr.isatty():
@@ -36,7 +36,7 @@ def _nothing(stage: str, done: int, total: int) -> None:
 
 @contextlib.contextmanager
 def _lines() -> Iterator[Show]:
-    """Lines wait for a moment, so that a mistake that is found at once is one line."""
+    """Yield a callback that prints lines, held back for a moment, so that an early error is the only line."""
     waiting: list[str] = []
     start = time.perf_counter()
 
@@ -54,9 +54,9 @@ def _lines() -> Iterator[Show]:
 
 
 def stage_lines(say: Callable[[str], None], now: Callable[[], float] = time.perf_counter) -> Show:
-    """Return a callable that says one line when a stage is done, with the time since the start and that of the stage.
+    """Return a callback that prints a line when a stage is done, with the time since the start and that of the stage.
 
-    Stages within a stage and stages that take no time have no line.  A stage that takes long says how far it is.
+    Stages within a stage and very short stages have no line.  A long stage reports its progress.
     """
     start = last = now()
     running: dict[str, float] = {}
@@ -111,7 +111,7 @@ def _bars() -> Iterator[Show]:
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total)
             bar.update(tasks[stage], completed=done, total=total)
-            if total == 1 and done == 1:  # a stage that only begins and ends leaves no full bar
+            if total == 1 and done == 1:  # a stage of a single step leaves no full bar
                 bar.remove_task(tasks.pop(stage))
 
         yield show

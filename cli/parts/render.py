@@ -1,4 +1,4 @@
-"""Numbers to text: tables on stdout, progress and notes on stderr."""
+"""Format numbers as text, and print tables on stdout and notes on stderr."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 WIDTH = 140  # of tables that go to a file or a pipe
-SHORTEST = 12  # characters that a name in a table keeps on the narrowest terminal
+SHORTEST = 12  # minimum characters of a name in a table on the narrowest terminal
 
 
 def count(value: float | None) -> str:
-    """A number of things: 1,234 or 21.3 M."""
+    """Format a count: 1,234 or 21.3 M."""
     if value is None:
         return "-"
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
@@ -25,7 +25,7 @@ def count(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes: 812 B, 3.4 MB."""
+    """Format bytes: 812 B, 3.4 MB."""
     if value is None:
         return "-"
     for limit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -35,29 +35,29 @@ def size(value: float | None) -> str:
 
 
 def change(before: float | None, after: float | None) -> str:
-    """Relative change: -29.1 %."""
+    """Format a relative change: -29.1 %."""
     if before is None or after is None or before == 0:
         return "-"
     return f"{(after - before) / before:+.1%}".replace("%", " %")
 
 
 def share(value: float | None) -> str:
-    """A share: 41.0 %."""
+    """Format a share: 41.0 %."""
     return "-" if value is None else f"{value:.1%}".replace("%", " %")
 
 
 def number(value: float | None, spec: str = ".4f") -> str:
-    """A number, or a dash where there is none."""
+    """Format a number; a dash for None."""
     return "-" if value is None else format(value, spec)
 
 
 def several(number: int, what: str) -> str:
-    """A number of things in words: 1 sample, 8 samples."""
+    """Format a count with its noun: 1 sample, 8 samples."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def short(value: float | None) -> str:
-    """A number of things in three digits: 812, 49.2 k, 1.18 M."""
+    """Format a count in three digits: 812, 49.2 k, 1.18 M."""
     if value is None:
         return "-"
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -67,12 +67,12 @@ def short(value: float | None) -> str:
 
 
 def accuracy(value: float | None) -> str:
-    """A share of samples: 98.75 %."""
+    """Format an accuracy: 98.75 %."""
     return "-" if value is None else f"{value:.2%}".replace("%", " %")
 
 
 def sizes(title: str, rows: Iterable[Any]) -> None:
-    """Print what a model weighed before and weighs after: the report's summary rows."""
+    """Print the sizes of a model before and after: the report's summary rows."""
     printers = {"count": count, "bytes": size}
     cells = []
     for row in rows:
@@ -82,7 +82,7 @@ def sizes(title: str, rows: Iterable[Any]) -> None:
 
 
 def written(output: Any) -> None:
-    """Where the model is."""
+    """Print the path of the written model."""
     say(f"Written: {output}" if output is not None else "Dry run: no model was written")
 
 
@@ -109,7 +109,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
 
 
 class Quiet(str):
-    """Text of a table that says nothing, printed dim."""
+    """Text of a table without significance, printed dim."""
 
     __slots__ = ()
 
@@ -120,26 +120,29 @@ def quiet(text: str) -> Quiet:
 
 
 def fitting(rows: Sequence[Sequence[str]], columns: Sequence[str], left: int, width: int) -> list[list[str]]:
-    """Return the rows with words of the first `left` columns shortened where they would be broken at this width.
+    """Return the rows with the words of the first `left` columns shortened to the width of the table.
 
-    The end of a name says more than its beginning, so an ellipsis takes the place of the beginning.
+    The end of a name is more specific than its beginning, so an ellipsis replaces the beginning.
     """
     widest = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     gaps = 3 * (len(columns) - 1) + 2
     room = max(SHORTEST, (width - gaps - sum(widest[left:])) // left)
-    free = sum(room - w for w in widest[:left] if w < room)  # narrow columns leave their room to the others
+    free = sum(room - w for w in widest[:left] if w < room)  # narrow columns leave their space to the others
     return [[*(shortened(cell, room + free) for cell in row[:left]), *row[left:]] for row in rows]
 
 
 def shortened(text: str, room: int) -> str:
-    """Return text whose words have at most `room` characters: of longer ones the end stays."""
+    """Return text with words of at most `room` characters: a longer word keeps its end."""
     return " ".join(word if len(word) <= room else "…" + word[-(room - 1) :] for word in text.split(" "))
 
 
 def say(line: str, *, err: bool = False, dim: bool = False) -> None:
-    """Print a line in which names out of a file may stand; a terminal never breaks it inside a word.
+    """Print a line that may contain names from a file; it is never wrapped inside a word.
 
-    A line that says nothing is `dim`.
+    Args:
+        line: the line.
+        err: print on stderr.
+        dim: print dim, for a line without significance.
     """
     text = printable(line)
     stream = sys.stderr if err else sys.stdout
@@ -158,19 +161,19 @@ def say(line: str, *, err: bool = False, dim: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: names out of a file may hold what moves the cursor or turns the line round."""
+    """Return text with escaped control characters: names from a file may move the cursor or reverse the line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def notes(lines: Iterable[str], *, quiet: bool) -> None:
-    """Notes on stderr; what costs fidelity is a warning."""
+    """Print notes on stderr; a note on a loss of fidelity is labeled a warning."""
     for line in () if quiet else lines:
         label = "Warning" if line.startswith(("no --data", "calibrated on")) else "Note"
         say(f"{label}: {line}", err=True)
 
 
 def refines(entries: Any) -> list[str]:
-    """What gradients did, per refinement: the error of the whole model, and how many blocks took part."""
+    """Return a line per refinement: the error of the whole model, and the number of blocks that took part."""
     lines = []
     for entry in entries:
         if entry["block"] != "model":

@@ -1,4 +1,4 @@
-"""What follows the narrowing on the way to a server: options, and the lines that say how it went."""
+"""Options and result lines of the steps after narrowing: simplification, quantization, check for a runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import options, render
 
 QUANTIZE = ("none", "int8", "int8-dynamic", "fp16")
 TARGETS = ("tensorrt",)
-SHOWN = 8  # findings printed; the report has them all
+SHOWN = 8  # findings that are printed; the report has all
 
 ship_options = options.chain(
     click.option("--simplify", is_flag=True, help="Then fold and fuse what is left with onnxslim (extra `simplify`)."),
@@ -37,7 +37,7 @@ ship_options = options.chain(
 
 
 def lines(data: Any) -> list[str]:
-    """How simplifying, quantising and the check for a runtime went; nothing where nobody asked."""
+    """Return lines on simplification, quantization and the check for a runtime; empty if none was requested."""
     return [
         *_simplified(data.get("simplify")),
         *_quantised(data.get("quantization")),
@@ -46,7 +46,7 @@ def lines(data: Any) -> list[str]:
 
 
 def latency(steps: Any, speed: Any) -> None:
-    """Print what one sample takes, as far as noise lets anybody tell."""
+    """Print the latency per sample, and the speedup with its uncertainty."""
     times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
     if times:
         said = "" if speed is None else f": {speed}"
@@ -83,7 +83,7 @@ def _target(entry: Any) -> list[str]:
 
 
 def gates(data: Any) -> list[str]:
-    """What failed among the gates that stand behind the narrowing."""
+    """Return the failed gates of the steps after narrowing."""
     target = data.get("target")
     if target is None or not target["strict"] or target["passed"]:
         return []

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or whose reader went away do not decide how a command ends."""
+"""Keep commands working if standard streams are closed, full, or no longer read."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ NAME = "standard output"
 
 
 def settle() -> None:
-    """Open closed standard streams to nowhere, and let writing to the others not break a command.
+    """Open closed standard streams on the null device, and let failed writes to the others not break a command.
 
-    Otherwise the next file that is opened would take the place of a closed stream, and what libraries print would be
+    Otherwise the next opened file would get the descriptor of a closed stream, and the output of libraries would be
     written into that file.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _steady(sys.stdout, 1)
     sys.stderr = _steady(sys.stderr, 2)
 
 
 def _steady(stream: Any, number: int) -> Any:
-    """Return a text stream over the same descriptor; one that is no plain file stays as it is."""
+    """Return a text stream over the same descriptor; a stream that is not a plain file stays unchanged."""
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(_Raw(number)), "utf-8", "backslashreplace", line_buffering=True)
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
-    if type(raw) is not io.FileIO:  # a console of Windows, or what a test puts there
+    if type(raw) is not io.FileIO:  # a Windows console, or the capture of a test
         return stream
     buffered: Any = _Raw(number) if buffer is raw else io.BufferedWriter(_Raw(number))  # python -u has no buffer
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
@@ -43,9 +43,10 @@ def _steady(stream: Any, number: int) -> Any:
 
 
 class _Raw(io.FileIO):
-    """A standard stream that is given up once it cannot be written.
+    """A standard stream that discards its output after the first failed write.
 
-    A reader that went away is no error: the files of the run and its exit code count.  Of stderr nobody could be told.
+    A closed reader is not an error: the files of the run and its exit code count.  A failure of stderr cannot be
+    reported.
     """
 
     def __init__(self, number: int) -> None:
@@ -59,7 +60,7 @@ class _Raw(io.FileIO):
             OSError: standard output cannot be written, the first time.
         """
         size = memoryview(data).nbytes
-        if self._given_up or not size:  # click asks with nothing whether it may write, and takes no for an answer
+        if self._given_up or not size:  # click writes nothing to test the stream, and expects success
             return size
         try:
             return super().write(data)

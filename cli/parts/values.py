@@ -1,6 +1,6 @@
-"""What options take, and the types they are parsed with.
+"""The values of options, and the functions that parse them.
 
-Names of methods stand here as literals because `--help` imports nothing; a test holds them against the library.
+Names of methods are literals here, because `--help` must not import the library; a test compares both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATA = (
 
 
 def ratio(value: Any) -> float:
-    """A share R with 0 <= R < 1."""
+    """Parse a share R with 0 <= R < 1."""
     try:
         number = float(value)
     except ValueError:
@@ -44,7 +44,7 @@ def ratio(value: Any) -> float:
 
 
 def floats(value: Any) -> tuple[float, ...]:
-    """A comma list of numbers."""
+    """Parse a comma-separated list of numbers."""
     try:
         found = tuple(float(part) for part in str(value).split(",") if part.strip())
     except ValueError:
@@ -55,7 +55,7 @@ def floats(value: Any) -> tuple[float, ...]:
 
 
 def regex(value: Any) -> str:
-    """A regular expression, kept as text."""
+    """Check a regular expression, and return it as text."""
     try:
         re.compile(value)
     except (re.error, OverflowError, RecursionError) as error:
@@ -65,8 +65,8 @@ def regex(value: Any) -> str:
 
 
 def shape(value: Any) -> tuple[str, tuple[int, ...]]:
-    """`name:1,3,224,224`, `name:1x3x224x224` or `name:[1,3,224,224]` as name and dimensions."""
-    name, colon, text = str(value).rpartition(":")  # names themselves may hold a colon
+    """Parse `name:1,3,224,224`, `name:1x3x224x224` or `name:[1,3,224,224]` into name and dimensions."""
+    name, colon, text = str(value).rpartition(":")  # names may contain a colon
     dims = text.strip().removeprefix("[").removesuffix("]")
     try:
         sizes = tuple(int(part) for part in re.split(r"[,x]", dims)) if dims else ()
@@ -78,13 +78,13 @@ def shape(value: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def short(value: Any) -> str:
-    """What somebody wrote, for a message: its beginning where it is long."""
+    """Return a user's text for a message, shortened if it is long."""
     text = str(value)
     return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
 def blocks(value: Any) -> tuple[str, ...]:
-    """A comma list of kinds of blocks."""
+    """Parse a comma-separated list of kinds of blocks."""
     kinds = _words(value, BLOCKS)
     if not kinds:
         raise click.BadParameter(f"'nothing': choose from {', '.join(BLOCKS)}")
@@ -92,17 +92,17 @@ def blocks(value: Any) -> tuple[str, ...]:
 
 
 def fits(value: Any) -> tuple[str, ...]:
-    """A comma list of parts of the fit; `plain` is none of them."""
+    """Parse a comma-separated list of parts of the fit; empty for `plain`."""
     return () if str(value).strip() == "plain" else _words(value, FITS)
 
 
 def refines(value: Any) -> tuple[str, ...]:
-    """A comma list of refinements, or none."""
+    """Parse a comma-separated list of refinements; empty for `none`."""
     return () if str(value).strip() == "none" else _words(value, REFINES)
 
 
 def device(value: Any) -> str:
-    """`cpu`, `cuda`, or `cuda:` with the numbers of GPUs."""
+    """Check `cpu`, `cuda`, or `cuda:` with the numbers of GPUs."""
     text = str(value).strip().lower()
     if not re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", text):
         raise click.BadParameter(f"{value!r}: choose cpu, cuda, cuda:1, or cuda:0,1 for two processes")
@@ -110,7 +110,7 @@ def device(value: Any) -> str:
 
 
 def methods(value: Any) -> tuple[str, ...]:
-    """A comma list of methods."""
+    """Parse a comma-separated list of methods."""
     found = _words(value, METHODS)
     if not found:
         raise click.BadParameter(f"'nothing': choose from {', '.join(METHODS)}")
@@ -126,7 +126,7 @@ def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def report_file(value: Any) -> Path:
-    """A report file, of the kind its suffix says."""
+    """Parse the path of a report file, and check its suffix."""
     path = Path(value)
     if path.suffix.lower() not in (".json", ".html", ".htm"):
         raise click.BadParameter(f"{str(path)!r}: reports are written as .json or .html")
