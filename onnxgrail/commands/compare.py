@@ -53,7 +53,7 @@ UNCOUNTED = frozenset({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight:
-    """The size of a model: parameters, multiply-accumulates per sample (None: not counted), bytes incl. external data."""
+    """The size of a model: parameters, MACs per sample (None: not counted), and bytes including external data."""
 
     path: str
     params: int
