@@ -1,1 +1,1 @@
-"""Cluster channels that are alike."""
+"""Clusters similar units."""

@@ -1,4 +1,4 @@
-"""k-means with exactly k clusters and no random choice: farthest-point start, then Lloyd."""
+"""Deterministic k-means with exactly k clusters: farthest-point start, then Lloyd's steps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from onnxgrail.algebra.fold.partitions import by_first_member
 from onnxgrail.algebra.narrow import mean_rows
 from onnxgrail.core import Floats, Ints, Reducer
 
-PAIRWISE = 8192  # most rows for which all distances are held at once (8192² float64 are 0.5 GiB)
-CHUNK = 2048  # rows compared with all centres at once
+PAIRWISE = 8192  # most rows for which all distances are stored at once (8192² float64 are 0.5 GiB)
+CHUNK = 2048  # rows compared with all centers at once
 
 
 def kmeans(rows: Floats, clusters: int, iterations: int = 30) -> Ints:
-    """Labels that make Σ ‖row − mean of its cluster‖² small, each of the `clusters` labels used at least once.
+    """Cluster rows to minimize Σ ‖row − mean of its cluster‖²; each of the `clusters` labels is used at least once.
 
     Starts from the row farthest from the mean of all, then always the row farthest from those chosen: on weight rows
-    this beats k-means++ and needs no seed.  Ties go to the lower index throughout.
+    this is better than k-means++ and needs no seed. Ties go to the lower index.
 
     Args:
         rows: (n, f).
         clusters: k, from 1 to n.
-        iterations: most Lloyd steps; it stops earlier once labels no longer change.
+        iterations: most Lloyd steps; it stops earlier if labels no longer change.
 
     Returns:
         (n,) labels, numbered by the first member of each cluster.
@@ -29,7 +29,7 @@ def kmeans(rows: Floats, clusters: int, iterations: int = 30) -> Ints:
     References:
         Gonzalez 1985, Clustering to minimize the maximum intercluster distance (start); Lloyd 1982 (steps).
     """
-    centred = rows - rows.mean(axis=0)  # distances stay; their expansion loses fewer digits
+    centred = rows - rows.mean(axis=0)  # keeps distances, and their expansion loses fewer digits
     centres = centred[_farthest_points(centred, clusters)]
     labels = _filled(centred, _nearest(centred, centres), clusters)
     for _ in range(iterations):
@@ -42,9 +42,9 @@ def kmeans(rows: Floats, clusters: int, iterations: int = 30) -> Ints:
 
 
 def _farthest_points(rows: Floats, count: int) -> Ints:
-    """Indices of `count` distinct rows, each farthest from the ones before it."""
+    """Return the indices of `count` distinct rows, each farthest from the ones before it."""
     squares = np.einsum("nf,nf->n", rows, rows)
-    # One matrix product makes all distances at once; for more rows each chosen one is compared as it comes.
+    # One matrix product gives all distances at once, if there is enough memory for them.
     products = rows @ rows.T if len(rows) <= PAIRWISE else None
     chosen = np.zeros(count, np.int64)
     distance = squares.copy()  # the mean is the origin
@@ -58,14 +58,14 @@ def _farthest_points(rows: Floats, count: int) -> Ints:
 
 
 def _nearest(rows: Floats, centres: Floats) -> Ints:
-    """Label of the nearest centre for each row."""
+    """Return the label of the nearest center for each row."""
     squares = np.einsum("kf,kf->k", centres, centres)
     chunks = [np.argmin(squares - 2.0 * rows[i : i + CHUNK] @ centres.T, axis=1) for i in range(0, len(rows), CHUNK)]
     return np.concatenate(chunks).astype(np.int64)
 
 
 def _filled(rows: Floats, labels: Ints, clusters: int) -> Ints:
-    """Labels in which every empty cluster took over the row of the largest cluster that is farthest from its mean."""
+    """Fill every empty cluster with the row of the largest cluster that is farthest from its mean."""
     filled = labels.copy()
     for empty in np.flatnonzero(np.bincount(filled, minlength=clusters) == 0):
         members = np.flatnonzero(filled == np.bincount(filled, minlength=clusters).argmax())

@@ -1,4 +1,4 @@
-"""Agglomerative clustering by Ward's criterion, with exactly k clusters and no random choice."""
+"""Deterministic agglomerative clustering by Ward's criterion, with exactly k clusters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onnxgrail.core import Floats, Ints
 
 
 def ward(rows: Floats, clusters: int) -> Ints:
-    """Labels that make Σ ‖row − mean of its cluster‖² small, each of the `clusters` labels used at least once.
+    """Cluster rows to minimize Σ ‖row − mean of its cluster‖²; each of the `clusters` labels is used at least once.
 
-    Clusters are joined two by two, always the pair that adds least to the sum.  Memory grows with the square of the
-    number of rows, so more than `PAIRWISE` of them go to `kmeans`.
+    Clusters are joined two by two, always the pair that adds least to the sum. Memory grows with the square of the
+    number of rows, so more than `PAIRWISE` rows are clustered by `kmeans`.
 
     Args:
         rows: (n, f).
@@ -31,8 +31,8 @@ def ward(rows: Floats, clusters: int) -> Ints:
 
 
 def joined(squares: Floats, clusters: int) -> Ints:
-    """Ward's clusters from squared distances (n, n), symmetric; see `ward`."""
-    from scipy.cluster.hierarchy import linkage  # slow to import, and pruning needs none of it
+    """Compute Ward's clusters from squared distances (n, n), symmetric; see `ward`."""
+    from scipy.cluster.hierarchy import linkage  # slow to import, and not needed for pruning
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial.distance import squareform
@@ -41,7 +41,7 @@ def joined(squares: Floats, clusters: int) -> Ints:
     if clusters == units:
         return np.arange(units)
     steps = linkage(np.sqrt(squareform(squares, checks=False)), method="ward")[: units - clusters, :2].astype(np.int64)
-    # Step i makes node n + i of its two parts; after n - k steps the trees are the clusters, also where heights tie.
+    # Step i joins two nodes into node n + i; after n - k steps the trees are the clusters, also if heights tie.
     nodes = units + np.arange(len(steps))
     ends = np.concatenate([steps[:, 0], steps[:, 1]])
     graph = coo_array((np.ones(len(ends)), (ends, np.tile(nodes, 2))), shape=(units + len(steps),) * 2)
@@ -49,13 +49,13 @@ def joined(squares: Floats, clusters: int) -> Ints:
 
 
 def squared_distances(rows: Floats) -> Floats:
-    """(n, n) squared Euclidean distances, by one matrix product."""
-    centred = rows - rows.mean(axis=0)  # distances stay; their expansion loses fewer digits
+    """Compute (n, n) squared Euclidean distances, by one matrix product."""
+    centred = rows - rows.mean(axis=0)  # keeps distances, and their expansion loses fewer digits
     return distances_of(centred @ centred.T)
 
 
 def distances_of(products: Floats) -> Floats:
-    """(n, n) squared distances of vectors with these inner products."""
+    """Compute (n, n) squared distances of vectors from their inner products."""
     own = np.diagonal(products)
     squares = np.maximum(own[:, None] + own - 2.0 * products, 0.0)
     np.fill_diagonal(squares, 0.0)

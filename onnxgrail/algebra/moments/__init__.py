@@ -1,1 +1,1 @@
-"""Sums over activations: second moments and what they say."""
+"""Second moments of activations, and quantities derived from them."""

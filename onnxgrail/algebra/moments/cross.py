@@ -13,18 +13,18 @@ TOGETHER = 8192  # rows whose products are summed in float32
 
 
 class Pairs:
-    """Sums of z zT and z xT, in the order of the calls, in place.
+    """Sums of z zT and z xT, added in the order of the calls, in place.
 
-    x are the targets t, or what these are products of.  Products of some thousand rows are added up in float32, and
-    these sums in float64.
+    x are the targets t, or the inputs that t are products of. Products of a few thousand rows are summed in float32,
+    and these sums in float64.
     """
 
     def __init__(self, features: int, outputs: int, inputs: int) -> None:
         self._features, self._outputs, self._inputs = features, outputs, inputs
-        self._single: list[Array] = []  # the triangle and z xT, in float32
+        self._single: list[Array] = []  # triangle of z zT, and z xT, in float32
         self._double: list[Floats] = []
         self._small: tuple[Floats, ...] = ()
-        self._rows = 0  # in float32
+        self._rows = 0  # rows in the float32 sums
 
     def add(self, z: Array, t: Array, x: Array | None = None) -> None:
         """Add rows of float32 z (n, features), t (n, outputs) and, if that is not t, x (n, inputs)."""
@@ -46,7 +46,7 @@ class Pairs:
             self.take()
 
     def take(self) -> None:
-        """Move what is in float32 over."""
+        """Move the float32 sums into the float64 sums."""
         if not self._rows:
             return
         gram, cross = self._single
@@ -58,7 +58,7 @@ class Pairs:
         self._single, self._rows = [], 0
 
     def drain(self) -> tuple[Floats, ...]:
-        """What was added, the lower triangle of z zT first; empty arrays where nothing was.  Then all begins anew."""
+        """Return the sums, the lower triangle of z zT first (empty arrays if no rows were added), and reset them."""
         self.take()
         found = (*self._double, *self._small) if self._double else (np.zeros(0),) * 6
         self._double, self._small = [], ()
@@ -66,7 +66,7 @@ class Pairs:
 
 
 def moments_of(gram: Floats, *others: Floats) -> Moments:
-    """The sums of `drain`, with z zT (features, features) made whole."""
+    """Convert the sums of `drain`, with a full z zT (features, features), to moments."""
     cross, z_total, t_total, energy, count = others
     wide = np.empty((len(gram) + 1,) * 2)
     wide[:-1, :-1] = gram

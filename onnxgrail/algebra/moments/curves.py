@@ -1,4 +1,4 @@
-"""What a block's second moments say about how narrow it may become: error curves and standardised scores."""
+"""Error curves and standardized scores of a block, from its second moments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Narrow = Callable[[View, int], Change]
 
 
 def error_curve(view: View, narrow: Narrow) -> Floats:
-    """Squared error of the consumers' outputs over their energy when k units are kept, for k = 0 ... u, (u + 1,).
+    """Compute the relative squared error of the consumers' outputs when k units are kept, for k = 0 ... u, (u + 1,).
 
-    Measured on the calibration rows at a handful of widths, with the selection and compensation that `narrow` stands
-    for, and interpolated between them; never growing with k; 1 at k = 0 and 0 at k = u.
+    Measured on the calibration rows at a few widths, with the selection and compensation of `narrow`, and interpolated
+    between them; never growing with k; 1 at k = 0 and 0 at k = u.
 
     Args:
         view: the block with its second moments.
-        narrow: the decision for the block at a width.
+        narrow: decides the block at a width.
     """
     units = view.block.units
     widths = widths_measured(units)[1:-1]
@@ -31,26 +31,26 @@ def error_curve(view: View, narrow: Narrow) -> Floats:
 
 
 def widths_measured(units: int) -> list[int]:
-    """The widths at which an error curve is not interpolated, nothing and everything included."""
+    """Return the widths at which an error curve is not interpolated, including 0 and `units`."""
     return [0, *sorted({max(1, round(share * units)) for share in SHARES} - {units}), units]
 
 
 def _error(change: Change) -> float:
-    """The error of the weights that were chosen; 0 where the consumers put out nothing."""
+    """Return the error of the chosen weights; 0 if all outputs are zero."""
     error = change.error.plain if change.error.compensated is None else change.error.compensated
     return 0.0 if error is None else error
 
 
 def fluctuation(view: View) -> Floats:
-    """Standardised score of each unit, (u,): z-scores over the block of var(x_j) · Σ_o W_oj², summed over consumers.
+    """Compute standardized scores (u,): z-scores over the block of var(x_j) · Σ_o W_oj², summed over consumers.
 
-    A unit of several features has the mean of their z-scores.  0 where all features are alike.
+    A unit of several features has the mean of their z-scores. 0 if all features are equal.
 
     Raises:
-        UsageError: if the view carries no second moments.
+        UsageError: the view carries no second moments.
 
     References:
-        An et al. 2024 (FLAP), AAAI, arXiv:2312.11983, WIFV and standardisation.
+        An et al. 2024 (FLAP), AAAI, arXiv:2312.11983, WIFV and standardization.
     """
     values: dict[int, Floats] = {}
     for slot, weight in view.of("consumer"):

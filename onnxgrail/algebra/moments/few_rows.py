@@ -1,7 +1,7 @@
-"""Second moments of few rows: a wide matrix of small rank, handled as the few rows that it stands for.
+"""Factorizes wide Gram matrices of few rows, to compute with the rows instead.
 
-A Gram matrix (k, k) of r rows has rank r.  With r much smaller than k, its products and ridge solutions cost r / k of
-what they cost with the matrix itself.
+A Gram matrix (k, k) of r rows has rank r. If r is much smaller than k, products and ridge solutions with the rows cost
+r / k of those with the matrix.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from scipy import linalg
 
 from onnxgrail.core import Floats
 
-SIDE = 1024  # below that it is not worth while
-SHARE = 4  # how many times narrower than the matrix the rows must be
-ENOUGH = 1e-6  # share of its diagonal that is left of every entry when nothing but noise is
-BLOCK = 32  # pivots that are chosen together, so that most of the work is products of matrices
-WORTH = 0.01  # share of the largest pivot that one of them must have when its turn comes
-NOISE = 1e-4  # the same for all rows: sums in float32 leave up to some 1e-5
+SIDE = 1024  # smaller matrices are not factorized
+SHARE = 4  # columns of the matrix per row that are needed at least
+ENOUGH = 1e-6  # residual of the scaled diagonal at which only noise is left
+BLOCK = 32  # pivots that are chosen together, so that most of the work is matrix products
+WORTH = 0.01  # share of the largest residual that a pivot of the block needs
+NOISE = 1e-4  # largest accepted residual after all rows: sums in float32 leave up to about 1e-5
 
 
 def are_few(count: int, size: int) -> bool:
-    """Whether so many rows are few for a matrix of that side."""
+    """Return True if `count` rows are few for a matrix of side `size`."""
     return size >= SIDE and count * SHARE <= size
 
 
 def rows_of(gram: Floats, count: int) -> Floats | None:
-    """Rows X (r, k), r at most `count`, with XᵀX = G but for rounding: a Cholesky factorisation with pivots.
+    """Compute rows X (r, k), r at most `count`, with XᵀX = G up to rounding: a pivoted Cholesky factorization.
 
     Args:
-        gram: G (k, k), symmetric and positive semidefinite, all of it.
-        count: of how many rows it is the sum.
+        gram: the full G (k, k), symmetric and positive semidefinite.
+        count: number of rows that G is the sum of.
 
     Returns:
-        X; None where the matrix is small, the rows are many, or G is not of such a rank.
+        X; None if the matrix is small, the rows are many, or G has a larger rank.
 
     References:
         Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 10.3.
@@ -45,7 +45,7 @@ def rows_of(gram: Floats, count: int) -> Floats | None:
         return None
     scale = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros(size), where=scale > 0.0)
-    left = (scale > 0.0).astype(np.float64)  # of the diagonal, every feature scaled to 1
+    left = (scale > 0.0).astype(np.float64)  # residual diagonal, every feature scaled to 1
     rows, rank = np.empty((count, size)), 0
     while rank < count and left.max() > ENOUGH:
         some = np.argsort(-left, kind="stable")[:BLOCK]
@@ -64,7 +64,7 @@ def rows_of(gram: Floats, count: int) -> Floats | None:
 
 
 def span(grams: Sequence[Floats], count: int) -> Floats | None:
-    """Orthonormal directions (k, r) that hold all rows, where these are few, from sums over parts of them."""
+    """Return an orthonormal basis (k, r) of few rows, from sums over parts of them; None if the rows are many."""
     if not are_few(count, len(grams[0])):
         return None
     rows = rows_of(functools.reduce(np.add, grams), count)
@@ -72,5 +72,5 @@ def span(grams: Sequence[Floats], count: int) -> Floats | None:
 
 
 def directions(rows: Floats) -> Floats:
-    """An orthonormal basis (k, r) of what rows X (r, k) span."""
+    """Return an orthonormal basis (k, r) of the span of rows X (r, k)."""
     return np.asarray(linalg.qr(rows.T, mode="economic", overwrite_a=True, check_finite=False)[0])

@@ -1,4 +1,4 @@
-"""Lower triangles of symmetric matrices, some rows at a time; what stands above them may be anything."""
+"""Lower triangles of symmetric matrices, processed in panels of rows; values above the triangle are undefined."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from onnxgrail.core import Array, Floats
 
-PANEL = 256  # rows that are looked at together
-SQUARE = 1024  # columns whose products are made at once: they wait in memory of their own
+PANEL = 256  # rows that are processed together
+SQUARE = 1024  # columns whose products are computed at once, in extra memory
 
 
 def mirrored(lower: Floats) -> Floats:
-    """The symmetric matrix (h, h) of a lower triangle, made in its place."""
+    """Fill the upper half of a matrix (h, h) from its lower triangle, in place."""
     for rows, _ in panels(len(lower)):
         square = lower[rows, rows]
         square[...] = np.tril(square) + np.tril(square, -1).T
@@ -26,11 +26,11 @@ def add_lower(total: Array, part: Array) -> None:
         np.add(total[place], part[place], out=total[place])
 
 
-@np.errstate(over="ignore", invalid="ignore")  # the sums are looked at once they are complete
+@np.errstate(over="ignore", invalid="ignore")  # complete sums are checked later
 def add_squares(lower: Array, rows: Array) -> None:
-    """Add the lower triangle of XᵀX to a matrix in place, in its type; what comes to stand above means nothing.
+    """Add the lower triangle of XᵀX to a matrix in place, in its type; values above the triangle are undefined.
 
-    NumPy takes a product of a matrix with its own transpose for what it is, and lets other threads go on meanwhile.
+    NumPy recognizes the product of a matrix with its own transpose, and lets other threads run meanwhile.
 
     Args:
         lower: (h, h).
@@ -45,6 +45,6 @@ def add_squares(lower: Array, rows: Array) -> None:
 
 
 def panels(width: int) -> list[tuple[slice, slice]]:
-    """Return rows of a lower triangle, some at a time, and the columns up to the last of them."""
+    """Return slices of the rows of a lower triangle, each with the slice of columns up to its last row."""
     ends = (min(first + PANEL, width) for first in range(0, width, PANEL))
     return [(slice(first, last), slice(0, last)) for first, last in zip(range(0, width, PANEL), ends, strict=True)]

@@ -1,4 +1,4 @@
-"""How u units become k.  To add a reducer: one file with a frozen dataclass, one line in `REDUCERS`."""
+"""Reducers by name. To add a reducer: one file with a frozen dataclass, and one line in `REDUCERS`."""
 
 from __future__ import annotations
 

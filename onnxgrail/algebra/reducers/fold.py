@@ -1,4 +1,4 @@
-"""Average units whose producer weights are alike."""
+"""Averages units with similar producer weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onnxgrail.core import Floats, Ints, Reducer, View
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """R averages: clusters of the units' producer rows, exactly `kept` of them, numbered by first member.
+    """R averages clusters of the units' producer rows: exactly `kept` clusters, numbered by first member.
 
-    A unit's row is its weights in all producers side by side, without biases.  Blocks whose units cannot be averaged
-    are pruned by the norm of their producers instead (see `folds`).
+    A unit's row is its weights in all producers side by side, without biases. Blocks whose units cannot be averaged are
+    pruned by the norm of their producers instead (see `folds`).
 
     Attributes:
         cluster: labels (u,) from rows (u, f) and a number of clusters: `ward` or `kmeans`.
-        standardise: whether every column of the rows is first brought to mean 0 and deviation 1.
+        standardise: True to scale every column of the rows to mean 0 and deviation 1 first.
 
     References:
         Wang et al. 2025, ICLR, arXiv:2502.10216, section 3.
@@ -37,10 +37,10 @@ class Fold:
     needs_data: ClassVar[bool] = False
 
     def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
-        """The clusters; `scores` and `rng` are not used.
+        """Compute the clusters; `scores` and `rng` are not used.
 
         Raises:
-            UsageError: if `kept` is not from 1 to u.
+            UsageError: `kept` is not from 1 to u.
         """
         checked(view, kept)
         if not folds(view.block):
@@ -50,13 +50,13 @@ class Fold:
 
 
 def producer_rows(view: View) -> Floats:
-    """(u, f) weights of each unit in all producers side by side."""
+    """Return (u, f) weights of each unit in all producers side by side."""
     units = view.block.units
     return np.concatenate([np.zeros((units, 0)), *(w.reshape(units, -1) for _, w in view.of("producer"))], axis=1)
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Columns of mean 0 and deviation 1; those that do not vary become 0."""
+    """Scale columns to mean 0 and deviation 1; constant columns become 0."""
     centred = rows - rows.mean(axis=0)
     spread = np.sqrt(np.square(centred).mean(axis=0))
     return np.asarray(np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0.0))

@@ -1,4 +1,4 @@
-"""Average units whose activations are alike."""
+"""Averages units with similar activations."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from onnxgrail.core import Floats, Reducer, View
 class FoldGram:
     """R averages clusters of activations: d_ij² = ½ Σ (G_ii + G_jj − 2 G_ij) (‖C_i‖² + ‖C_j‖²), joined as Ward does.
 
-    The sum is over probes and members.  d_ij² / 2 is what the consumers' outputs move, consumers taken one by one, when
-    both activations become their mean.  Blocks whose units cannot be averaged are pruned by the norm of their producers
-    (see `folds`).
+    The sum is over probes and members. d_ij² / 2 is the change of the consumers' outputs, consumers taken one by one,
+    when both activations become their mean. Blocks whose units cannot be averaged are pruned by the norm of their
+    producers (see `folds`).
     """
 
     needs_scores: ClassVar[bool] = False
     needs_data: ClassVar[bool] = True
 
     def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
-        """The clusters; `scores` and `rng` are not used.
+        """Compute the clusters; `scores` and `rng` are not used.
 
         Raises:
-            UsageError: if `kept` is not from 1 to u, or the view carries no second moments.
+            UsageError: `kept` is not from 1 to u, or the view carries no second moments.
         """
         checked(view, kept)
         if not folds(view.block):
@@ -41,7 +41,7 @@ class FoldGram:
 
 
 def output_distances(view: View) -> Floats:
-    """(u, u) squared distances of the units' activations, weighted by who reads them."""
+    """Compute (u, u) squared distances of the units' activations, weighted by their consumers' weights."""
     squares = np.zeros((view.block.units, view.block.units))
     for slot, weight in view.of("consumer"):
         place = probe_number(view, slot)

@@ -1,4 +1,4 @@
-"""Average random units: the baseline of every fold."""
+"""Averages random units, as a baseline for all folds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrail.core import Floats, Reducer, View
 
 @dataclass(frozen=True, slots=True)
 class FoldRandom:
-    """R averages random clusters: `kept` random units open one each, every other unit joins any of them.
+    """R averages random clusters: `kept` random units start one cluster each, every other unit joins a random cluster.
 
     Blocks whose units cannot be averaged keep random units (see `folds`).
     """
@@ -24,10 +24,10 @@ class FoldRandom:
     needs_data: ClassVar[bool] = False
 
     def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
-        """The clusters; `scores` is not used.
+        """Compute the clusters; `scores` is not used.
 
         Raises:
-            UsageError: if `kept` is not from 1 to u.
+            UsageError: `kept` is not from 1 to u.
         """
         units = checked(view, kept)
         if not folds(view.block):

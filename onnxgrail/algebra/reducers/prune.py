@@ -1,4 +1,4 @@
-"""Keep the best units."""
+"""Keeps the units with the highest scores."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Prune:
     needs_data: ClassVar[bool] = False
 
     def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
-        """The selection; `rng` is not used.
+        """Select the units; `rng` is not used.
 
         Raises:
-            UsageError: if scores are missing or do not have shape (u,), or `kept` is not from 1 to u.
+            UsageError: scores are missing or do not have shape (u,), or `kept` is not from 1 to u.
         """
         units = checked(view, kept)
         if scores is None or np.shape(scores) != (units,):

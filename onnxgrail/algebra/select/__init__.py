@@ -1,1 +1,1 @@
-"""Score channels and choose which ones stay."""
+"""Scores units and selects those that stay."""

@@ -1,4 +1,4 @@
-"""Remove units one at a time, always the one whose loss is smallest after all others were refitted."""
+"""Greedy backward elimination: removes the unit whose loss, after a refit of all others, is smallest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from onnxgrail.algebra.solve.ridge import GROWTHS
 from onnxgrail.core import Floats, Ints, View
 from onnxgrail.errors import DataError
 
-PANEL = 128  # features whose removal is written into the matrices at once
-TIE = 1e-9  # losses that differ by less than this share are equal, so that rounding decides nothing
+PANEL = 128  # features whose removal is applied to the matrices at once
+TIE = 1e-9  # losses that differ by less than this share count as equal, so that rounding decides nothing
 ALPHA = 1e-3  # the ridge, as a share of the mean second moment
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ class Elimination:
     """A path from all units down to `keep`.
 
     Attributes:
-        order: units as they were removed, first the one missed least.
+        order: units as they were removed, the least important first.
         kept: (keep,) units that were never removed, ascending.
-        loss: (u + 1,) squared output error of the block's consumers, summed over calibration rows, when the k units
+        loss: (u + 1,) squared output error of the block's consumers, summed over calibration rows, if the k units
             removed last are kept and their weights are refitted with the ridge: `loss[u]` is 0, `loss[0]` the squared
-            output itself.  NaN below `keep`.  It never rises with k, and bounds the error without ridge from above.
-        energy: `loss[0]`, known even if the path stops earlier.
+            output itself. NaN below `keep`. It never rises with k, and bounds the error without ridge from above.
+        energy: `loss[0]`, also set if the path stops earlier.
     """
 
     order: Ints
@@ -41,27 +41,27 @@ class Elimination:
     energy: float
 
     def best(self, count: int) -> Ints:
-        """The `count` units that stay longest, ascending; `count` is at least `len(kept)`."""
+        """Return the `count` units that stay longest, ascending; `count` is at least `len(kept)`."""
         late = self.order[len(self.order) - (count - len(self.kept)) :]
         return np.sort(np.concatenate([self.kept, late]))
 
 
 def elimination(view: View, *, alpha: float = ALPHA, keep: int = 0) -> Elimination:
-    """Greedy backward elimination with the exact loss of every candidate at every step.
+    """Eliminate units greedily, with the exact loss of every candidate at every step.
 
-    Removing unit g with features g from consumers C costs tr(C_gᵀ (A⁻¹_gg)⁻¹ C_g) once everything left is refitted, by
-    C ← C − A⁻¹_·g (A⁻¹_gg)⁻¹ C_g and A⁻¹ ← A⁻¹ − A⁻¹_·g (A⁻¹_gg)⁻¹ A⁻¹_g·.  Only A⁻¹ and M = C Cᵀ are held: the loss
-    reads no more than their diagonal blocks, which are kept up to date, while full updates wait until a panel of them
-    becomes one matrix product.  Several probes add their losses.  Ties go to the unit of higher index, so that the
-    lower one stays.
+    Removing unit g with features g from consumers C costs tr(C_gᵀ (A⁻¹_gg)⁻¹ C_g) if all other weights are refitted, by
+    C ← C − A⁻¹_·g (A⁻¹_gg)⁻¹ C_g and A⁻¹ ← A⁻¹ − A⁻¹_·g (A⁻¹_gg)⁻¹ A⁻¹_g·. Only A⁻¹ and M = C Cᵀ are stored: the loss
+    reads only their diagonal blocks, which are kept up to date, while full updates wait until a panel of them becomes
+    one matrix product. Losses of several probes are added. Ties go to the unit of higher index, so that the lower one
+    stays.
 
     Args:
         view: the block with its second moments.
-        alpha: ridge as a share of the mean second moment, α > 0.
-        keep: stop when so many units are left.
+        alpha: ridge parameter as a share of the mean second moment, α > 0.
+        keep: number of units at which to stop.
 
     Raises:
-        UsageError: if the view carries no second moments.
+        UsageError: the view carries no second moments.
 
     References:
         Hassibi and Stork 1993, Second order derivatives for network pruning: Optimal Brain Surgeon, NeurIPS; in
@@ -71,11 +71,11 @@ def elimination(view: View, *, alpha: float = ALPHA, keep: int = 0) -> Eliminati
 
 
 def steadied(view: View, alpha: float, run: Callable[[list[Quadratic]], T]) -> T:
-    """`run` on the block's problems, with a tenfold ridge wherever rounding has left them indefinite.
+    """Call `run` on the block's problems; raise the ridge tenfold while rounding makes them indefinite.
 
     Raises:
-        UsageError: if the view carries no second moments.
-        DataError: if no ridge helps, because they hold NaN or infinity.
+        UsageError: the view carries no second moments.
+        DataError: no ridge helps, because they hold NaN or infinity.
     """
     for growth in range(GROWTHS + 1):
         try:
@@ -86,8 +86,8 @@ def steadied(view: View, alpha: float, run: Callable[[list[Quadratic]], T]) -> T
 
 
 def _eliminated(units: int, problems: list[Quadratic], keep: int) -> Elimination:
-    """The path for given problems."""
-    if not problems:  # nothing ever arrived: all are equally worthless
+    """Compute the path for given problems."""
+    if not problems:  # all activations are zero: all units are equally unimportant
         gone = np.arange(keep, units)[::-1]
         return Elimination(order=gone, kept=np.arange(keep), loss=np.zeros(units + 1), energy=0.0)
     order, costs, energy = removals(units, problems, keep, repeat(1))
@@ -102,13 +102,13 @@ def removals(
     """Remove units in batches, the cheapest first, until `keep` are left.
 
     Args:
-        units: how many there are.
+        units: number of units.
         problems: at least one.
-        keep: how many stay.
-        batches: how many units go at once, step by step; the losses of the others are exact again after each.
+        keep: number of units that stay.
+        batches: number of units to remove at once, step by step; losses of the others are exact again after each step.
 
     Returns:
-        Units in order of removal, what each alone would have cost then, and the cost of removing all of them.
+        Units in order of removal, the loss of each alone at that time, and the loss of removing all units.
     """
     parts = [Remaining(problem) for problem in problems]
     size = max(1, PANEL // max(problem.members for problem in problems))
@@ -138,7 +138,7 @@ def removals(
 
 
 def _cheapest(cost: Floats, count: int) -> Ints:
-    """Positions of the lowest costs, cheapest first, of equal ones the last."""
+    """Return the positions of the lowest costs, cheapest first; of equal costs the last position first."""
     if count == 1:
         low = cost.min()
         return np.flatnonzero(cost <= low * (1.0 + TIE))[-1:]

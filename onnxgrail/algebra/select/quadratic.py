@@ -1,4 +1,4 @@
-"""The loss that selection by second moments minimises: squared output error of consumers whose inputs lose features."""
+"""The loss of selection by second moments: squared output error of consumers that lose input features."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from onnxgrail.algebra.fit.normal import columns_of, probe_number
 from onnxgrail.core import Floats, Ints, View
 
-DEAD = 1e-12  # a feature whose second moment is below this share of the mean put nothing out
+DEAD = 1e-12  # a feature whose second moment is below this share of the mean counts as silent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Quadratic:
-    """All consumers behind one probe, their weights side by side as columns C (h, c).
+    """All consumers of one probe, with their weights side by side as columns C (h, c).
 
     Keeping the features P costs min over C' of tr (C − SᵀC')ᵀ A (C − SᵀC'), with S the rows of I at P: the squared
-    output error after an optimal refit of the kept weights, plus a little for moving weights at all.
+    output error after an optimal refit of the kept weights, plus the ridge penalty.
 
     Attributes:
         matrix: A = G + λI (h, h), λ = α · mean(diag G), in squared activations summed over calibration rows.
-        columns: C (h, c), zero where the feature was always silent.
+        columns: C (h, c), zero if the feature was always silent.
         members: features per unit, h = u·m, unit by unit.
     """
 
@@ -31,14 +31,14 @@ class Quadratic:
 
 
 def quadratics(view: View, alpha: float) -> list[Quadratic]:
-    """One per probe that has consumers and saw anything but zeros.
+    """Return one problem per probe that has consumers and a nonzero activation.
 
     Args:
         view: the block with its second moments.
-        alpha: ridge as a share of the mean second moment, α > 0.
+        alpha: ridge parameter as a share of the mean second moment, α > 0.
 
     Raises:
-        UsageError: if the view carries no second moments.
+        UsageError: the view carries no second moments.
     """
     consumers: dict[int, list[Floats]] = {}
     for slot, weight in view.of("consumer"):
@@ -59,5 +59,5 @@ def quadratics(view: View, alpha: float) -> list[Quadratic]:
 
 
 def features(units: Ints, members: int) -> Ints:
-    """(k·m,) positions of the m features of each of some units (k,), unit by unit."""
+    """Return (k·m,) the positions of the m features of each of the given units (k,), unit by unit."""
     return np.asarray((units[:, None] * members + np.arange(members)).ravel())

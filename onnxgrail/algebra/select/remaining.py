@@ -1,4 +1,4 @@
-"""The state of a backward elimination: an inverse and a product that lose features, cheaply and without drift."""
+"""The state of a backward elimination: an inverse and a product from which features are removed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onnxgrail.core import Floats, Ints
 
 
 class Remaining:
-    """What is left of one probe's problem: A⁻¹ and M = C Cᵀ over the features that are still there.
+    """The state of one probe's problem: A⁻¹ and M = C Cᵀ over the remaining features.
 
-    Between `open` and `close` both lag behind: `_rows` holds the pending updates as R, Q and T (features removed,
+    Between `open` and `close` both are outdated: `_rows` holds the pending updates as R, Q and T (features removed,
     features), with A⁻¹ − RᵀQ and M − TᵀQ − QᵀT the current values.
     """
 
@@ -29,20 +29,20 @@ class Remaining:
         self.product = linear().product(problem.columns, problem.columns.T)
 
     def open(self, count: int) -> None:
-        """Make room for the removal of `count` units."""
+        """Allocate buffers for the removal of `count` units."""
         self._rows = np.zeros((3, count * self.members, len(self.inverse)))
         self._used = 0
         self._blocks = [blocks(self.inverse, self.members), blocks(self.product, self.members)]
 
     def costs(self) -> Floats:
-        """(u,) loss of each unit; those already removed get 0."""
+        """Return (u,) the loss of each unit; 0 for units removed already."""
         inverses, products = self._blocks
         if self.members == 1:
             return np.asarray(np.maximum(products, 0.0).ravel() / inverses.ravel())
         return np.asarray(np.maximum(np.trace(np.linalg.solve(inverses, products), axis1=1, axis2=2), 0.0))
 
     def remove(self, units: Ints) -> None:
-        """Take note that the units at these positions go, all at once, and bring the losses up to date."""
+        """Record that the units at these positions go, all at once, and update the losses."""
         own, used = features(units, self.members), self._used
         R, Q, T = self._rows[:, :used]
         row = self.inverse[own] - R[:, own].T @ Q
@@ -57,10 +57,10 @@ class Remaining:
         self._blocks[0][units], self._blocks[1][units] = np.eye(self.members), 0.0
 
     def close(self, gone: Sequence[int] | Ints) -> None:
-        """Write the pending removals into the matrices and drop the units."""
+        """Apply the pending removals to the matrices and drop the units."""
         stay = np.delete(np.arange(len(self.alive)), gone)
         self.alive = self.alive[stay]
-        if len(self.alive) <= self.fresh // 2:  # cheap by now, and rounding errors end here
+        if len(self.alive) <= self.fresh // 2:  # a new inverse is cheap now and resets rounding errors
             keep = features(self.alive, self.members)
             self.inverse = inverse(self.problem.matrix[np.ix_(keep, keep)])
             columns = linear().product(self.inverse, self.target[keep])
@@ -73,30 +73,30 @@ class Remaining:
 
 
 def inverse(matrix: Floats) -> Floats:
-    """A⁻¹ of a positive definite matrix (h, h), all of it.
+    """Return the full inverse of a positive definite matrix (h, h).
 
     Raises:
-        LinAlgError: if it is not positive definite, or not finite.
+        LinAlgError: the matrix is not positive definite, or not finite.
     """
     return linear().inverse(matrix) if len(matrix) else matrix
 
 
 def subtract(matrix: Floats, left: Floats, right: Floats) -> Floats:
-    """The matrix (h, h) − leftᵀ right for left and right (c, h), in place."""
+    """Compute the matrix (h, h) − leftᵀ right for left and right (c, h), in place."""
     if not len(matrix):
         return matrix
     return np.asarray(blas.dgemm(-1.0, right.T, left.T, beta=1.0, c=matrix.T, trans_b=1, overwrite_c=1).T)
 
 
 def blocks(matrix: Floats, members: int) -> Floats:
-    """(u, m, m) diagonal blocks, copied."""
+    """Return a copy of the (u, m, m) diagonal blocks."""
     units = len(matrix) // members
     each = np.arange(units)
     return np.asarray(matrix.reshape(units, members, units, members)[each, :, each, :].copy())
 
 
 def outer(left: Floats, right: Floats, members: int) -> Floats:
-    """(u, m, m) diagonal blocks of leftᵀ right for left and right (c, u·m)."""
+    """Return the (u, m, m) diagonal blocks of leftᵀ right for left and right (c, u·m)."""
     if members == 1:
         return np.asarray(np.einsum("cu,cu->u", left, right)[:, None, None])
     first, second = (rows.reshape(len(rows), -1, members).transpose(1, 0, 2) for rows in (left, right))

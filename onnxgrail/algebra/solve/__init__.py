@@ -1,1 +1,1 @@
-"""Symmetric solves and products."""
+"""Solves the linear systems of fits and selections."""

@@ -1,4 +1,4 @@
-"""The three operations of cubic cost, done by LAPACK on the host or by whatever `using` puts in its place."""
+"""Operations of cubic cost, done by LAPACK on the host or by a backend that `using` selects."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scipy import linalg
 from onnxgrail.algebra.moments.triangles import mirrored
 from onnxgrail.core import Floats, Ints
 
-LARGE = 2**16  # numbers of a matrix from which on work with it is split
-PARTS, LEAST = 4, 32  # parts, and rows or columns in one
-WHOLE = 512  # rows of a matrix up to which it is factorised as a whole
-BLOCK = 256  # rows of a triangle that SciPy solves at once: it holds Python's lock meanwhile, products by NumPy do not
+LARGE = 2**16  # elements of a matrix from which operations are split into parts
+PARTS, LEAST = 4, 32  # number of parts, and least rows or columns per part
+WHOLE = 512  # rows of a matrix up to which it is factorized as a whole
+BLOCK = 256  # rows of a triangle that SciPy solves at once: unlike NumPy's products it holds Python's lock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factor:
-    """A Cholesky factorisation A = L Lᵀ, wherever it lies.
+    """A Cholesky factorization A = L Lᵀ, on any device.
 
     Attributes:
         diagonal: of L.
@@ -36,35 +36,36 @@ class Factor:
 
 
 class Linear(Protocol):
-    """Something that computes in float64."""
+    """A backend that computes in float64."""
 
     def product(self, left: Floats, right: Floats) -> Floats:
-        """The product of two matrices."""
+        """Compute the product of two matrices."""
 
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
-        """Some rows and columns of a matrix, in this order."""
+        """Return the given rows and columns of a matrix, in this order."""
 
     def cholesky(self, matrix: Floats) -> Factor:
-        """The factor of a symmetric matrix, which may be written over; LinAlgError where it is not positive."""
+        """Factorize a symmetric matrix, which may be overwritten; LinAlgError if it is not positive definite."""
 
     def inverse(self, matrix: Floats) -> Floats:
-        """A⁻¹ of a positive definite matrix, all of it; LinAlgError where it is not that, or not finite."""
+        """Return the full inverse of a positive definite matrix; LinAlgError if it is not that, or not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """NumPy and SciPy.
+    """The NumPy and SciPy backend.
 
-    What is large is made in parts, always the same ones, so that results do not depend on how many are made at once.
+    Large operations are split into parts, always the same parts, so that results do not depend on the number of
+    threads.
 
     Attributes:
-        threads: how many.
+        threads: number of threads.
     """
 
     threads: int = 1
 
     def product(self, left: Floats, right: Floats) -> Floats:
-        """The product of two matrices."""
+        """Compute the product of two matrices."""
         if left.size < LARGE:
             return np.asarray(left @ right)
         found = np.empty((len(left), right.shape[1]))
@@ -76,11 +77,11 @@ class Host:
         return found
 
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
-        """Some rows and columns of a matrix, in this order."""
+        """Return the given rows and columns of a matrix, in this order."""
         found = np.empty((len(rows), len(columns)))
 
         def part(some: slice) -> None:
-            for first in range(some.start, some.stop, LEAST):  # so that what lies between stays in the cache
+            for first in range(some.start, some.stop, LEAST):  # so that intermediate rows stay in the cache
                 few = slice(first, min(first + LEAST, some.stop))
                 np.take(matrix[rows[few]], columns, axis=1, out=found[few], mode="clip")
 
@@ -88,7 +89,7 @@ class Host:
         return found
 
     def cholesky(self, matrix: Floats) -> Factor:
-        """The factor of a symmetric matrix, which may be written over."""
+        """Factorize a symmetric matrix, which may be overwritten."""
         factor = np.asfortranarray(matrix)
         self._factorise(factor)
 
@@ -109,7 +110,7 @@ class Host:
         return Factor(np.diagonal(factor), solve)
 
     def _factorise(self, matrix: Floats) -> None:
-        """A := L of A = L Lᵀ, in place: one half, then what it leaves of the other; what lies above means nothing."""
+        """Compute L of A = L Lᵀ in place by halves; elements above the diagonal are undefined."""
         if len(matrix) <= WHOLE:
             matrix[...] = linalg.cholesky(matrix, lower=True, check_finite=False)
             return
@@ -126,12 +127,12 @@ class Host:
         self._factorise(rest)
 
     def _in_parts(self, work: Callable[[slice], None], count: int) -> None:
-        """Do some work for rows or columns, a part of them at a time."""
+        """Call `work` for slices of `count` rows or columns, in threads."""
         each = max(-(-count // PARTS), LEAST)
         parts = iter([slice(first, min(first + each, count)) for first in range(0, count, each)])
 
         def some() -> None:
-            for one in parts:  # shared by all threads: each takes the next
+            for one in parts:  # the iterator is shared by all threads
                 work(one)
 
         helpers = [_helpers(self.threads - 1).submit(some) for _ in range(1, self.threads) if count > each]
@@ -142,9 +143,9 @@ class Host:
                 helper.result()
 
     def inverse(self, matrix: Floats) -> Floats:
-        """A⁻¹ of a positive definite matrix, all of it."""
+        """Return the full inverse of a positive definite matrix."""
         factor = linalg.cholesky(matrix, lower=True, check_finite=False)
-        if not np.isfinite(factor[-1]).all():  # the last row has seen all others; NaN passes through LAPACK unseen
+        if not np.isfinite(factor[-1]).all():  # LAPACK does not report NaN; the last row depends on all others
             raise np.linalg.LinAlgError("not finite")
         return mirrored(linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
 
@@ -169,7 +170,7 @@ def backward(lower: Floats, rhs: Floats) -> None:
 
 @functools.cache
 def _helpers(count: int) -> ThreadPoolExecutor:
-    """Threads beside the one that has something done; to start them anew costs as much as many a part."""
+    """Return a pool of helper threads; cached, because starting threads costs as much as many a part."""
     return ThreadPoolExecutor(count)
 
 
@@ -179,7 +180,7 @@ _chosen: ContextVar[Linear] = ContextVar("linear", default=HOST)
 
 @contextmanager
 def using(linear: Linear) -> Iterator[None]:
-    """Have another one compute within a with-block."""
+    """Compute with another backend within a with-block."""
     token = _chosen.set(linear)
     try:
         yield
@@ -188,5 +189,5 @@ def using(linear: Linear) -> Iterator[None]:
 
 
 def linear() -> Linear:
-    """What computes now."""
+    """Return the current backend."""
     return _chosen.get()

@@ -1,4 +1,4 @@
-"""One symmetric positive semidefinite solve that always ends in finite numbers."""
+"""Solves symmetric positive semidefinite systems with a ridge; solutions are always finite."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from onnxgrail.algebra.solve.linear import Factor, linear
 from onnxgrail.core import Floats
 from onnxgrail.errors import DataError
 
-GROWTHS = 6  # how often the ridge may grow tenfold before the eigenvalues are looked at
-FLOOR = 1e-10  # smallest eigenvalue taken at its word, as a share of the largest
+GROWTHS = 6  # most tenfold increases of the ridge before the eigenvalue fallback
+FLOOR = 1e-10  # smallest eigenvalue that is trusted, as a share of the largest
 
 
 def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
-    """X = (A + λI)⁻¹ B, in float64.
+    """Compute X = (A + λI)⁻¹ B, in float64.
 
-    Cholesky first; where it fails λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
-    1e-10 of the largest; then least squares of smallest norm.  A Cholesky pivot that is rounding error counts as
-    failure, so a singular A gives a moderate solution and not an explosion.
+    Cholesky first; if it fails, λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
+    1e-10 of the largest; then least squares of smallest norm. A Cholesky pivot that is rounding error counts as
+    failure, so the solution stays moderate for a singular A.
 
     Args:
         gram: A (k, k), symmetric positive semidefinite up to rounding.
@@ -27,17 +27,17 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
         lam: λ ≥ 0, in units of A.
 
     Returns:
-        X (k, n), and the λ that was really used: `lam` if all went well, and more than that otherwise.
+        X (k, n), and the λ that was used: `lam` if Cholesky succeeded at once, otherwise more.
 
     Raises:
-        DataError: if A, B or λ is not finite, or λ is negative.
+        DataError: A, B or λ is not finite, or λ is negative.
 
     References:
         Golub and Van Loan, Matrix Computations, 4th edition, sections 4.2 (Cholesky) and 5.5 (rank deficiency).
     """
     solution = _cholesky(gram, rhs, lam) if 0.0 <= lam < np.inf else None
     if solution is not None:
-        return solution, lam  # finite, so what went in was
+        return solution, lam  # a finite solution implies finite arguments
     if not (np.isfinite(gram).all() and np.isfinite(rhs).all() and 0.0 <= lam < np.inf):
         raise DataError("a ridge solve got NaN, infinity or a negative ridge", hint="Check weights and activations.")
     for growth in range(1, GROWTHS + 1 if lam else 1):
@@ -49,10 +49,14 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
 
 
 def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats], Floats]:
-    """B -> (A + diag(r))⁻¹ B for one A (k, k), a ridge r (k,) and many B; where that is singular as in `ridge_solve`.
+    """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; singular systems are solved as in `ridge_solve`.
+
+    Args:
+        gram: A (k, k).
+        ridge: r (k,), or the same value for all.
 
     Raises:
-        DataError: if A, r or B is not finite.
+        DataError: A, r or B is not finite.
     """
     factor = _factor(gram, ridge)
 
@@ -66,33 +70,33 @@ def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats]
 
 
 def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
-    """The solution, or None where A + λI is not numerically positive definite."""
+    """Return the solution, or None if A + λI is not numerically positive definite."""
     factor = _factor(gram, lam)
     return None if factor is None else _substituted(factor, rhs)
 
 
 def _factor(gram: Floats, ridge: Floats | float) -> Factor | None:
-    """The Cholesky factor of A + diag(r), or None where that is not numerically positive definite."""
-    shifted = np.array(gram.T, order="F")  # as LAPACK wants it, and the same by symmetry
+    """Return the Cholesky factor of A + diag(r), or None if that is not numerically positive definite."""
+    shifted = np.array(gram.T, order="F")  # LAPACK's memory order; equal by symmetry
     np.einsum("kk->k", shifted)[...] += ridge
     diagonal = np.diagonal(shifted).copy()
     try:
         factor = linear().cholesky(shifted)
     except np.linalg.LinAlgError:
         return None
-    # A pivot that lost all its digits to cancellation is noise.  Relative to its own diagonal, so scales may differ.
+    # A pivot that lost all its digits to cancellation is noise. Relative to its own diagonal, so scales may differ.
     noise = len(gram) * np.finfo(np.float64).eps * diagonal
-    return factor if (factor.diagonal**2 > noise).all() else None  # and none where NaN or infinity went in
+    return factor if (factor.diagonal**2 > noise).all() else None  # also None for NaN or infinity
 
 
 def _substituted(factor: Factor, rhs: Floats) -> Floats | None:
-    """What a factor makes of B; None where that is not finite."""
+    """Solve for B with a factor; None if the solution is not finite."""
     solution = factor.solve(rhs)
     return solution if np.isfinite(solution).all() else None
 
 
 def _by_eigenvalues(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
-    """The solution with eigenvalues of A + λI raised to the floor, else the least squares one."""
+    """Return the solution with eigenvalues of A + λI raised to the floor, else the least-squares solution."""
     shifted = gram + lam * np.eye(len(gram))
     try:
         values, vectors = np.linalg.eigh(shifted)

@@ -1,4 +1,4 @@
-"""Which units matter.  To add a selector: one file with a frozen dataclass, one line in `SELECTORS`."""
+"""Selectors by name. To add a selector: one file with a frozen dataclass, and one line in `SELECTORS`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from onnxgrail.core import Floats, View
 
 
 class Scorer(Protocol):
-    """A `core.Selector` that says whether it reads `view.stats`.
+    """A `core.Selector` with `needs_data`, True if it reads `view.stats`.
 
-    One with `needs_gram = False` reads only their squares and totals, so that products need not be measured for it.
+    A selector with `needs_gram = False` reads only squares and totals, so that products need not be measured for it.
     """
 
     needs_data: ClassVar[bool]
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,) of a block's units; high stays."""
+        """Score a block's units (u,); units with high scores stay."""
         ...
 
 
@@ -42,9 +42,9 @@ SELECTORS: dict[str, Scorer] = {
     "slimgpt": SlimGpt(),
     "random": Random(),
 }
-GRADIENTS = frozenset({"wandapp"})  # those that read `view.gradient`, which takes torch
+GRADIENTS = frozenset({"wandapp"})  # selectors that read `view.gradient`, which needs torch
 
 
 def needs_gram(selector: Scorer) -> bool:
-    """Whether a selector reads products of different channels, unless it denies that."""
+    """Return True if a selector reads products of different channels (the default for selectors that need data)."""
     return bool(getattr(selector, "needs_gram", selector.needs_data))

@@ -1,4 +1,4 @@
-"""How much the activation of a unit varies, and what its consumers make of it."""
+"""Scores units by the variance of their activation and the size of the consumer weights (FLAP)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Metric = Literal["wifv", "ifv", "wifn"]
 class Flap:
     """score_u = Σ over consumers of the mean over members of the metric, shape (u,).
 
-    - `wifv`: var(x) · Σ_r W², squared output units: what is lost if the unit is replaced by its mean;
+    - `wifv`: var(x) · Σ_r W², squared output units: the loss if the unit is replaced by its mean;
     - `ifv`: var(x), once per probe, squared activation units;
     - `wifn`: rms(x) · mean_r |W|, output units.
 
-    var(x) and rms(x) are over the calibration rows of the probe.  A unit of several features (a head) gets their mean.
-    The published code squares the metric of attention first; here all blocks keep the same units.
+    var(x) and rms(x) are over the calibration rows of the probe. A unit of several features (a head) gets their mean.
+    The published code squares the metric of attention first; here the metric is the same for all blocks.
 
     Attributes:
-        metric: which of the three.
+        metric: one of the three.
 
     References:
         An et al. 2024, Fluctuation-based Adaptive Structured Pruning for Large Language Models, AAAI, arXiv:2312.11983.
@@ -36,21 +36,21 @@ class Flap:
     needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,); `rng` is not used.
+        """Score the units (u,); `rng` is not used.
 
         Raises:
-            UsageError: if the view carries no second moments.
+            UsageError: the view carries no second moments.
         """
         return np.asarray(_features(view, self.metric).mean(axis=1))
 
 
 def _features(view: View, metric: Metric) -> Floats:
-    """The metric of each feature, summed over consumers, (u, m); a pooled probe has one value for all members."""
+    """Compute the metric of each feature, summed over consumers, (u, m); for a pooled probe (u, 1)."""
     parts = []
     seen: set[int] = set()
     for slot, weight in view.of("consumer"):
         place = probe_number(view, slot)
-        if metric == "ifv" and place in seen:  # it does not ask who reads the activation
+        if metric == "ifv" and place in seen:  # `ifv` does not depend on the consumer
             continue
         seen.add(place)
         columns = columns_of(slot, weight, view.block.probes[place])
@@ -63,7 +63,7 @@ def _features(view: View, metric: Metric) -> Floats:
 
 
 def _values(metric: Metric, columns: Floats, stats: Stats) -> Floats:
-    """The metric of each feature of one probe for one consumer C (h, c)."""
+    """Compute the metric of each feature of one probe for one consumer C (h, c)."""
     rows = max(stats.count, 1)
     square = np.maximum(stats.squares, 0.0) / rows
     if metric == "wifn":

@@ -1,4 +1,4 @@
-"""Ridge leverage: how much of a unit the other units cannot say."""
+"""Scores units by ridge leverage: the part of a unit that the other units cannot predict."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onnxgrail.core import Floats, View
 class Gram:
     """score_u = Σ over probes and members of diag(G (G + λI)⁻¹), shape (u,), with λ = α · mean(diag G).
 
-    Each term is between 0 and 1 and has no unit: it does not change when the activations are scaled.  Consumer weights
+    Each term is between 0 and 1 and has no unit: it does not depend on the scale of the activations. Consumer weights
     do not count.
 
     Attributes:
-        alpha: ridge as a share of the mean second moment, α > 0.
+        alpha: ridge parameter as a share of the mean second moment, α > 0.
 
     References:
         Lin et al. 2025, MoDeGPT, ICLR, arXiv:2408.09632 (its rule for MLPs).
@@ -30,10 +30,10 @@ class Gram:
     needs_data: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,); `rng` is not used.
+        """Score the units (u,); `rng` is not used.
 
         Raises:
-            UsageError: if the view carries no second moments.
+            UsageError: the view carries no second moments.
         """
         scores = np.zeros(view.block.units)
         for place in sorted({probe_number(view, slot) for slot, _ in view.of("consumer")}):
@@ -42,7 +42,7 @@ class Gram:
 
 
 def leverage(gram: Floats, alpha: float) -> Floats:
-    """diag(G (G + λI)⁻¹) of shape (h,); exactly 0 for a feature that was always silent."""
+    """Compute diag(G (G + λI)⁻¹) of shape (h,); exactly 0 for a feature that was always silent."""
     lam = alpha * float(np.diagonal(gram).mean())
     if not lam > 0.0:
         return np.zeros(len(gram))

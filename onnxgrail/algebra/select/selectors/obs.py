@@ -1,4 +1,4 @@
-"""Order of removal in an exact greedy elimination."""
+"""Scores units by the order of removal in an exact greedy elimination (Optimal Brain Surgeon)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxgrail.core import Floats, View
 
 @dataclass(frozen=True, slots=True)
 class Obs:
-    """score_u = place of the unit in the order of removal, shape (u,), from 0 for the first to go to u - 1.
+    """score_u = position of the unit in the order of removal, shape (u,), from 0 for the first to u - 1.
 
-    Each step removes the unit whose loss, with all other consumer weights refitted, is smallest, so the choice already
-    counts on the compensation that follows.  Redundant units go first however large they are.
+    Each step removes the unit whose loss, with all other consumer weights refitted, is smallest, so the selection takes
+    the later compensation into account. Redundant units go first, however large they are.
 
     Attributes:
-        alpha: ridge as a share of the mean second moment.
+        alpha: ridge parameter as a share of the mean second moment.
 
     References:
         Hassibi and Stork 1993; Kurtic et al. 2023 (ZipLM), arXiv:2302.04089.
@@ -29,10 +29,10 @@ class Obs:
     needs_data: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,); `rng` is not used.
+        """Score the units (u,); `rng` is not used.
 
         Raises:
-            UsageError: if the view carries no second moments.
+            UsageError: the view carries no second moments.
         """
         scores = np.empty(view.block.units)
         scores[elimination(view, alpha=self.alpha).order] = np.arange(view.block.units)

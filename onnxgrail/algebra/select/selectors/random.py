@@ -1,4 +1,4 @@
-"""Uniform scores: the baseline every other selector has to beat."""
+"""Scores units at random, as a baseline for all other selectors."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Random:
     needs_data: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,)."""
+        """Score the units (u,)."""
         return rng.random(view.block.units)

@@ -1,4 +1,4 @@
-"""Batched greedy elimination with shrinking batches."""
+"""Scores units by greedy elimination in shrinking batches (SlimGPT)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onnxgrail.core import Floats, View
 
 @dataclass(frozen=True, slots=True)
 class SlimGpt:
-    """score_u = place of the unit in the order of removal, shape (u,), from 0 for the first to go to u - 1.
+    """score_u = position of the unit in the order of removal, shape (u,), from 0 for the first to u - 1.
 
     Losses are those of `obs`, but units of one feature go in batches: an eighth of the block, at most `largest`, then
-    half of the batch before, down to `smallest`.  Units of several features (heads) go one at a time.  This is the
-    selection only: which weights the rest gets is up to the compensation, and which width to the plan.
+    half of the batch before, down to `smallest`. Units of several features (heads) go one at a time. This is the
+    selection only: the compensation computes the remaining weights, and the allocation the widths.
 
     Attributes:
-        damping: ridge as a share of the mean second moment.
+        damping: ridge parameter as a share of the mean second moment.
         largest, smallest: limits of a batch.
 
     References:
@@ -36,16 +36,16 @@ class SlimGpt:
     needs_data: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,); `rng` is not used.
+        """Score the units (u,); `rng` is not used.
 
         Raises:
-            UsageError: if the view carries no second moments.
+            UsageError: the view carries no second moments.
         """
         return steadied(view, self.damping, lambda problems: self._scores(view.block.units, problems))
 
     def _scores(self, units: int, problems: list[Quadratic]) -> Floats:
-        """Places in the order of removal."""
-        scores = np.arange(units)[::-1].astype(np.float64)  # nothing ever arrived: the lower index stays
+        """Return the positions in the order of removal."""
+        scores = np.arange(units)[::-1].astype(np.float64)  # if all activations are zero, the lower index stays
         if problems:
             single = max(problem.members for problem in problems) == 1
             order, _, _ = removals(units, problems, 0, self._batches(units) if single else repeat(1))
@@ -53,7 +53,7 @@ class SlimGpt:
         return scores
 
     def _batches(self, units: int) -> Iterator[int]:
-        """How many units go at each step."""
+        """Yield the number of units that go at each step."""
         batch = min(max(units // 8, 1), self.largest)
         while True:
             yield batch

@@ -1,4 +1,4 @@
-"""Consumer weight times activation size."""
+"""Scores units by consumer weights times activation size (Wanda)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from onnxgrail.core import Floats, View
 class Wanda:
     """score_u = Σ over consumers and members of rms(x[u, m]) · Σ_r |W[u, m, r]|, shape (u,), in units of the outputs.
 
-    rms(x) = sqrt(diag(G) / n) is uncentred, over the calibration rows of the probe that feeds the consumer; a pooled
-    probe has one value per unit.
+    rms(x) = sqrt(diag(G) / n) is uncentered, over the calibration rows of the consumer's probe; a pooled probe has one
+    value per unit.
 
     References:
         Sun et al. 2024, A Simple and Effective Pruning Approach for Large Language Models, ICLR, arXiv:2306.11695,
@@ -27,10 +27,10 @@ class Wanda:
     needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,); `rng` is not used.
+        """Score the units (u,); `rng` is not used.
 
         Raises:
-            UsageError: if the view carries no second moments.
+            UsageError: the view carries no second moments.
         """
         scores = np.zeros(view.block.units)
         for slot, weight in view.of("consumer"):

@@ -1,4 +1,4 @@
-"""Consumer weight times activation size and gradient of the region around it."""
+"""Scores units by consumer weights times activation size and regional gradient (Wanda++)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Wandapp:
     """score_u = Σ (α g + ‖x‖) |W| over the unit's consumer weights, shape (u,).
 
     g is the root mean square, over samples, of the gradient of ‖f(x)‖₂ for the region f (a transformer's layer, a
-    residual block) that holds the weight, and ‖x‖ the norm of the weight's input in one sample; both come divided by
-    the root of the rows per sample here, which leaves the order as it is and the second term that of `wanda`.
+    residual block) that contains the weight; ‖x‖ is the norm of the weight's input in one sample. Both are divided by
+    the root of the rows per sample here, which keeps the order and makes the second term that of `wanda`.
 
     Attributes:
         alpha: weight of the gradient.
@@ -32,10 +32,10 @@ class Wandapp:
     needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
-        """Scores (u,); `rng` is not used.
+        """Score the units (u,); `rng` is not used.
 
         Raises:
-            UsageError: if the view carries no second moments or no gradient.
+            UsageError: the view carries no second moments or no gradient.
         """
         wanda = Wanda()(view, rng)
         if view.gradient is None:
