@@ -1,1 +1,1 @@
-"""Parameters and multiply-accumulates."""
+"""Count parameters and multiply-accumulates."""

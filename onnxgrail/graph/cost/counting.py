@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates, of the dense model and of any plan, without running anything."""
+"""Count parameters and multiply-accumulates of the dense model and of any plan, without running the model."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ PRODUCTS = RECURRENT | {
     "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
     *MIXTURES,
 }  # fmt: skip
-BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their second factor is the fourth input
+BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their weight is the fourth input
 CONVOLUTIONS = frozenset({"Conv", "FusedConv", "DeformConv", "ConvInteger", "QLinearConv"})
 READERS = PRODUCTS | {"BatchNormalization"}
 
 
 def parameters(model: ir.Model) -> int:
-    """Number of elements in all floating-point or quantised weights (integers that hold shapes are not counted).
+    """Count the elements of all floating-point or quantized weights; integers that hold shapes do not count.
 
-    Those in bodies of If, Loop and Scan count, too.
-
-    A weight may also be the value of a `Constant` node; single numbers in such nodes belong to formulas.  Weights that
-    a `ConstantOfShape` fills and packed ones count as what the node that reads them computes with.
+    Weights in bodies of If, Loop and Scan count.  A weight may also be the value of a `Constant` node; single numbers
+    in such nodes belong to formulas and do not count.  Packed weights and weights that a `ConstantOfShape` fills count
+    with the size that the reading node computes with.
     """
     return sum(_parameters(graph) for graph in model.graphs())
 
 
 def _parameters(graph: ir.Graph) -> int:
-    """Count those of one graph, without the bodies of its nodes."""
+    """Count the parameters of one graph, without the bodies of its nodes."""
     stored = [v.const_value for v in graph.initializers.values() if v.const_value is not None]
     written = (node.attributes.get("value") for node in graph if node.op_type == "Constant")
     spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
@@ -50,7 +49,7 @@ def _parameters(graph: ir.Graph) -> int:
 
 
 def _filled(graph: ir.Graph) -> int:
-    """Elements of weights that are one number in the file, and a shape."""
+    """Count the elements of weights that are stored as one number and a shape."""
     total = 0
     for node in graph:
         sizes = node.inputs[0].const_value if node.op_type == "ConstantOfShape" and node.inputs[0] is not None else None
@@ -61,7 +60,7 @@ def _filled(graph: ir.Graph) -> int:
 
 
 def _packed(graph: ir.Graph) -> int:
-    """Elements of weights of which several share a byte, without those bytes."""
+    """Count the elements of weights with several numbers per byte, minus the bytes."""
     more: dict[str, int] = {}
     for node in graph:
         form = mixture_of(node) if node.op_type == "QMoE" else None
@@ -77,18 +76,18 @@ def _packed(graph: ir.Graph) -> int:
 
 
 def is_weight(dtype: ir.DataType) -> bool:
-    """Return True if stored numbers of this type count as parameters."""
+    """Return True if stored numbers of this dtype count as parameters."""
     return dtype not in (ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING)
 
 
 def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
-    """Multiply-accumulates of one run on the probe feed, of the dense model or with `dead` units gone."""
+    """Count the multiply-accumulates of one run on the probe feed, of the dense model or without the `dead` units."""
     shape = shapes(survey, dead)
     return sum(_node_macs(node, survey, shape, dead) for node in model.graph)
 
 
 def effort(model: ir.Model, survey: Survey) -> list[int]:
-    """What every node costs to run: its multiply-accumulates and the elements it puts out."""
+    """Return the cost of running each node: its multiply-accumulates plus the number of its output elements."""
     shape = shapes(survey, None)
     costs = []
     for node in model.graph:
@@ -98,7 +97,7 @@ def effort(model: ir.Model, survey: Survey) -> list[int]:
 
 
 def shapes(survey: Survey, dead: Bools | None) -> Shapes:
-    """Shape of every tensor by name, narrowed when units are gone."""
+    """Return a function from tensor name to shape, without the dead units."""
 
     def shape(name: str) -> tuple[int, ...]:
         full = survey.facts.shapes[name]
@@ -108,7 +107,7 @@ def shapes(survey: Survey, dead: Bools | None) -> Shapes:
 
 
 def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
-    """Multiply-accumulates of one node on the probe feed."""
+    """Count the multiply-accumulates of one node on the probe feed."""
     return _node_macs(node, survey, shapes(survey, dead), dead)
 
 
@@ -122,7 +121,7 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
         return _mixture_macs(node, names, survey, shape, dead)
     factor = 3 if node.op_type in BEHIND_SCALES else 1
     weight = _operand_shape(node, factor, names[factor], survey, shape, dead)
-    if node.op_type in RECURRENT:  # every step of every sample meets both matrices once
+    if node.op_type in RECURRENT:  # each step of each sample multiplies by both matrices once
         steps = math.prod(shape(names[0])[:2])
         return steps * (math.prod(weight) + math.prod(_operand_shape(node, 2, names[2], survey, shape, dead)))
     if node.op_type in CONVOLUTIONS:
@@ -135,7 +134,7 @@ def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None)
 
 
 def _mixture_macs(node: ir.Node, names: list[str], survey: Survey, shape: Shapes, dead: Bools | None) -> int:
-    """Every token goes through the matrices of the experts that are chosen for it."""
+    """Count the multiply-accumulates of a mixture of experts: each token uses the experts chosen for it."""
     form = mixture_of(node)
     places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
     each = sum(math.prod(_operand_shape(node, k, names[k], survey, shape, dead)[1:]) for k in places)
@@ -150,20 +149,20 @@ def _operand_shape(
 
 
 def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
-    """Count the parameters and the bytes of weights that the file loses when units go."""
+    """Count the parameters and the bytes of weights that the file loses without the dead units."""
     return removed_of(survey.holdings, dead)
 
 
 def removed_of(holdings: Iterable[Holding], dead: Bools) -> tuple[int, int]:
-    """Count the same of some of its constants."""
+    """Count the parameters and bytes that these holdings lose without the dead units."""
     lost = [holding.removed(dead) for holding in holdings]
     return sum(numbers for numbers, _ in lost), sum(size for _, size in lost)
 
 
 def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
-    """Per block, the parameters and MACs that would go if all of its units went.
+    """Return, per block, the parameters and MACs that would be removed with all of its units.
 
-    Each block looks only at the nodes and constants that it touches, so this is linear in the size of the graph.
+    Each block reads only the nodes and constants that it affects, so this is linear in the size of the graph.
     """
     owner = owners(survey)
     holdings: dict[int, list[Holding]] = defaultdict(list)
@@ -184,7 +183,7 @@ def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
 
 
 def owners(survey: Survey) -> Ints:
-    """(ids,) number of the block that owns each unit, counted from 1; 0 where there is none."""
+    """Return the number of the block that owns each unit, (ids,), counted from 1; 0 for no block."""
     owner = np.zeros(survey.ids, dtype=np.int64)
     for number, block in enumerate(survey.blocks, start=1):
         owner[block.ids] = number
@@ -192,7 +191,7 @@ def owners(survey: Survey) -> Ints:
 
 
 def owned(owner: Ints, units: Iterable[Ints]) -> set[int]:
-    """Numbers of the blocks whose units these are."""
+    """Return the numbers of the blocks that own these units."""
     return {n for labels in units for n in np.unique(owner[labels]).tolist()} - {0}
 
 
@@ -202,7 +201,7 @@ def units_in(holding: Holding) -> list[Ints]:
 
 
 def units_of(node: ir.Node, survey: Survey) -> list[Ints]:
-    """Units on the tensors and operands of a node that computes products."""
+    """Return the units on the tensors and operands of a node that computes products."""
     if node.op_type not in PRODUCTS:
         return []
     names = [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]

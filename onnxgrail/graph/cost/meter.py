@@ -1,4 +1,4 @@
-"""Exact cost of any choice of widths, fast enough to be asked thousands of times."""
+"""Compute the exact cost of block widths, fast enough for thousands of queries."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Counted = Literal["params", "macs", "bytes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Some weights or one node, what goes of it with some units, and the blocks that matter to it."""
+    """A holding or node, its savings as a function of the dead units, and the blocks that affect it."""
 
     blocks: tuple[int, ...]
     saved: Callable[[Bools], int]
 
 
 class Meter:
-    """What widths save, in parameters, multiply-accumulates or bytes.
+    """The savings of block widths, in parameters, multiply-accumulates or bytes.
 
-    A weight or node depends only on the widths of the few blocks that cut it, so each is worked out once per
-    combination of those; blocks that share a weight are counted together, as they act.
+    A weight or node depends only on the widths of the few blocks that cut it, so its savings are computed once per
+    combination of these widths; blocks that share a weight are counted together.
     """
 
     def __init__(self, model: ir.Model, survey: Survey, counted: Counted) -> None:
@@ -43,12 +43,12 @@ class Meter:
         self._known: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def saved(self, widths: Mapping[str, int]) -> int:
-        """What goes when each block keeps so many units; blocks that are not named keep all."""
+        """Return the savings when each block keeps `widths` units; blocks that are not named keep all."""
         numbers = self._numbers(widths)
         return sum(self._part(place, numbers) for place in range(len(self._parts)))
 
     def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> int:
-        """What goes in the weights and nodes that one block cuts, when it keeps `kept` and the others `widths`."""
+        """Return the savings in a block's weights and nodes if it keeps `kept` units and the others `widths`."""
         number = self._number[block.name]
         numbers = self._numbers(widths)
         numbers[number] = kept
@@ -70,7 +70,7 @@ class Meter:
 
 
 def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
-    """Some units that go so that blocks have these widths; units of one block cost the same."""
+    """Return a mask of removed units that gives blocks these widths; units of one block cost the same."""
     dead = np.zeros(survey.ids, dtype=bool)
     for block in survey.blocks:
         dead[block.ids[widths.get(block.name, block.units) :]] = True

@@ -1,4 +1,4 @@
-"""Multiply-accumulates in the bodies of Loop and Scan, which run more than once and are not entered by the trace."""
+"""Count multiply-accumulates in the bodies of Loop and Scan, which run repeatedly and are not traced."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from onnxgrail.graph.trace.facts import Facts, bodies, captures, key
 from onnxgrail.graph.trace.survey import Survey
 
 SMALL = 64  # elements of the largest constant that may hold a target shape
-MOST = 2**31  # passes: a larger limit is none
-SCAN = 9  # opset from which on a Scan has no batch axis of its own
+MOST = 2**31  # passes; a larger trip count means no limit
+SCAN = 9  # first opset in which Scan has no batch axis
 
 Port = tuple[np.dtype, tuple[int, ...]]
 
 
 def in_bodies(model: ir.Model, facts: Facts) -> dict[str, int]:
-    """Return how many there are in one run on the probe feed, by key of the node; what cannot be told is missing."""
+    """Return the count for one run on the probe feed, by node key; nodes with an unknown count are missing."""
     found = {key(node): _inside(node, facts, model) for node in model.graph if bodies(node)}
     return {name: count for name, count in found.items() if count is not None}
 
 
 def _inside(node: ir.Node, facts: Facts, model: ir.Model) -> int | None:
-    """Count all passes of a node's bodies; the larger branch of an If."""
+    """Count all passes of a node's bodies; for an If, the larger branch."""
     ports = _ports(node, facts, model)
     if ports is None:
         return None
@@ -38,7 +38,7 @@ def _inside(node: ir.Node, facts: Facts, model: ir.Model) -> int | None:
 
 
 def _ports(node: ir.Node, facts: Facts, model: ir.Model) -> tuple[int, list[Port]] | None:
-    """Return how often a body runs and what its inputs are like."""
+    """Return how often a body runs, and the dtypes and shapes of its inputs."""
     names = [value.name or "" if value is not None else "" for value in node.inputs]
     if node.op_type == "If":
         return 1, []
@@ -61,7 +61,7 @@ def _ports(node: ir.Node, facts: Facts, model: ir.Model) -> tuple[int, list[Port
 
 
 def _passes(node: ir.Node, limit: str, states: int, facts: Facts) -> int | None:
-    """Return how often a Loop ran: what it collects tells it, or else its limit."""
+    """Return how often a Loop ran, from its scan outputs or else from its trip count; None if unknown."""
     collected = [value.name for value in node.outputs[states:] if value.name in facts.shapes]
     if collected:
         return facts.shapes[collected[0] or ""][0]
@@ -75,7 +75,7 @@ def _captured(node: ir.Node, facts: Facts) -> dict[str, Port]:
 
 
 def _once(body: ir.Graph, given: list[Port], captured: Mapping[str, Port], facts: Facts, model: ir.Model) -> int | None:
-    """Count one pass of a body; None where the shapes in it are not known."""
+    """Count one pass of a body; None if shapes in it are not known."""
     if len(given) != len(body.inputs):
         return None
     ports = {**captured, **{value.name or "": port for value, port in zip(body.inputs, given, strict=True)}}
@@ -100,7 +100,7 @@ def _once(body: ir.Graph, given: list[Port], captured: Mapping[str, Port], facts
 def _inferred(
     body: ir.Graph, ports: Mapping[str, Port], small: Mapping[str, Array], facts: Facts, model: ir.Model
 ) -> Facts | None:
-    """Return the shapes that ONNX shape inference finds in a body."""
+    """Return the shapes that ONNX shape inference finds in a body; None if it fails."""
     kinds = {name: ir.DataType.from_numpy(dtype).value for name, (dtype, _) in ports.items()}
     inputs = [onnx.helper.make_tensor_value_info(n, kinds[n], list(shape)) for n, (_, shape) in ports.items()]
     graph = onnx.helper.make_graph(
@@ -114,7 +114,7 @@ def _inferred(
     try:
         whole = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
         told = onnx.shape_inference.infer_shapes(whole, data_prop=True).graph
-    except Exception:  # noqa: BLE001  ops that inference chokes on: nothing is known
+    except Exception:  # noqa: BLE001  inference fails on some ops: no shapes are known
         return None
     dtypes = {name: dtype for name, (dtype, _) in ports.items()}
     shapes = {name: shape for name, (_, shape) in ports.items()}

@@ -1,4 +1,4 @@
-"""Pieces of a graph that can be fitted one by one: between cuts at which one activation is alive."""
+"""Cut a graph into chunks that are fitted one by one, at places where only one activation is alive."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from onnxgrail.graph.trace.facts import key
 
 MIXING = frozenset({"Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"})
 
-LONG = 12  # nodes: in small graphs nothing lives longer than it should
+LONG = 12  # nodes; in smaller graphs no live range counts as too long
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Nodes from one position up to another; `last` names what the final one makes, `heavy` counts their matrices."""
+    """A range of nodes.
+
+    Attributes:
+        begin, end: node positions.
+        last: name of the last node's output.
+        heavy: number of products with weight matrices.
+    """
 
     begin: int
     end: int
@@ -28,11 +34,11 @@ class Chunk:
 
 
 def chunks(model: ir.Model, found: Trainable, lives: Lives) -> list[Chunk]:
-    """From residual sum to residual sum, so to speak: cuts lie behind nodes that make the one carrier alive there.
+    """Cut a graph after nodes whose output is the only carrier alive, such as residual sums.
 
-    Carriers that live through half of a large graph, such as the encoder's output for a decoder, do not count.  Pieces
-    without a product belong to the piece in front of them, and attention to the piece behind it: the two halves of a
-    transformer's layer are one chunk.
+    Carriers that are alive through half of a large graph, such as an encoder's output for the decoder, do not count.
+    Pieces without a product join the piece before them.  Pieces with attention join the piece after them: both halves
+    of a transformer layer are one chunk.
     """
     nodes = list(model.graph)
     cuts = _cuts(nodes, found.carriers, lives)
@@ -48,7 +54,7 @@ def chunks(model: ir.Model, found: Trainable, lives: Lives) -> list[Chunk]:
 
 
 def _layers(pieces: list[Chunk], nodes: list[ir.Node]) -> list[Chunk]:
-    """Every piece with attention and the one behind it, unless that has attention, too."""
+    """Join every piece with attention and the piece after it, unless that has attention too."""
     found: list[Chunk] = []
     before = False
     for piece in pieces:
@@ -66,7 +72,7 @@ def _together(pieces: list[Chunk]) -> Chunk:
 
 
 def _cuts(nodes: list[ir.Node], carriers: Collection[str], lives: Lives) -> list[int]:
-    """Positions behind a node that makes the only carrier alive there."""
+    """Return the positions after nodes whose output is the only carrier alive."""
     half = max(len(nodes) // 2, LONG)
     steps = np.zeros(len(nodes) + 2, dtype=np.int64)
     made: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The tensor at which a change of an activation is judged."""
+"""Find the tensor at which the effect of a changed activation is measured."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import onnx_ir as ir
 from onnxgrail.graph.cost.counting import PRODUCTS
 from onnxgrail.graph.trace.facts import Facts, captures
 
-FAR = 400  # nodes looked at
+FAR = 400  # nodes visited
 
 
 def judge_at(model: ir.Model, output: ir.Value, position: int, facts: Facts) -> str:
-    """The first tensor behind a contraction of `output` through which everything that follows from it passes.
+    """Return the first tensor after a product with `output` through which everything computed from it passes.
 
-    For a convolution in a residual branch that is the output of the next one, for the norm in front of an attention
-    what the attention adds to the stream; where that is added to a residual it is the sum.  Without such a tensor
-    nearby it is the output itself.
+    For a convolution in a residual branch that is the output of the next convolution; for the norm before an attention,
+    the attention's output; if that is added to a residual, the sum.  Without such a tensor nearby it is `output`
+    itself.
+
+    Args:
+        model: the graph.
+        output: the changed activation.
+        position: of the node that computes it.
+        facts: shapes and dtypes.
     """
     reach, left = {output.name}, {output.name: _readers(output)}
     contracted = False
@@ -40,7 +46,7 @@ def judge_at(model: ir.Model, output: ir.Value, position: int, facts: Facts) -> 
 
 
 def _readers(value: ir.Value) -> int:
-    """How often a value is read, the model's user included."""
+    """Count the readers of a value, with the model's output as one."""
     return len(value.uses()) + value.is_graph_output()
 
 
@@ -50,7 +56,7 @@ def _is_float(value: ir.Value, facts: Facts) -> bool:
 
 
 def _joined(value: ir.Value, facts: Facts) -> str:
-    """The sum with a bias and then with a residual, as long as an Add is the only reader."""
+    """Follow a value through the Add of a bias and the Add of a residual, while that Add is the only reader."""
     for _ in range(2):
         uses = list(value.uses())
         if len(uses) != 1 or value.is_graph_output() or uses[0].node.op_type != "Add":

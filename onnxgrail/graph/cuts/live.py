@@ -1,4 +1,4 @@
-"""Which tensors are alive between two nodes: where a run of the network can be stopped and taken up again."""
+"""Live ranges of tensors: the places where a run of the network can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from onnxgrail.graph.trace.facts import Facts, captures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """Live ranges of all activations, in node positions.  A cut at c lies in front of node c.
+    """The live ranges of all activations, in node positions.  A cut at c is before node c.
 
     Attributes:
         names: activations; born: first cut at which each exists; last: last node that reads it.
-        load: (nodes + 1,) bytes alive at every cut, model inputs not counted (they are there anyway).
-        work: (nodes + 1,) effort of all nodes in front of every cut.
+        load: (nodes + 1,) bytes alive at every cut, without model inputs, which are kept anyway.
+        work: (nodes + 1,) effort of all nodes before every cut.
     """
 
     names: tuple[str, ...]
@@ -30,15 +30,21 @@ class Lives:
     work: Ints
 
     def at(self, position: int) -> list[str]:
-        """Names of the tensors that a cut has to keep."""
+        """Return the names of the tensors that a cut must keep."""
         return [self.names[k] for k in np.flatnonzero((self.born <= position) & (self.last >= position)).tolist()]
 
     def best(self, low: int, high: int, again: float = 0.2, slack: float = 1.5) -> int:
-        """A cut in [low, high] that keeps little, near the end.
+        """Return a cut in [low, high] that keeps few bytes, close to `high`.
 
-        Work between the cut and `high` is done again the next time, so only cuts that leave at most a share `again` of
-        the work in [low, high] are looked at: however small the tensors near the inputs are, a run through the network
-        costs at most 1 / (1 - again) of its nodes.  Among those it is the latest within `slack` of the smallest.
+        Work between the cut and `high` is repeated in the next run, so only cuts that leave at most a share `again` of
+        the work in [low, high] are considered.  A run through the network then costs at most 1 / (1 - again) of its
+        nodes.
+
+        Args:
+            low: first node position.
+            high: last node position.
+            again: the largest share of the work to repeat.
+            slack: the latest cut within this factor of the smallest load is chosen.
         """
         left = self.work[high] - self.work[low : high + 1]
         near = left <= again * left[0]
@@ -47,9 +53,12 @@ class Lives:
 
 
 def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
-    """Live ranges over the nodes of a graph; constants and what follows from them never live.
+    """Compute live ranges over the nodes of a graph; constants and values computed from them have none.
 
-    `effort` says what each node costs to run, in any unit.
+    Args:
+        model: the graph.
+        facts: shapes and constants.
+        effort: cost of each node, in any unit.
     """
     born: dict[str, int] = {v.name: 0 for v in model.graph.inputs if v.name and v.name not in facts.constants}
     inputs = set(born)

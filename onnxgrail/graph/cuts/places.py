@@ -1,4 +1,4 @@
-"""Where in the node order things stand, for readers who want to see them in the order of the network."""
+"""Add node positions to refusals, so that they can be listed in the order of the network."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onnxgrail.core import Refusal
 
 
 def located(model: ir.Model, refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
-    """The refusals with the positions of their nodes, or of what makes their values where no node is named.
+    """Return the refusals with the positions of their nodes, or of their values' producers if no node is named.
 
-    An output of the model stands behind the last node; what is not found in the graph has no position.
+    A refusal at an output of the model has the position after the last node; if nothing is found, it is None.
     """
     graph = model.graph
     places: dict[str, int] = {}

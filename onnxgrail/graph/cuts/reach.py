@@ -1,4 +1,4 @@
-"""Whether an activation that was computed once still holds after more decisions, but for channels that went."""
+"""Decide if an activation that was computed earlier is still valid after more decisions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnxgrail.graph.trace.sizes import SOURCES
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
 Cone = tuple[ir.Node, ...]
-"""The nodes that make a tensor from others."""
+"""The nodes that compute a tensor from other tensors."""
 
 
 def cone(value: ir.Value, inputs: Collection[str]) -> Cone:
-    """Nodes that a run from `inputs` to `value` goes through."""
+    """Return the nodes that compute `value` from `inputs`."""
     found: dict[ir.Node, None] = {}
     queue = [value]
     while queue:
@@ -31,10 +31,16 @@ def cone(value: ir.Value, inputs: Collection[str]) -> Cone:
 
 
 def holds(made: Cone, survey: Survey, before: Ledger, after: Ledger) -> bool:
-    """Whether what these nodes made under `before` is what they make under `after`, once lost channels are taken out.
+    """Return True if a tensor computed under `before` equals the one under `after`, except for removed channels.
 
-    It is where no weight got new values, and every channel that went since is one that its node hands on and does not
-    sum over.  A node with a body is not looked into.
+    That is so if no weight has new values, and every node passes on the channels removed since, without summing over
+    them.  Nodes with bodies always count as changed.
+
+    Args:
+        made: the nodes that compute the tensor.
+        survey: the traced model.
+        before: decisions when it was computed.
+        after: decisions now.
     """
     gone = after.dead & ~before.dead
     if (before.dead & ~after.dead).any():
@@ -43,7 +49,7 @@ def holds(made: Cone, survey: Survey, before: Ledger, after: Ledger) -> bool:
 
 
 def _altered(node: ir.Node, survey: Survey, before: Ledger, after: Ledger, gone: Bools) -> bool:
-    if node.op_type in SOURCES:  # what they tell of sizes is what the narrowed graph is made to fit
+    if node.op_type in SOURCES:  # their readers are corrected by the rewrite
         return False
     name = key(node)
     if before.shifts.get(name) is not after.shifts.get(name):

@@ -1,4 +1,4 @@
-"""Residual layers: from the tensor that enters a skip connection to the sum that ends it."""
+"""Residual layers: from the input of a skip connection to the sum that ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.scopes import common_scope
 
 SUMS = {"Add": 0, "SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3}
-"""Ops that add a skip connection, and which output is the plain sum, where it is asked for."""
+"""Ops that add a skip connection -> number of the output that is the plain sum."""
 
 
 Names = Collection[str]
@@ -22,12 +22,12 @@ Names = Collection[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layer:
-    """A stretch of the residual stream.
+    """A residual layer.
 
     Attributes:
         name: of the module, or `layer N`.
-        begin, end: the tensor that goes in and the one that comes out.
-        nodes: everything that leads from one to the other beside the skip connection.
+        begin, end: the input tensor and the output tensor.
+        nodes: all nodes between them, without the skip connection.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """One skip connection: attention, or a feed-forward net, or both side by side."""
+    """A skip connection around attention, a feed-forward network, or both in parallel."""
 
     begin: str
     end: str
@@ -50,7 +50,9 @@ class _Part:
 
 
 def layers(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], fixed: Names) -> tuple[Layer, ...]:
-    """All residual layers that hold a weight matrix, in order; attention and the feed-forward net behind it are one.
+    """Return all residual layers with a weight matrix, in order.
+
+    Attention and the feed-forward network after it are one layer.
 
     Args:
         model: any graph.
@@ -91,7 +93,7 @@ def _named(groups: Sequence[list[_Part]], order: Mapping[ir.Node, int], fixed: N
 
 
 def _end(end: str, following: str, known: Mapping[str, ir.Value], order: Mapping[ir.Node, int], fixed: Names) -> str:
-    """Where a layer ends: what the next one begins with, where that is its end or the normalised end."""
+    """Return the output of a layer: the next layer's input if that is this output or its normalization."""
     if not following or following == end:
         return end
     inside = _inside(known[following], known[end], order)
@@ -119,7 +121,7 @@ def _parts(
 
 
 def _remember(ends: dict[str, _Part], found: _Part, skip: str) -> None:
-    """A part that goes on from another's end with the same beginning takes its place."""
+    """Store a part by its end, in place of an earlier part with the same beginning that ends at `skip`."""
     if skip in ends and ends[skip].begin == found.begin:
         del ends[skip]
     ends[found.end] = found
@@ -133,7 +135,7 @@ def _part(
     ends: Mapping[str, _Part],
     fixed: Names,
 ) -> _Part | None:
-    """The skip connection that a sum ends, if one operand is made from the other: or from what that began with."""
+    """Return the part that a sum ends: the branch starts at `skip`, or where the part that ends at `skip` starts."""
     end = _sum(node)
     inside = _inside(branch, skip, order)
     if inside is not None and any(_weighs(n, fixed) for n in inside):
@@ -155,7 +157,7 @@ def _sum(node: ir.Node) -> str:
 
 
 def _inside(last: ir.Value, first: ir.Value, order: Mapping[ir.Node, int]) -> frozenset[ir.Node] | None:
-    """Nodes between two tensors; None where the last does not depend on the first."""
+    """Return the nodes between two tensors; None if the last does not depend on the first."""
     maker = first.producer()
     limit = order.get(maker, -1) if maker is not None else -1
     queue, seen, met = [last], set(), last is first
@@ -167,7 +169,7 @@ def _inside(last: ir.Value, first: ir.Value, order: Mapping[ir.Node, int]) -> fr
         seen.add(node)
         for operand in node.inputs:
             beside = operand is not None and maker is not None and operand.producer() is maker
-            if operand is first or beside:  # a fused sum and normalisation puts out both
+            if operand is first or beside:  # a fused sum and normalization outputs both
                 met = True
             elif operand is not None:
                 queue.append(operand)
@@ -175,6 +177,6 @@ def _inside(last: ir.Value, first: ir.Value, order: Mapping[ir.Node, int]) -> fr
 
 
 def _weighs(node: ir.Node, fixed: Names) -> bool:
-    """Whether a node multiplies by a weight."""
+    """Return True if a node multiplies by a weight."""
     kinds = LINEAR | WEIGHTED
     return node.op_type in kinds and any(v is not None and v.name in fixed for v in node.inputs)

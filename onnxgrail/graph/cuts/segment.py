@@ -1,4 +1,4 @@
-"""Cut a runnable piece out of a graph between named tensors."""
+"""Cut a runnable piece between named tensors out of a graph."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxgrail.graph.trace.facts import Facts, captures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """Values and nodes of a graph by name and by order, made once for many cuts."""
+    """The values of a graph by name and the order of its nodes, computed once for many cuts."""
 
     values: Mapping[str, ir.Value]
     order: Mapping[ir.Node, int]
 
 
 def index_of(graph: ir.Graph) -> Index:
-    """The index of a graph that no longer changes."""
+    """Return the index of a graph that will not change."""
     values = {**graph.initializers, **{v.name: v for v in graph.inputs if v.name}}
     values |= {v.name: v for node in graph for v in node.outputs if v.name}
     return Index(values, {node: number for number, node in enumerate(graph)})
@@ -28,10 +28,17 @@ def index_of(graph: ir.Graph) -> Index:
 def cut(
     model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], facts: Facts, index: Index | None = None
 ) -> ir.Model:
-    """A new model that computes `outputs` from `inputs`; weights are shared with the old one, nodes are copies.
+    """Build a model that computes `outputs` from `inputs`; it shares the weights, and its nodes are copies.
 
-    Takes time in proportion to the piece, where an `index` of the graph is given.  Inputs that the piece makes itself,
-    beside something that it needs, are not among its inputs.
+    Takes time proportional to the piece if an `index` of the graph is given.  An input that the piece must compute
+    anyway (one output of a Split of which another output is needed) is not among its inputs.
+
+    Args:
+        model: the graph.
+        inputs: names of tensors.
+        outputs: names of tensors.
+        facts: dtypes and shapes.
+        index: of the graph.
 
     Raises:
         ValueError: the inputs do not determine the outputs.
@@ -39,7 +46,7 @@ def cut(
     index = index or index_of(model.graph)
     nodes, weights = _between(inputs, outputs, index)
     starts, ends = ([index.values[name] for name in names] for names in (inputs, outputs))
-    starts = [value for value in starts if value.producer() not in nodes]  # one part of a Split where another is needed
+    starts = [value for value in starts if value.producer() not in nodes]  # computed by the piece, see above
     view = ir.GraphView(
         starts,
         ends,
@@ -53,7 +60,7 @@ def cut(
         node.metadata_props.clear()  # stack traces of the exporter are longer than the graph
     for value in [*graph.inputs, *graph.outputs]:
         name = value.name or ""
-        if name in facts.shapes:  # the runtime wants an element type; sizes stay open
+        if name in facts.shapes:  # the runtime needs an element type; sizes stay unknown
             value.type = ir.TensorType(ir.DataType.from_numpy(facts.dtypes[name]))
             value.shape = ir.Shape(_declared(name, facts))
     piece = ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
@@ -62,7 +69,7 @@ def cut(
 
 
 def _declared(name: str, facts: Facts) -> list[int | None]:
-    """Sizes stay open, except how many numbers a target shape has: the runtime infers ranks from that."""
+    """Leave sizes unknown, except the length of a target shape: the runtime infers ranks from it."""
     shape = facts.shapes[name]
     if len(shape) == 1 and facts.dtypes[name].kind in "iu" and name in facts.values and name not in facts.varying:
         return list(shape)
@@ -70,7 +77,7 @@ def _declared(name: str, facts: Facts) -> list[int | None]:
 
 
 def _between(inputs: Sequence[str], outputs: Sequence[str], index: Index) -> tuple[dict[ir.Node, None], list[ir.Value]]:
-    """Nodes that lead from the inputs to the outputs, and the weights that they read."""
+    """Return the nodes between inputs and outputs, and the weights that they read."""
     nodes: dict[ir.Node, None] = {}
     weights: dict[str, ir.Value] = {}
     given = set(inputs)
@@ -87,7 +94,7 @@ def _between(inputs: Sequence[str], outputs: Sequence[str], index: Index) -> tup
             continue
         nodes[node] = None
         read = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
-        fresh = sorted((read - given - seen) & index.values.keys())  # in this order: the index is long
+        fresh = sorted((read - given - seen) & index.values.keys())  # intersect last: the index is long
         seen.update(fresh)
         queue += fresh
     known = [index.values[name] for name in inputs if index.values[name].is_initializer()]

@@ -1,7 +1,7 @@
-"""Steps: nodes at which the last digit of a number decides, such as TopK, NonMaxSuppression or a rounding.
+"""Steps: nodes with discontinuous outputs, such as TopK, NonMaxSuppression or rounding.
 
-Two graphs that compute the same up to rounding may differ behind a step by a whole box, class or level of quantisation.
-So they are compared in front of each step, and behind it both go on with what one of them made there.
+Two graphs that are equal up to rounding errors may differ after a step by a whole box, class or quantization level.
+So they are compared before each step, and after it both continue with the step's output in one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ STEPS = ROUNDING | RANKING | PICKING | COMPARING | RANDOM
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One such node: its name for people, the tensors that it reads and those that it makes."""
+    """A node with discontinuous outputs.
+
+    Attributes:
+        node: its name for messages; op: its operator.
+        reads: its float inputs.
+        makes: its outputs.
+    """
 
     node: str
     op: str
@@ -39,11 +45,11 @@ class Step:
 
 
 def steps(model: ir.Model, facts: Facts) -> tuple[Step, ...]:
-    """Every step of a graph that follows from floats of its input, in order; a body with a step in it is one step."""
+    """Return all steps that depend on float inputs, in order; a node whose body contains a step is a step."""
     found = []
     sizes = arithmetic(model, facts).behind
     for node in model.graph:
-        if scope_of(node):  # nobody outside reads what is inside of a branch
+        if scope_of(node):  # tensors inside a branch are not readable from outside
             continue
         makes = tuple(v.name for v in node.outputs if v.name)
         if not makes or any(name in facts.constants or name not in facts.dtypes for name in makes):
@@ -57,7 +63,7 @@ def steps(model: ir.Model, facts: Facts) -> tuple[Step, ...]:
 
 
 def _decides(node: ir.Node, facts: Facts) -> bool:
-    """Return True if a digit more or less can make the node's outputs jump."""
+    """Return True if a rounding error in the inputs can make the outputs jump."""
     if node.op_type == "Cast":
         return not _is_float(key(node), facts)
     if node.op_type == "GridSample":
@@ -82,8 +88,8 @@ def _is_float(name: str, facts: Facts) -> bool:
 def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str, ...]:
     """Return the tensors by which two runs of a graph are compared.
 
-    These are its outputs, what the last steps upstream of them read, and for outputs that are no tensors, such as maps,
-    what they are made of.
+    These are its outputs, the inputs of the last steps upstream of them, and the sources of outputs that are not
+    tensors, such as maps.
     """
     made = {name: step for step in some for name in step.makes}
     values = {v.name: v for node in model.graph for v in node.outputs if v.name}
@@ -107,7 +113,7 @@ def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str
 
 
 def led(model: ir.Model, some: Collection[Step]) -> tuple[Step, ...]:
-    """The steps that an output of the model follows from, in order."""
+    """Return the steps on which an output of the model depends, in order."""
     values = {v.name: v for node in model.graph for v in node.outputs if v.name}
     queue, seen = [v.name or "" for v in model.graph.outputs], set[str]()
     while queue:
@@ -121,10 +127,14 @@ def led(model: ir.Model, some: Collection[Step]) -> tuple[Step, ...]:
 
 
 def held(model: ir.Model, some: Collection[Step], facts: Facts, tried: Collection[Step] = ()) -> None:
-    """Take the steps out of a graph, in place: what they make becomes inputs.
+    """Remove steps from a graph, in place: their outputs become graph inputs.
 
-    Those that are `tried` stay beside it, with inputs of their own: under `handed` names they are given what they read,
-    under `tried_name` names they put out what they make of that.
+    Args:
+        model: the graph.
+        some: the steps to remove.
+        facts: dtypes and shapes.
+        tried: steps that stay beside the graph: they read inputs named by `handed`, their outputs are named by
+            `tried_name`.
     """
     gone = {name for step in some for name in step.makes}
     trying = {name for step in tried for name in step.makes}
@@ -144,28 +154,28 @@ def held(model: ir.Model, some: Collection[Step], facts: Facts, tried: Collectio
                 reads[name] = reads.get(name) or _input(model, handed(name), name, facts)
                 node.replace_input_with(position, reads[name])
     for position in reversed(range(len(model.graph.outputs))):
-        if model.graph.outputs[position].name in gone:  # an input that is an output says nothing
+        if model.graph.outputs[position].name in gone:  # an output that is now an input compares nothing
             del model.graph.outputs[position]
 
 
 def handed(name: str) -> str:
-    """Name of the input that a step which is tried reads in the place of a tensor."""
+    """Return the name of the input that a tried step reads in place of a tensor."""
     return f"{name}/handed"
 
 
 def tried_name(name: str) -> str:
-    """Name of what a step makes of the numbers that it was handed."""
+    """Return the name of a tried step's output."""
     return f"{name}/tried"
 
 
 def can_try(model: ir.Model, step: Step) -> bool:
-    """Return True if a step makes the same of the same numbers, and reads them through its inputs alone."""
+    """Return True if a step is deterministic and reads tensors through its inputs only."""
     node = next((n for n in model.graph if key(n) in step.makes), None)
     return node is not None and not bodies(node) and node.op_type not in RANDOM
 
 
 def _input(model: ir.Model, name: str, like: str, facts: Facts) -> ir.Value:
-    """A new input with the type that a tensor has."""
+    """Add a graph input with the type of a tensor."""
     kind = ir.TensorType(ir.DataType.from_numpy(facts.dtypes[like]))
     fresh = ir.Value(name=name, type=kind, shape=ir.Shape([None] * len(facts.shapes[like])))
     model.graph.inputs.append(fresh)

@@ -1,1 +1,1 @@
-"""Layers whose weights a fit may change."""
+"""Layers whose weights can be fitted."""

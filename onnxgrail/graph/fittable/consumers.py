@@ -1,4 +1,4 @@
-"""Matrices and convolutions whose weights can be fitted: what they read, what they make, and where that is added to."""
+"""Matrices and convolutions whose weights can be fitted, with their inputs, outputs and residual sums."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Consumer:
-    """One node that contracts channels with a weight of its own.
+    """A node that multiplies channels by a weight of its own.
 
     Attributes:
         node: key of the node; position: of the node in the graph.
-        param: working array of the weight; value: name of the weight; units: as those of an `Operand`.
-        inward, outward: axes of the weight; window: of a convolution, None for a matrix.
+        param: working array of the weight; value: name of the weight; units: as in `Operand`.
+        inward, outward: input and output axis of the weight; window: of a convolution, None for a matrix.
         source: the activation it reads; axis: its channel axis.
-        output: the activation it makes; made: the channel axis of that.
-        bias: what is added to the output behind it or inside, (o,) or zeros; inner: whether inside.
-        plain: whether the output is a product and an inner bias, nothing else that is not known here, and not rounded
-            to a half precision either.
-        room: whether there is a bias, or a place for one without another node.
-        total: the sum of the output (with bias) and a residual, '' where there is none; residual: the other summand.
+        output: the activation it computes; made: the channel axis of the output.
+        bias: the bias added inside the node or to its output, (o,), zeros if there is none; inner: it is added inside.
+        plain: the output is the product plus a known inner bias, and is not rounded to half precision.
+        room: `bias` if there is a bias, `slot` if the node can take one, `none` if a new node would be needed.
+        total: the sum of the output (with bias) and a residual, '' if there is none; residual: the other summand.
     """
 
     node: str
@@ -64,10 +63,10 @@ class Consumer:
 
 
 def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
-    """Every matrix and plain convolution with a constant weight, in node order.
+    """Return every matrix and plain convolution with a constant weight, in node order.
 
-    Weights that several nodes read are left out: no single output says what they should be.  So are weights of which
-    the file holds fewer numbers than they have.
+    Weights with several readers are left out, since no single output determines them, and weights that the file stores
+    with fewer numbers than they have.
     """
     readers: dict[str, int] = {}
     compact = survey.compact()
@@ -84,9 +83,9 @@ def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
 
 
 def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
-    """Weights of matrices and convolutions that lose no position: operands too, so that new numbers are written.
+    """Return weights of matrices and convolutions that lose no position, as operands, so that they can be fitted.
 
-    Only weights that nothing else reads, and whose numbers the file holds: others would make the file larger.
+    Only weights without other readers and with all numbers in the file: others would make the file larger.
     """
     found = {}
     for node in model.graph:
@@ -105,7 +104,7 @@ def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
 
 
 def behind(model: ir.Model, names: Iterable[str]) -> set[str]:
-    """Every tensor that depends on one of these, and these."""
+    """Return these tensors and every tensor that depends on them."""
     found = set(names)
     for node in model.graph:
         read = {v.name for v in node.inputs if v is not None} | captures(node)
@@ -115,7 +114,7 @@ def behind(model: ir.Model, names: Iterable[str]) -> set[str]:
 
 
 def _sole(value: ir.Value, facts: Facts) -> bool:
-    """Whether a constant and all it is computed from have one reader."""
+    """Return True if a constant and everything it is computed from have one reader."""
     if value.name not in facts.constants or len(value.uses()) != 1 or value.is_graph_output() or value.is_graph_input():
         return False
     node = value.producer()
@@ -123,13 +122,13 @@ def _sole(value: ir.Value, facts: Facts) -> bool:
 
 
 def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
-    """Inward and outward axis of a node's weight; None where its output is no plain sum of products."""
+    """Return the input and output axis of a node's weight; None if its output is not a plain sum of products."""
     known = all(v is None or v.name in facts.shapes for v in (*node.inputs, *node.outputs))
     if node.domain not in ("", "ai.onnx") or not known:
         return None
     shapes = [facts.shapes[v.name or ""] for v in node.inputs[:2] if v is not None]
     ranks = [len(shape) for shape in shapes]
-    if any(0 in shape for shape in shapes[1:]):  # a sum over nothing, or no sum at all
+    if any(0 in shape for shape in shapes[1:]):  # an empty sum or an empty output
         return None
     if node.op_type == "MatMul":
         return (0, 1) if ranks[0] > 1 and ranks[1] == 2 else None
@@ -184,7 +183,7 @@ def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
 
 
 def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
-    """A constant of one number per output."""
+    """Return a constant with one number per output channel; None for others."""
     if value is None or value.name not in facts.constants:
         return None
     array = constant_of(value, value.name, facts)
@@ -192,7 +191,7 @@ def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
 
 
 def _biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:
-    """Through the Add of a constant bias, if that is the only reader."""
+    """Follow the output through the Add of a constant bias, if that is the only reader; return the bias too."""
     readers = list(output.uses())
     if conv or len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
         return output, None
@@ -202,7 +201,7 @@ def _biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[
 
 
 def _added(output: ir.Value, facts: Facts) -> tuple[str, str]:
-    """The sum with a residual of the same shape, and that residual; ('', '') where the output goes elsewhere."""
+    """Return the sum with a residual of the same shape, and the residual; ('', '') if the output has other readers."""
     readers = list(output.uses())
     if len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
         return "", ""

@@ -1,4 +1,4 @@
-"""Matrices of a graph that two narrow ones can stand for, and the rewrite that puts them there."""
+"""Find matrices that can be replaced by two low-rank factors, and replace them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Matrix:
 
     Attributes:
         weight: the initializer; turned: it is stored as (n, m).
-        nodes: the products that multiply by it.
+        nodes: the nodes that multiply by it.
         inputs, outputs: m and n.
     """
 
@@ -44,12 +44,12 @@ class Matrix:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What somebody may call it: the weight, its nodes, their modules, what they make."""
+        """Return the names a user may give: the weight, its nodes, their modules, their outputs."""
         return (self.weight, *(n for node in self.nodes for n in (node.name or "", scope(node), key(node)) if n))
 
 
 def array_of(matrix: Matrix, graph: ir.Graph) -> Array:
-    """The numbers, (m, n)."""
+    """Return the numbers of the matrix, (m, n)."""
     tensor = graph.initializers[matrix.weight].const_value
     assert tensor is not None
     array = tensor.numpy()
@@ -57,7 +57,7 @@ def array_of(matrix: Matrix, graph: ir.Graph) -> Array:
 
 
 def matrices(model: ir.Model) -> dict[ir.Node, Matrix]:
-    """Per product the matrix that it multiplies by, where all readers of that are such products."""
+    """Return the matrix of each product whose matrix has only such products as readers."""
     fixed = {name for node in model.graph for name in captures(node)}
     found: dict[ir.Node, Matrix] = {}
     for name, value in model.graph.initializers.items():
@@ -79,7 +79,7 @@ def matrices(model: ir.Model) -> dict[ir.Node, Matrix]:
 
 
 def _uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool]]:
-    """Readers of a constant, also behind what turns it over: node, operand, whether it is turned there."""
+    """Yield the readers of a constant, also through Identity and Transpose: node, operand, True if transposed."""
     for use in value.uses():
         node, out = use.node, use.node.outputs[0]
         if node.op_type == "Identity" and not out.is_graph_output():
@@ -91,16 +91,19 @@ def _uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool
 
 
 def _turned(node: ir.Node, place: int, turned: bool) -> bool | None:
-    """Whether a product reads (n, m), None where it is no product from the right by a plain matrix."""
+    """Return True if a product reads the stored (n, m) form; None if it is not a plain product from the right."""
     if node.op_type not in LINEAR or place != 1 or _odd(node):
         return None
     return turned != bool(integer(node, "transB"))
 
 
 def refusal(node: ir.Node, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> Refusal | None:
-    """Why a node with a weight keeps it; None where it has none, or one that can be replaced.
+    """Return why a node keeps its weight; None if it has no weight or its weight can be replaced.
 
-    `fixed` names the values that depend on no input.
+    Args:
+        node: any node.
+        known: the matrices that can be replaced, by product.
+        fixed: names of values that depend on no input.
     """
     reason = "" if node in known else _reason(node, fixed)
     weight = next((v.name or "" for v in node.inputs if v is not None and v.name in fixed), key(node))
@@ -119,7 +122,7 @@ def _reason(node: ir.Node, fixed: Collection[str]) -> str:
 
 
 def _why(value: ir.Value | None) -> str:
-    """Why a constant on the right of a product is not a matrix that can be replaced."""
+    """Return why a constant on the right of a product is not a matrix that can be replaced."""
     maker = value.producer() if value is not None else None
     while value is not None and maker is not None and maker.op_type in ("Transpose", "Identity"):
         value = maker.inputs[0]
@@ -138,14 +141,18 @@ def _why(value: ir.Value | None) -> str:
 
 
 def _odd(node: ir.Node) -> bool:
-    """Whether more than the right operand is turned."""
+    """Return True if operands other than the right one are transposed."""
     return any(integer(node, name) for name in ("transA", "transBatchA", "transBatchB"))
 
 
 @dataclass(frozen=True, slots=True)
 class Factored:
-    """What replaced a matrix: names of the two weights (`up` is stored as the products read it), and per product the
-    value between them.
+    """The replacement of a matrix.
+
+    Attributes:
+        down, up: names of the two weights; `up` is stored as the products read it.
+        turned: `up` is stored transposed.
+        between: per product, the name of the tensor between the two factors.
     """
 
     down: str
@@ -155,9 +162,9 @@ class Factored:
 
 
 def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
-    """Multiply by `down` (m, k) and then by `up` (k, n); the second product is the old node, with its bias and name.
+    """Replace a matrix by `down` (m, k) and `up` (k, n); the second product is the old node, with its bias and name.
 
-    Both are rounded to the type of the weight, which goes.
+    Both factors are rounded to the dtype of the weight, which is removed.
     """
     old = graph.initializers[matrix.weight]
     assert old.const_value is not None
@@ -187,7 +194,7 @@ def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
 
 
 def _swept(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove a weight that nobody reads, and what turned it over."""
+    """Remove a weight without readers, and its Identity and Transpose nodes."""
     for use in list(value.uses()):
         maker = use.node
         if maker.op_type in ("Transpose", "Identity") and not maker.outputs[0].is_graph_output():
@@ -199,6 +206,6 @@ def _swept(graph: ir.Graph, value: ir.Value) -> None:
 
 
 def work(matrix: Matrix, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Rows that the products multiply on the probe feed; 0 where that is not known."""
+    """Return the number of rows that the products multiply on the probe feed; 0 if not known."""
     names = [key(node) for node in matrix.nodes]
     return sum(int(np.prod(shapes[name][:-1])) for name in names if name in shapes)

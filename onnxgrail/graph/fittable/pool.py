@@ -1,4 +1,4 @@
-"""Input compensation as nodes: queries, keys, softmax and values in front of a graph, or behind its embedding."""
+"""Input compensation: queries, keys, softmax and values as nodes, at a graph's input or after its embedding."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Form = Literal["token", "image", "frame"]
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32})
 LOOKUPS = frozenset({"Gather", "GatherBlockQuantized", "EmbedLayerNormalization"})
-PASSING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})  # between ids and their lookup
-CHANNELS = (1, 2, 3, 4)  # of something that is called an image
+PASSING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})  # from ids to lookup
+CHANNELS = (1, 2, 3, 4)  # channel counts of an image
 GRID = 4  # cells along each side of an image's query
 SIDES = ("top", "bottom", "left", "right")
-BORDER = 30 / 224  # width of a frame, as a share of the shorter side
+BORDER = 30 / 224  # width of a frame as a fraction of the shorter side
 PADS_AS_INPUT = 11  # opset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Entry:
-    """Where a compensation is added.
+    """The tensor to which a compensation is added.
 
     Attributes:
-        value: name of the tensor: an input of the graph, or what comes out of its embedding.
-        dtype: its type; size: its shape without the batch axis for images, its last axis for everything else.
-        rank: its axes; image: whether it is one, (N, C, H, W).
+        value: name of the tensor: an input of the graph, or the output of its embedding.
+        dtype: its dtype; size: its shape without the batch axis for images, else its last axis.
+        rank: number of axes; image: True for (N, C, H, W).
     """
 
     value: str
@@ -48,13 +48,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How large a pool is.
+    """The size of a compensation pool.
 
     Attributes:
-        form: `token` adds to every position by what is there, `image` to all pixels, `frame` to those along the border,
-            each side with keys of its own.
+        form: `token` adds to every position depending on its vector, `image` to all pixels, `frame` to border pixels,
+            with separate keys per side.
         rank: compensations in the pool (r).
-        query: d_e, numbers in a query; value: numbers in a compensation, of all sides; sides: how often keys are held.
+        query: d_e, size of a query; value: size of a compensation, over all sides; sides: number of key sets.
     """
 
     form: Form
@@ -65,28 +65,28 @@ class Plan:
 
     @property
     def parameters(self) -> int:
-        """Numbers in all keys and values: r (d_v + sides d_e)."""
+        """Return the number of elements of all keys and values: r (d_v + sides d_e)."""
         return self.rank * (self.value + self.sides * self.query)
 
     def macs(self, positions: int = 1) -> int:
-        """Multiply-accumulates per sample, which has so many positions."""
+        """Return the multiply-accumulates per sample with this many positions."""
         return positions * self.parameters
 
 
 def framed(channels: int, height: int, width: int, border: int) -> int:
-    """Pixels along the border of an image, in all channels: 2 p C (H + W - 2 p)."""
+    """Return the number of border values of an image over all channels: 2 p C (H + W - 2 p)."""
     return 2 * border * channels * (height + width - 2 * border)
 
 
 def entry_of(model: ir.Model, facts: Facts) -> Entry:
-    """Where to compensate: behind the lookup of the token ids, else the largest image, else another input of floats.
+    """Return the entry: after the embedding of token ids, else the largest image, else another float input.
 
     Args:
         model: the graph.
-        facts: its own; last axes and types are taken from there.
+        facts: its shapes and dtypes.
 
     Raises:
-        ModelError: there is no such place.
+        ModelError: there is no such tensor.
     """
     for node in model.graph:
         value = _floats(node.outputs[0], facts) if node.op_type in LOOKUPS and _ids(node) else None
@@ -106,9 +106,14 @@ def entry_of(model: ir.Model, facts: Facts) -> Entry:
 
 
 def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: int = 4) -> Plan:
-    """The largest pool within a limit of parameters, up to a rank; a frame where whole images are too many pixels.
+    """Return the largest pool within a parameter limit, up to a rank; a frame if whole images have too many pixels.
 
-    Without a limit the rank is what it is.
+    Args:
+        entry: the tensor.
+        opset: of the model.
+        limit: number of parameters; None for no limit.
+        rank: the largest number of compensations.
+        least: the smallest rank for whole images; below it a frame is used.
 
     Raises:
         ModelError: not even one compensation fits.
@@ -132,7 +137,7 @@ def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: in
 
 
 def query_size(entry: Entry) -> int:
-    """d_e: a coarse copy of an image, a whole vector otherwise."""
+    """Return d_e: the size of a coarse copy of an image, or of the whole vector."""
     if not entry.image:
         return entry.size[-1]
     channels, *sides = entry.size
@@ -140,18 +145,18 @@ def query_size(entry: Entry) -> int:
 
 
 def border_of(entry: Entry) -> int:
-    """Width of a frame around an image."""
+    """Return the width of a frame around an image in pixels."""
     return max(1, round(BORDER * min(entry.size[1:])))
 
 
 def insert(model: ir.Model, entry: Entry, plan: Plan, keys: Sequence[Array], values: Sequence[Array]) -> list[str]:
-    """Write a pool into a graph; returns the names of its keys and values.
+    """Write a pool into a graph; return the names of its keys and values.
 
     Args:
         model: changed in place.
-        entry: where.
-        plan: how large.
-        keys: per side (d_e, r), divided by sqrt(d_e) already.
+        entry: the tensor to compensate.
+        plan: the size of the pool.
+        keys: per side (d_e, r), already divided by sqrt(d_e).
         values: per side (r, numbers of that side).
     """
     graph = model.graph
@@ -176,7 +181,7 @@ def insert(model: ir.Model, entry: Entry, plan: Plan, keys: Sequence[Array], val
 
 
 def strips(entry: Entry, border: int) -> list[tuple[int, int, int]]:
-    """Shapes (C, h, w) of the sides of a frame: top, bottom, left, right."""
+    """Return the shapes (C, h, w) of the sides of a frame: top, bottom, left, right."""
     channels, height, width = entry.size
     inner = height - 2 * border
     return [(channels, border, width)] * 2 + [(channels, inner, border)] * 2
@@ -187,7 +192,7 @@ def _sides(plan: Plan) -> Sequence[str]:
 
 
 class _Maker:
-    """Nodes on their way into a graph."""
+    """A list of new nodes that are not yet in the graph."""
 
     def __init__(self, graph: ir.Graph, entry: Entry) -> None:
         self.graph, self.entry = graph, entry
@@ -202,7 +207,7 @@ class _Maker:
         return node.outputs[0]
 
     def query(self, value: ir.Value) -> ir.Value:
-        """E: averages of cells of an image, flat; anything else as it is."""
+        """Return the query: flattened cell averages of an image; other tensors unchanged."""
         if not self.entry.image:
             return value
         cells = [_cell(side) for side in self.entry.size[1:]]
@@ -210,7 +215,7 @@ class _Maker:
         return self.node("Flatten", [pooled], "query", self.entry.dtype, axis=1)
 
     def attend(self, query: ir.Value, keys: Array, values: Array, side: str) -> ir.Value:
-        """softmax(q K) V."""
+        """Add nodes for softmax(q K) V."""
         end = f"/{side}" if side else ""
         held = [self._weight(a, f"{n}{end}") for a, n in ((keys, "keys"), (values, "values"))]
         axis = 1 if self.entry.image else self.entry.rank - 1
@@ -222,7 +227,7 @@ class _Maker:
         return self._shaped(flat, self.entry.size, "image")
 
     def frame(self, parts: Sequence[ir.Value], border: int) -> ir.Value:
-        """Strips put together around zeros."""
+        """Add nodes that join the strips around zeros."""
         shapes = strips(self.entry, border)
         top, bottom, left, right = (self._shaped(p, s, side) for p, s, side in zip(parts, shapes, SIDES, strict=True))
         gap = self.entry.size[2] - 2 * border
@@ -259,7 +264,7 @@ def _value(graph: ir.Graph, name: str) -> ir.Value:
 
 
 def _ids(node: ir.Node) -> bool:
-    """Whether a lookup is by an integer input of the graph, along the first axis of a table."""
+    """Return True if the lookup index is an integer input of the graph, on the first axis of the table."""
     place = 0 if node.op_type == "EmbedLayerNormalization" else 1
     value = node.inputs[place]
     while value is not None and (maker := value.producer()) is not None and maker.op_type in PASSING:
@@ -287,7 +292,7 @@ def _shape(value: ir.Value, facts: Facts) -> tuple[int, ...]:
 
 
 def _floats(value: ir.Value, facts: Facts) -> ir.Value | None:
-    """What was looked up, as floats: where a table holds integers, behind the node that scales them."""
+    """Return the float output of a lookup, for integer tables the DequantizeLinear's output; None if there is none."""
     for found in (value, *(u.node.outputs[0] for u in value.uses() if u.node.op_type == "DequantizeLinear")):
         if found.name in facts.dtypes and _type(found, facts) in FLOATS:
             return found

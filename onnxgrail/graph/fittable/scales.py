@@ -1,4 +1,4 @@
-"""Where the channels of an activation can be scaled and shifted by changing constants alone."""
+"""Find places where activation channels can be scaled and shifted by changing constants only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrail.graph.trace.survey import Operand, Survey
 
 STANDARD = ("", "ai.onnx")
 MICROSOFT = "com.microsoft"
-# (domain is Microsoft's, op) -> operands of scale and bias, -1 where there is none, and whether channels are axis 1
+# (domain is Microsoft's, op) -> operands of scale and bias (-1 for none), True if channels are axis 1
 FUSED: Mapping[tuple[bool, str], tuple[int, int, bool]] = {
     (False, "BatchNormalization"): (1, 2, True),
     (False, "InstanceNormalization"): (1, 2, True),
@@ -47,11 +47,12 @@ class Place:
     """An activation whose channels are scaled by `scale` and shifted by `bias`.
 
     Attributes:
-        kind: `repair` for the output of a convolution (behind its batch normalisation), `refit` for a normalisation.
-        node: key of the normalisation or convolution; position: of the first node with a constant that may change.
+        kind: `repair` for the output of a convolution (after its batch normalization), `refit` for a normalization.
+        node: key of the normalization or convolution; position: of the first node with a constant that may change.
         output: the activation; axis: its channel axis.
-        bias: None where there is none; `shift`: a bias can then be made at `node`.
-        judged: the tensor at which a change shows its effect: all that comes from `output` passes through it.
+        scale: the scale constant.
+        bias: the bias constant, or None; shift: a bias can then be created at `node`.
+        judged: the tensor at which a change is measured: everything computed from `output` passes through it.
     """
 
     kind: Literal["repair", "refit"]
@@ -66,17 +67,17 @@ class Place:
 
 
 def widened(model: ir.Model, survey: Survey) -> Survey:
-    """The survey with the constants of all places among its operands, those that lose nothing included."""
+    """Return the survey with the constants of all places among its operands, including those that lose no position."""
     parts = [p for place in places(model, survey) for p in (place.scale, place.bias) if p is not None]
     more = {(p.node, p.operand): Operand(p.param, p.value, {}) for p in parts}
     return dataclasses.replace(survey, operands={**more, **survey.operands})
 
 
 def places(model: ir.Model, survey: Survey) -> tuple[Place, ...]:
-    """Every place, in node order.
+    """Return all places, in node order.
 
-    Constants that several nodes read, that are computed, or that are stored as integers are left alone: of the first no
-    single output says what they should be.
+    Constants that are computed, quantized or read by several nodes are left out: no single output determines a shared
+    one.
     """
     finder = _Finder(model, survey)
     found = [place for position, node in enumerate(model.graph) for place in finder.at(node, position)]
@@ -84,7 +85,7 @@ def places(model: ir.Model, survey: Survey) -> tuple[Place, ...]:
 
 
 class _Finder:
-    """What all searches in one graph share."""
+    """The state shared by all searches in one graph."""
 
     def __init__(self, model: ir.Model, survey: Survey) -> None:
         self.model, self.survey, self.facts = model, survey, survey.facts
@@ -94,7 +95,7 @@ class _Finder:
             self.claims[operand.param] = self.claims.get(operand.param, 0) + 1
 
     def at(self, node: ir.Node, position: int) -> Iterator[Place]:
-        """Places whose scale this node holds."""
+        """Yield the places whose scale is a constant of this node."""
         known = all(v is None or not v.name or v.name in self.facts.shapes for v in (*node.inputs, *node.outputs))
         if not known or not node.outputs or key(node) in self.facts.constants:
             return
@@ -113,7 +114,7 @@ class _Finder:
         if rank < 2 or _flag(node, "training_mode"):
             return
         if node.op_type == "InstanceNormalization" and all(u.node.op_type == "Reshape" for u in node.outputs[0].uses()):
-            return  # a group norm written out: its own scale comes behind the Reshape
+            return  # part of a decomposed group norm: its scale comes after the Reshape
         scales = self._part(node, scale, shape[axis])
         has_bias = 0 < bias < len(node.inputs) and node.inputs[bias] is not None
         shifts = self._part(node, bias, shape[axis]) if has_bias else None
@@ -132,7 +133,7 @@ class _Finder:
             yield self._place("repair", node, node.outputs[0], position, 1, (weight, bias), shift=not has_bias)
 
     def _apart(self, node: ir.Node, position: int) -> Iterator[Place]:
-        """A normalisation written out: the product with a constant, then maybe the sum with another."""
+        """Yield the place of a decomposed normalization: a product with a constant, optionally plus a constant."""
         shape = self.facts.shapes[key(node)]
         for operand in (0, 1):
             other = node.inputs[1 - operand]
@@ -173,7 +174,7 @@ class _Finder:
         )
 
     def _part(self, node: ir.Node, operand: int, channels: int, *, axis: int | None = None) -> Part | None:
-        """A constant of this node alone, with one slice per channel."""
+        """Return a constant of this node alone, with one slice per channel; None for others."""
         value = node.inputs[operand] if operand < len(node.inputs) else None
         if value is None or not value.name or value.name not in self.facts.constants:
             return None
@@ -194,7 +195,7 @@ class _Finder:
         return Part(node=key(node), operand=operand, param=param, value=value.name, axis=axes[-1])
 
     def _along(self, node: ir.Node, operand: int, shape: tuple[int, ...]) -> tuple[Part, int] | None:
-        """An operand of an elementwise node with one number per channel, and the channel axis of the output."""
+        """Return an operand of an elementwise node with one number per channel, and the output's channel axis."""
         value = node.inputs[operand]
         own = self.facts.shapes.get(value.name or "", ()) if value is not None else ()
         wide = [a for a, size in enumerate(own) if size > 1]
@@ -205,13 +206,13 @@ class _Finder:
         return (part, axis) if part is not None and own[wide[0]] == shape[axis] and axis > 0 else None
 
     def _normalised(self, value: ir.Value, axis: int) -> bool:
-        """Whether a value was divided by its deviation along an axis."""
+        """Return True if a value was divided by its standard deviation along an axis."""
         node = value.producer()
         while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         if node is None:
             return False
-        if node.op_type == "Reshape":  # a group norm written out
+        if node.op_type == "Reshape":  # a decomposed group norm
             source = node.inputs[0].producer() if node.inputs[0] is not None else None
             return source is not None and source.op_type == "InstanceNormalization"
         if node.op_type == "Div":
@@ -219,7 +220,7 @@ class _Finder:
         return node.op_type == "Mul" and any(self._deviation(v, axis) for v in node.inputs)
 
     def _deviation(self, value: ir.Value | None, axis: int) -> bool:
-        """Whether this is the root of a mean along an axis, or one over that."""
+        """Return True if a value is the root of a mean along an axis, or its reciprocal."""
         seen: list[ir.Node] = []
         while value is not None and (node := value.producer()) is not None:
             if node.op_type == "ReduceMean":
@@ -235,14 +236,14 @@ class _Finder:
 
 
 def _has_norm_behind(node: ir.Node) -> bool:
-    """Whether a batch normalisation alone reads this."""
+    """Return True if a batch normalization is the only reader of the output."""
     output = node.outputs[0]
     uses = list(output.uses())
     return len(uses) == 1 and not output.is_graph_output() and uses[0].node.op_type == "BatchNormalization"
 
 
 def _behind_conv(node: ir.Node) -> bool:
-    """Whether the input comes from a convolution that nobody else reads."""
+    """Return True if the input comes from a convolution without other readers."""
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
     return source is not None and source.op_type in ("Conv", "ConvTranspose") and _has_norm_behind(source)
 

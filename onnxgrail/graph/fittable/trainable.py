@@ -1,7 +1,7 @@
-"""Which initializers are weights that a gradient step may move, and which tensors depend on them.
+"""Find the initializers that are trainable weights, and the tensors that depend on them.
 
-A weight is an operand of a product, or a vector that scales or shifts what comes from one.  Everything else that is
-stored as floats stays: tables of angles, masks, sizes, running statistics, embeddings.
+A weight is an operand of a product, or a vector that scales or shifts the result of one.  All other stored floats
+stay unchanged: tables of angles, masks, sizes, running statistics, embeddings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PASSING = frozenset(
     {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast"}
 )  # between a weight and its use
 
-# Operands that are matrices or filters; those beside them that are biases.
+# Operands that are matrices or filters; operands that are biases or scales.
 MATRICES = {
     "MatMul": (0, 1), "FusedMatMul": (0, 1), "Gemm": (0, 1), "FusedGemm": (0, 1), "Conv": (1,), "FusedConv": (1,),
     "ConvTranspose": (1,), "Attention": (1,),
@@ -30,17 +30,17 @@ VECTORS = {
     "SkipLayerNormalization": (2, 3, 4), "SkipSimplifiedLayerNormalization": (2, 3), "GroupNormalization": (1, 2),
     "InstanceNormalization": (1, 2), "BatchNormalization": (1, 2),
 }  # fmt: skip
-TABLES = {"Gather": (0,), "EmbedLayerNormalization": (2, 3, 4)}  # learnt, but left as they are
-PACKED = frozenset({"Attention"})  # of ONNX Runtime: the standard's has no weights
+TABLES = {"Gather": (0,), "EmbedLayerNormalization": (2, 3, 4)}  # learned, but not changed
+PACKED = frozenset({"Attention"})  # ONNX Runtime's op; the standard Attention has no weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trainable:
-    """Weights of a graph.
+    """The trainable weights of a graph.
 
     Attributes:
-        readers: per weight the positions of the nodes that compute with it; there are no other uses.
-        matrices: those of them that are operands of products.
+        readers: per weight the positions of the nodes that compute with it; it has no other readers.
+        matrices: the weights that are operands of products.
         carriers: activations that depend on a weight or an embedding, and inputs that a weight multiplies.
     """
 
@@ -49,7 +49,7 @@ class Trainable:
     carriers: frozenset[str]
 
     def within(self, begin: int, end: int) -> list[str]:
-        """Weights that are read there and nowhere else."""
+        """Return the weights that are read in this range of nodes only."""
         return [n for n, places in self.readers.items() if all(begin <= p < end for p in places)]
 
 
@@ -92,7 +92,7 @@ def _matrices(node: ir.Node) -> tuple[int, ...]:
 
 
 def _weight(value: ir.Value | None) -> str | None:
-    """The initializer an operand is, or is made from by moving its elements."""
+    """Return the initializer that an operand is or is made from by moving elements; None if there is none."""
     while value is not None:
         node = value.producer()
         if node is None:
@@ -106,7 +106,7 @@ def _weight(value: ir.Value | None) -> str | None:
 
 
 def _rank(value: ir.Value, weight: str) -> int:
-    """Axes of an operand; unknown ones are taken from the initializer."""
+    """Return the number of axes of an operand's initializer; 0 if it has fewer than two axes larger than 1."""
     source: ir.Value | None = value
     while source is not None and source.name != weight:
         node = source.producer()
@@ -116,13 +116,13 @@ def _rank(value: ir.Value, weight: str) -> int:
 
 
 def _is_vector(name: str, model: ir.Model) -> bool:
-    """One number per channel: masks and tables have more axes."""
+    """Return True for one number per channel: masks and tables have more axes."""
     tensor = model.graph.initializers[name].const_value
     return tensor is not None and tensor.size > 1 and sum(1 for size in tensor.shape if size != 1) == 1
 
 
 def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Every operand that an initializer is, also behind nodes that only move its elements."""
+    """Yield every operand that reads an initializer, also through nodes that only move its elements."""
     for use in value.uses():
         if use.node.op_type in PASSING and use.idx == 0:
             yield from _uses(use.node.outputs[0])

@@ -1,1 +1,1 @@
-"""Bring a graph into the flat form that the tracer follows: branches, functions, sequences, states."""
+"""Flatten a graph so that the tracer can follow channels: branches, functions, sequences, states."""

@@ -1,9 +1,9 @@
-"""The branches of If laid out in the graph around them, so that channels are followed through them, and put back.
+"""Flatten the branches of If into the graph around them, so that channels are followed through them; fold them back.
 
-In the flat graph an If is a choice, an operator of a domain that exists in memory only: its inputs are the condition
-and the outputs of both branches.  Every node and weight of a branch notes in which one it lies.  A value of the outer
-graph enters a branch through an `Identity` of that branch (a gate), since it may have another size whenever the branch
-is taken.  The flat graph itself is never run: `folded` makes the If again, `resolved` leaves one branch of each.
+In the flat graph a *choice* replaces the If: an in-memory operator with the condition and the outputs of both branches
+as inputs.  Every node and weight of a branch records its branch.  A value of the outer graph enters a branch through an
+`Identity` of that branch (a gate), since its size may differ when that branch is taken.  The flat graph is never run:
+`folded` restores the If nodes, `resolved` keeps one branch of each.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from onnxgrail.graph.trace.facts import CHOICE, OWN, Branch, bodies, constants, 
 
 SIDES = {"then": "then_branch", "else": "else_branch"}
 Scope = tuple[Branch, ...]
-"""The branches that something lies in, the outermost first."""
+"""The branches around a node or weight, outermost first."""
 Route = frozenset[Branch]
-"""The branches that a feed takes."""
+"""The branches that a feed executes."""
 
-_SCOPE = "onnxgrail.scope"  # in the `meta` of nodes and weights: where they lie
-_GATE = "onnxgrail.gate"  # of nodes: they let a value into a branch
-_NAME = "onnxgrail.name"  # of values: the name in the branch, where another value has it, too
-_SHELL = "onnxgrail.shell"  # of a choice: what else the If holds
+_SCOPE = "onnxgrail.scope"  # in the `meta` of nodes and weights: their branches
+_GATE = "onnxgrail.gate"  # in the `meta` of nodes: the node is a gate
+_NAME = "onnxgrail.name"  # in the `meta` of values: name in the branch, if another value has it too
+_SHELL = "onnxgrail.shell"  # in the `meta` of a choice: the other parts of the If
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Frame:
-    """What a branch holds beside nodes and weights."""
+    """The name, documentation and metadata of a branch."""
 
     name: str | None
     doc_string: str | None
@@ -39,7 +39,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shell:
-    """What an If holds beside inputs, outputs and what its branches compute; `key` is that of its choice."""
+    """The parts of an If that its choice does not hold; `key` is the key of the choice."""
 
     key: str
     domain: str
@@ -48,34 +48,34 @@ class _Shell:
 
 
 def scope_of(node: ir.Node) -> Scope:
-    """Return where a node of a flat graph lies."""
+    """Return the branches around a node of a flat graph."""
     found: Scope = node.meta.get(_SCOPE, ())
     return found
 
 
 def in_branch(weight: ir.Value) -> bool:
-    """Return True if a weight lies in a branch."""
+    """Return True if a weight belongs to a branch."""
     return bool(weight.meta.get(_SCOPE))
 
 
 def comes_to(scope: Scope, route: Route) -> bool:
-    """Return True if a feed that takes this route comes to the place."""
+    """Return True if a feed with this route executes nodes of this scope."""
     return all(branch in route for branch in scope)
 
 
 def branched(model: ir.Model) -> bool:
-    """Return True if branches are laid out in the graph."""
+    """Return True if the graph contains choices (flattened branches)."""
     return any(is_choice(node) for node in model.graph)
 
 
-# ---- laying out
+# ---- flattening
 def unfolded(model: ir.Model) -> ir.Model:
-    """Return a copy with the branches of If laid out; the model itself where it has none that can be entered."""
+    """Return a copy with the branches of If flattened; the model itself if no If can be flattened."""
     if not any(_enters(node) for node in model.graph):
         return model
     try:
         flat = model.clone()
-    except RuntimeError:  # a body reads what nobody makes: the runtime refuses the model and says what
+    except RuntimeError:  # a body reads a missing value: the runtime will refuse the model and name it
         return model
     flat.meta.update(model.meta)
     taken = _fixed_names(flat.graph, reached=True)
@@ -86,7 +86,7 @@ def unfolded(model: ir.Model) -> ir.Model:
 
 
 def _enters(node: ir.Node) -> bool:
-    """Return True for an If of which both branches are at hand and make tensors."""
+    """Return True for an If whose two branches are present and return tensors."""
     if node.op_type != "If" or node.domain not in ("", "ai.onnx") or not key(node) or node.inputs[0] is None:
         return False
     if any(name not in node.attributes or node.attributes[name].is_ref() for name in SIDES.values()):
@@ -98,7 +98,7 @@ def _enters(node: ir.Node) -> bool:
 
 
 def _fixed_names(graph: ir.Graph, *, reached: bool, own: bool = True) -> set[str]:
-    """Return the names that stay: of all values but those of branches that are laid out."""
+    """Return the names that stay: of all values outside the branches that are flattened."""
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
     names = {value.name or "" for value in values} if own else set()
     for node in graph:
@@ -109,7 +109,7 @@ def _fixed_names(graph: ir.Graph, *, reached: bool, own: bool = True) -> set[str
 
 
 def _lay_out(graph: ir.Graph, node: ir.Node, scope: Scope, taken: set[str]) -> None:
-    """Move the nodes and weights of both branches in front of an If, and make it a choice."""
+    """Move the nodes and weights of both branches before an If, and make the If a choice."""
     name, frames, operands = key(node), {}, list[ir.Value]()
     for side, attribute in SIDES.items():
         body, inner = node.attributes[attribute].as_graph(), (*scope, (name, side))
@@ -141,7 +141,7 @@ def _lay_out(graph: ir.Graph, node: ir.Node, scope: Scope, taken: set[str]) -> N
 
 
 def _rename(value: ir.Value, other: str, taken: set[str]) -> None:
-    """Give a value of a branch another name where its own is taken: those in two branches may be the same."""
+    """Rename a value of a branch if its name is taken: both branches may use the same names."""
     if not value.name:
         return
     if value.name in taken:
@@ -159,7 +159,7 @@ def _free(name: str, taken: Iterable[str]) -> str:
 
 
 def _add_gates(flat: ir.Model, taken: set[str]) -> None:
-    """Let every value that is no constant into a branch by a node of its own, in front of its first reader there."""
+    """Insert a gate for every non-constant outer value that a branch reads, before its first reader there."""
     known = constants(flat)
     gates: dict[tuple[ir.Value, Scope], ir.Value] = {}
     for node in list(flat.graph):
@@ -183,15 +183,15 @@ def _scope(value: ir.Value) -> Scope:
     return found
 
 
-# ---- putting back
+# ---- folding
 def folded(model: ir.Model, *, own_names: bool = True) -> ir.Model:
-    """Return a copy with an If for every choice; the model itself where it has none.
+    """Return a copy with an If for every choice; the model itself if it has none.
 
-    What was added to the flat graph lies in the branch whose values it reads.
+    Nodes that were added to the flat graph go to the branch whose values they read.
 
     Args:
         model: flat or not; it is not changed.
-        own_names: give values of branches the names that they had there.
+        own_names: restore the names that values had inside their branches.
     """
     if not branched(model):
         return model
@@ -220,7 +220,7 @@ def folded(model: ir.Model, *, own_names: bool = True) -> ir.Model:
 
 
 def _places(graph: ir.Graph) -> dict[ir.Node, Scope]:
-    """Return where every node lies, in order: as it says, or else as deep as the deepest value that it reads."""
+    """Return the scope of every node, in order: the recorded one, or else the deepest scope of its inputs."""
     found: dict[ir.Node, Scope] = {}
     for node in graph:
         read = [value for value in node.inputs if value is not None]
@@ -270,9 +270,9 @@ def _close(
         node.attributes[name] = attributes[name]
 
 
-# ---- one branch of each
+# ---- resolving
 def resolved(model: ir.Model, route: Route) -> ir.Model:
-    """Return a copy in which every choice passes on what the branch taken makes, and the other one is left out."""
+    """Return a copy with only the branches on the route; every choice becomes an Identity of the taken branch."""
     if not branched(model):
         return model
     plain = model.clone()
@@ -291,5 +291,5 @@ def resolved(model: ir.Model, route: Route) -> ir.Model:
     plain.graph.remove([node for node in plain.graph if not comes_to(scope_of(node), route)], safe=True)
     for weight in read:
         if not weight.uses() and not weight.is_graph_input() and not weight.is_graph_output():
-            del plain.graph.initializers[weight.name or ""]  # the runtime drops it and then misses its numbers
+            del plain.graph.initializers[weight.name or ""]  # else the runtime loses its numbers
     return plain

@@ -1,4 +1,4 @@
-"""Local functions are written out where they are called, so that channels can be followed through them."""
+"""Inline local functions where they are called, so that channels can be followed through them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from onnxgrail.graph.trace.facts import bodies
 
 
 def inlined(model: ir.Model) -> ir.Model:
-    """The model without the local functions that can be written out; weights keep their names.
+    """Return the model with its local functions inlined if possible; weights keep their names.
 
-    A function for another version of an opset than the model's stays a call if it matters, as do all of them when one
-    takes a graph as an attribute: the trace then refuses the channels that reach such a call, by its name.
+    A function stays a call if it needs another opset version than the model's and the difference matters.  If one of
+    them takes a graph as an attribute, all functions stay calls.  The trace then refuses the channels that reach a
+    call.
     """
     if not model.functions:
         return model
     whole = model.clone()
     whole.meta.update(model.meta)
-    for name in whole.functions.keys() - _called(whole):  # the pass would write out calls inside them, too
+    for name in whole.functions.keys() - _called(whole):  # the pass would also inline calls inside unused functions
         del whole.functions[name]
     for function in whole.functions.values():
         _align(function, whole.opset_imports.get("", 0))
@@ -37,7 +38,7 @@ def inlined(model: ir.Model) -> ir.Model:
 
 
 def _called(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """The functions that the graph calls, itself or by others."""
+    """Return the functions that the graph calls, directly or through other functions."""
     found: set[ir.OperatorIdentifier] = set()
     waiting: list[ir.Graph | ir.Function] = [model.graph]
     while waiting:
@@ -49,10 +50,10 @@ def _called(model: ir.Model) -> set[ir.OperatorIdentifier]:
 
 
 class _Callers:
-    """Asked before each call is written out: whether it may be, and under names that no call before it has.
+    """A callback of the inlining pass: decides if a call is inlined, and gives its nodes unique names.
 
-    Left to itself, the pass tries `name_2`, `name_3` ... until one is free, which takes the square of the number of
-    nodes where a function is called often or its nodes have no names.
+    By default the pass tries `name_2`, `name_3` ... until a name is free, which takes quadratic time if a function is
+    called often or its nodes have no names.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -61,7 +62,7 @@ class _Callers:
         self.given: Counter[tuple[bool, str]] = Counter()
 
     def __call__(self, function: ir.Function) -> bool:
-        """Whether a function may be written out; its names are then those for its next call."""
+        """Return True if a function may be inlined, after renaming its nodes and values for this call."""
         key = id(function)
         if key not in self.fitting:
             return False
@@ -76,7 +77,7 @@ class _Callers:
 
 
 def _named(function: ir.Function) -> Iterator[tuple[ir.Node | ir.Value, str]]:
-    """All nodes and what they compute, with their names; the pass calls the nameless so."""
+    """Yield all nodes and their outputs with their names; unnamed ones with the names that the pass gives them."""
     for node in _nodes(function):
         yield node, node.name or "node"
         for value in node.outputs:
@@ -84,7 +85,7 @@ def _named(function: ir.Function) -> Iterator[tuple[ir.Node | ir.Value, str]]:
 
 
 def _align(function: ir.Function, version: int) -> None:
-    """Take the model's version of the standard operators where all that the function uses are the same in both."""
+    """Set a function's opset to the model's if all operators it uses are the same in both versions."""
     own = function.opset_imports.get("", version)
     names = {node.op_type for node in _nodes(function) if node.domain in ("", "ai.onnx")}
     if own != version and version and all(_since(name, own) == _since(name, version) for name in names):
@@ -92,7 +93,7 @@ def _align(function: ir.Function, version: int) -> None:
 
 
 def _since(op: str, version: int) -> int:
-    """The opset at which an operator got the meaning it has at a version; the version itself for unknown ones."""
+    """Return the opset that introduced an operator's definition at a version; the version itself if unknown."""
     try:
         return int(onnx.defs.get_schema(op, version).since_version)
     except onnx.defs.SchemaError:
@@ -100,9 +101,9 @@ def _since(op: str, version: int) -> int:
 
 
 def _fits(function: ir.Function, model: ir.Model) -> bool:
-    """Whether a function means the same under the model's opsets.
+    """Return True if a function means the same under the model's opsets.
 
-    Imports that the model lacks are those of the function alone, so they must not contradict another function's.
+    Opsets that the model does not import must be the same in all functions.
     """
     known = dict(model.opset_imports)
     for other in model.functions.values():
@@ -113,7 +114,7 @@ def _fits(function: ir.Function, model: ir.Model) -> bool:
 
 
 def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """All nodes, those of bodies included."""
+    """Yield all nodes, including those in bodies."""
     for node in graph:
         yield node
         for body in bodies(node):

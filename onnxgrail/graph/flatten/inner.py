@@ -1,6 +1,6 @@
-"""What the trace does not enter: bodies of Loop and Scan, and branches of If that no sample takes.
+"""Report layers that the trace does not enter: bodies of Loop and Scan, and branches that no sample takes.
 
-An If stays whole where its branches make sequences, where it lies in the body of a Loop, and where nothing was run.
+An If is not flattened if its branches return sequences, if it is in the body of a Loop, or if nothing was run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ UNTAKEN = "no sample takes the {} branch of If {}: give samples that do"
 
 
 def unseen(model: ir.Model, node: ir.Node, facts: Facts) -> Refusal | None:
-    """Return why tensors of a node are not known: the branch that it lies in, or one it chooses from, is not taken."""
+    """Return why a node's tensors are unknown: no sample takes the branch around it, or a branch it selects."""
     branch = _untaken(node, facts)
     return None if branch is None else _refusal(model, branch, key(node))
 
 
 def layers_inside(model: ir.Model, facts: Facts) -> list[Refusal]:
-    """Return a refusal for every body and every branch with layers that is not entered."""
+    """Return a refusal for every body and branch with layers that the trace does not enter."""
     found = []
     branches: dict[Branch, set[str]] = defaultdict(set)
     for node in model.graph:
@@ -43,7 +43,7 @@ def layers_inside(model: ir.Model, facts: Facts) -> list[Refusal]:
 
 
 def _untaken(node: ir.Node, facts: Facts) -> Branch | None:
-    """Return the outermost branch around a node, or the one it could pass on, that no sample takes."""
+    """Return the outermost branch around a node, or selected by it, that no sample takes; None if all are taken."""
     around = [*scope_of(node), *((key(node), side) for side in SIDES if is_choice(node))]
     return next((branch for branch in around if branch not in facts.taken), None)
 
@@ -55,7 +55,7 @@ def _refusal(model: ir.Model, branch: Branch, value: str) -> Refusal:
 
 
 def _weights(body: ir.Graph, carried: Collection[str]) -> set[str]:
-    """Return the matrices and filters that layers of a body read, its own or those of the graph around it."""
+    """Return the matrices and filters that layers of a body read, from the body or the graph around it."""
     found = set()
     for node in body:
         if node.op_type in LAYERS:
@@ -66,7 +66,7 @@ def _weights(body: ir.Graph, carried: Collection[str]) -> set[str]:
 
 
 def _carried(node: ir.Node, body: ir.Graph) -> set[str]:
-    """Return inputs of a body that are weights on its first pass: converters hand them on from pass to pass."""
+    """Return inputs of a body that are weights in the first iteration: converters pass them on between iterations."""
     given: Iterable[ir.Value | None] = reversed(node.inputs)
     pairs = zip(reversed(body.inputs), given, strict=False)
     return {inner.name or "" for inner, outer in pairs if outer is not None and _is_weight(outer)}
@@ -78,7 +78,7 @@ def _read(node: ir.Node, carried: Collection[str]) -> set[str]:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    """Return True for a stored matrix or filter: an initializer or what a Constant node holds."""
+    """Return True for a stored matrix or filter: an initializer or the value of a Constant node."""
     maker = value.producer()
     stored = value.const_value if value.is_initializer() else None
     if maker is not None and maker.op_type == "Constant" and "value" in maker.attributes:

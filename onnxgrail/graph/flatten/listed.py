@@ -1,7 +1,7 @@
-"""Weights that are graph inputs as well: IR version 3 demands it, and some exporters went on with it.
+"""Handle weights that are also graph inputs, as IR version 3 requires and some later exporters still write.
 
-From IR version 4 on such a weight is the default of an input that callers may feed, so ONNX Runtime can neither fold it
-nor fuse the nodes that read it.
+From IR version 4 on, such a weight is the default of an optional input, so ONNX Runtime can neither fold it nor fuse
+the nodes that read it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-FREE = 4  # IR version from which on an initializer need not be an input
-FEW = 8  # inputs with a default value that a model may have
+FREE = 4  # first IR version in which an initializer need not be an input
+FEW = 8  # the most inputs with a default value that count as intended
 
 
 def listed(model: ir.Model) -> tuple[ir.Value, ...]:
-    """Return the initializers of a model that are inputs as well."""
+    """Return the initializers of a model that are also graph inputs."""
     return tuple(value for value in model.graph.inputs if value.name in model.graph.initializers)
 
 
 def settings(model: ir.Model) -> tuple[ir.Value, ...]:
-    """Return those of them that somebody made inputs on purpose: a few, where most constants are none.
+    """Return the listed initializers that are inputs on purpose: a few, in a model with more other constants.
 
-    A file that lists many of its constants does so because its exporter did with all of them, and tools may have added
-    others since; before IR version 4 there was no choice.
+    If a model lists many of its constants, its exporter listed all of them; before IR version 4 it had to.
     """
     found = listed(model)
     constants = len(model.graph.initializers) + sum(node.op_type == "Constant" for node in model.graph)
@@ -33,14 +32,19 @@ def settings(model: ir.Model) -> tuple[ir.Value, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unlisted:
-    """What was changed in a model: names of the weights that were inputs, and the IR version it had."""
+    """The changes that `unlist` made to a model.
+
+    Attributes:
+        names: the weights that were inputs.
+        ir_version: the previous IR version.
+    """
 
     names: tuple[str, ...]
     ir_version: int
 
     @property
     def overridable(self) -> bool:
-        """Return True if ONNX Runtime had to expect other numbers for them."""
+        """Return True if ONNX Runtime had to expect other values for these weights."""
         return bool(self.names) and self.ir_version >= FREE
 
 
@@ -48,7 +52,7 @@ NOTHING = Unlisted(names=(), ir_version=FREE)
 
 
 def unlist(model: ir.Model) -> Unlisted:
-    """Take the weights out of the inputs of a model, in place.  Settings stay inputs."""
+    """Remove the weights from the inputs of a model, in place; `settings` stay inputs."""
     done = Unlisted(names=tuple(value.name or "" for value in _wholesale(model)), ir_version=model.ir_version)
     for value in _wholesale(model):
         model.graph.inputs.remove(value)
@@ -58,7 +62,7 @@ def unlist(model: ir.Model) -> Unlisted:
 
 
 def relisted(model: ir.Model, done: Unlisted) -> ir.Model:
-    """Return a model as it was before its weights were taken out of the inputs."""
+    """Return a copy of a model with the changes of `unlist` undone."""
     if not done.names:
         return model
     whole = model.clone()
@@ -74,7 +78,7 @@ def _wholesale(model: ir.Model) -> list[ir.Value]:
 
 
 def unlisted_text(done: Unlisted) -> str:
-    """Return what to say of weights that are taken out of the inputs; empty if there are none."""
+    """Return a note about weights that are removed from the inputs; empty if there are none."""
     if not done.names:
         return ""
     what = f"{_count(len(done.names))} also graph inputs"
@@ -84,7 +88,7 @@ def unlisted_text(done: Unlisted) -> str:
 
 
 def listed_text(model: ir.Model) -> str:
-    """Return what to say of a model whose weights stay inputs; empty if none does or it costs nothing."""
+    """Return a note about weights that stay inputs; empty if there are none or it costs nothing."""
     count = len(_wholesale(model))
     if not count or model.ir_version < FREE:
         return ""

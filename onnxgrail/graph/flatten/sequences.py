@@ -1,6 +1,6 @@
-"""Sequences that only hold the pieces of a split are taken out, so that channels can be followed through the pieces.
+"""Replace sequences that only hold the pieces of a split, so that channels can be followed through the pieces.
 
-Exports that were not optimised write `chunk` and `split` as `SplitToSequence`, read by one `SequenceAt` per piece.
+Unoptimized exports write `chunk` and `split` as `SplitToSequence`, read by one `SequenceAt` per piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnxgrail.graph.ops.tensors.cut import constant
 
 
 def unpack(model: ir.Model) -> None:
-    """Write every `SplitToSequence` whose pieces are read at known places as one `Split`, in place."""
+    """Replace every `SplitToSequence` whose pieces are read at constant positions by a `Split`, in place."""
     version = model.opset_imports.get("", 0)
     for node in list(model.graph):
         if node.op_type == "SplitToSequence" and not node.domain:
@@ -25,7 +25,7 @@ def unpack(model: ir.Model) -> None:
 
 
 def _sizes(node: ir.Node) -> Ints | None:
-    """Sizes of the pieces; None where they are not known before the model runs."""
+    """Return the sizes of the pieces; None if they are not known before the model runs."""
     source, split = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     known = _value(split)
     if source is None or known is None:
@@ -40,7 +40,7 @@ def _sizes(node: ir.Node) -> Ints | None:
 
 
 def _readers(graph: ir.Graph, node: ir.Node, count: int) -> list[tuple[int, ir.Node]] | None:
-    """The nodes that take pieces out of the sequence, with their place in it; None if there are others."""
+    """Return the nodes that read a piece, with its position in the sequence; None if there are other readers."""
     sequence = node.outputs[0]
     if sequence.is_graph_output():
         return None
@@ -57,7 +57,7 @@ def _readers(graph: ir.Graph, node: ir.Node, count: int) -> list[tuple[int, ir.N
 
 
 def _value(value: ir.Value | None) -> Ints | None:
-    """The integers of an initializer or a Constant node."""
+    """Return the integers of an initializer or a Constant node; None for other values."""
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -94,7 +94,7 @@ def _replace(graph: ir.Graph, node: ir.Node, sizes: Ints, readers: list[tuple[in
 
 
 def _forget(graph: ir.Graph, values: set[ir.Value]) -> None:
-    """Remove constants that nothing reads any more."""
+    """Remove constants that no node reads any more."""
     for value in values:
         producer = value.producer()
         if value.uses() or value.is_graph_output():

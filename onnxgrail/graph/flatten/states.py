@@ -1,7 +1,7 @@
-"""Streamed states: inputs that a step reads and outputs that hand it the next ones.
+"""Streamed states: model inputs that a step reads, with outputs that return their next value.
 
-The state of a recurrent layer has that layer's hidden units on its last axis, the cache of a streamed convolution has
-channels on its second.  Both belong to the interface of a model, so they lose channels only where the caller allows it.
+The state of a recurrent layer has the layer's hidden units on its last axis; the cache of a streamed convolution has
+channels on its second axis.  Both are part of a model's interface, so they lose channels only if the caller allows it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ from onnxgrail.graph.trace.labels import Mark
 STATE = "its state is an input and an output of the model; --kv-io narrows the interface too"
 SAME = frozenset({"Identity", "Cast", "Slice", "Split", "Concat", "Pad"})
 RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-LIMIT = 256  # nodes that are looked at per input
+LIMIT = 256  # nodes visited per input
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A tensor on the way from an input, and for each of its axes the axis of the input, None for one that is new."""
+    """A tensor computed from an input.
+
+    Attributes:
+        value: the tensor.
+        axes: for each of its axes the axis of the input, None for a new axis.
+        joined: axes of the input along which other values were concatenated.
+    """
 
     value: ir.Value
     axes: tuple[int | None, ...]
-    joined: frozenset[int] = frozenset()  # axes of the input along which something else was joined to it
+    joined: frozenset[int] = frozenset()
 
 
 def state_axes(model: ir.Model, facts: Facts) -> dict[str, int]:
-    """Return the channel axis of every input that is a state: one that an output of the same shape hands on."""
+    """Return the channel axis of every input that is a state: an output of the same shape returns its next value."""
     outputs = {facts.shapes.get(value.name or "") for value in model.graph.outputs}
     found = {}
     for value in model.graph.inputs:
@@ -67,7 +73,7 @@ def _same(flow: Flow, found: Ints, labels: Ints) -> bool:
 
 
 def _channel_axis(value: ir.Value, rank: int, facts: Facts) -> int | None:
-    """The axis of an input that a recurrent layer reads as its units, or a convolution as its channels."""
+    """Return the axis of an input that a recurrent layer reads as hidden units or a convolution as channels."""
     queue, seen = [_Step(value, tuple(range(rank)))], 0
     while queue and seen < LIMIT:
         step = queue.pop(0)
@@ -85,7 +91,7 @@ def _channel_axis(value: ir.Value, rank: int, facts: Facts) -> int | None:
 
 
 def _beyond(node: ir.Node, slot: int, step: _Step, facts: Facts) -> list[_Step]:
-    """What a copy of a state, or a part of it, is on the other side of a node."""
+    """Return the outputs of a node to which the state, or a part of it, is copied."""
     axes, joined = step.axes, step.joined
     if node.domain or (slot != 0 and node.op_type != "Concat"):
         return []
@@ -112,7 +118,7 @@ def _beyond(node: ir.Node, slot: int, step: _Step, facts: Facts) -> list[_Step]:
 
 
 def _reshaped(node: ir.Node, step: _Step, facts: Facts) -> tuple[int | None, ...] | None:
-    """Axes after a Squeeze or Unsqueeze, from the axes that it names."""
+    """Return the axes after a Squeeze or Unsqueeze; None if its axes are not known."""
     named = facts.values.get(node.inputs[1].name or "") if len(node.inputs) > 1 and node.inputs[1] is not None else None
     places = integers(node, "axes") or (() if named is None else tuple(int(k) for k in np.ravel(named)))
     if not places:

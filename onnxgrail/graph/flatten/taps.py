@@ -1,4 +1,4 @@
-"""A model that tells which branches of its Ifs are taken, and computes nothing that this does not need."""
+"""Build a model that reports which branches of its Ifs are taken, and computes only what that needs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PREFIX = "onnxgrail.taken/"
 
 
 def tapped(model: ir.Model) -> tuple[Packed, dict[str, str]]:
-    """Return a model for the runtime, and the key of each choice by the output that tells of it.
+    """Return a model for the runtime, and the key of each choice by the name of the output that reports it.
 
-    An output is 1 where the first branch is taken, 0 where the second one is, and empty where the If itself lies in a
-    branch that is not taken.
+    An output is 1 if the then branch is taken, 0 if the else branch is taken, and empty if the If itself is in a branch
+    that is not taken.
 
     Args:
-        model: with branches laid out.
+        model: the flat graph.
     """
     names = {_PREFIX + key(node): key(node) for node in model.graph if is_choice(node)}
     left = set[str]()
@@ -41,7 +41,7 @@ def tapped(model: ir.Model) -> tuple[Packed, dict[str, str]]:
 
 
 def _add(graph: onnx.GraphProto, names: Collection[str]) -> list[str]:
-    """Make every If of a graph tell which branch it takes, and hand on what those inside tell."""
+    """Make every If of a graph output the branch it takes, and pass on the outputs of inner Ifs; return all of them."""
     found = []
     for node in graph.node:
         name = _PREFIX + next((name for name in node.output if name), "")
@@ -60,7 +60,7 @@ def _add(graph: onnx.GraphProto, names: Collection[str]) -> list[str]:
 
 
 def _tell(body: onnx.GraphProto, what: str | list[int], name: str) -> None:
-    """Add an output to a branch: what an If inside tells, or numbers."""
+    """Add an output to a branch: the output of an inner If, or constant numbers."""
     if isinstance(what, str):
         body.node.append(onnx.helper.make_node("Identity", [what], [name]))
     else:
@@ -74,7 +74,7 @@ def _number(name: str) -> onnx.ValueInfoProto:
 
 
 def _prune(graph: onnx.GraphProto) -> set[str]:
-    """Drop nodes, outputs of Ifs and weights that no output of a graph needs; return what it reads from outside."""
+    """Remove nodes, If outputs and weights that no output of a graph needs; return the outer names it reads."""
     wanted = {value.name for value in graph.output}
     used = []
     for node in reversed(graph.node):
@@ -95,6 +95,6 @@ def _prune(graph: onnx.GraphProto) -> set[str]:
 
 
 def _keep(field: Any, stays: list[bool]) -> None:
-    """Drop items of a repeated field."""
+    """Remove the items of a repeated field whose flag is False."""
     for place in reversed([place for place, stay in enumerate(stays) if not stay]):
         del field[place]

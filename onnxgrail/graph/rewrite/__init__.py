@@ -1,1 +1,1 @@
-"""Write decisions into a graph."""
+"""Write pruning decisions into a graph."""

@@ -1,4 +1,4 @@
-"""New numbers for constants: in place where nobody else reads them, else as a copy of the readers' own."""
+"""Write new numbers for constants: in place if there are no other readers, else as a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Place = tuple[ir.Node, int]
 
 
 def is_sole(graph: ir.Graph, value: ir.Value, places: Sequence[Place], captured: Collection[str]) -> bool:
-    """Whether these operands are the only readers of an initializer, so that it can be changed where it is."""
+    """Return True if these operands are the only readers of an initializer, so that it can be changed in place."""
     if value.name not in graph.initializers or value.is_graph_output() or value.name in captured:
         return False
     mine = set(places)
@@ -27,7 +27,7 @@ def is_sole(graph: ir.Graph, value: ir.Value, places: Sequence[Place], captured:
 
 
 def assign(value: ir.Value, array: Array) -> None:
-    """New numbers for an initializer, which keeps its name, notes and metadata."""
+    """Set new numbers for an initializer, which keeps its name, documentation and metadata."""
     old = value.const_value
     assert old is not None
     new = ir.Tensor(
@@ -38,7 +38,11 @@ def assign(value: ir.Value, array: Array) -> None:
 
 
 def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, captured: Collection[str]) -> set[ir.Value]:
-    """Give operands that read one constant new numbers; the value that they no longer read, if they got a copy."""
+    """Set new numbers for operands that read one constant.
+
+    Returns:
+        The values that the operands no longer read: empty if the constant was changed in place.
+    """
     value = places[0][0].inputs[places[0][1]]
     assert value is not None
     if value.const_value is not None and _same(value.const_value.numpy(), array):
@@ -53,10 +57,10 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
 
 
 def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
-    """Return the node that makes a value, or a copy of it where others than these operands read the value.
+    """Return the node that computes a value, or a copy of it if other operands than these read the value.
 
     Raises:
-        RewriteError: no node makes it.
+        RewriteError: no node computes the value.
     """
     holder = value.producer()
     if holder is None:

@@ -1,4 +1,4 @@
-"""Cut constants that are computed from smaller ones, without ever storing what the file did not hold."""
+"""Cut constants that are computed from smaller ones, without storing larger ones than the file had."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REPEATS = ("Expand", "Tile")
 def lay_out(
     graph: ir.Graph, places: Sequence[Place], core: Core, param: str, captured: Collection[str]
 ) -> set[ir.Value]:
-    """Give operands a constant that repeats a core; return the values that nothing may read any more.
+    """Replace operands by a constant that repeats a core; return the values that may no longer have readers.
 
-    Where one node repeats it already, its source and its target are narrowed in place.
+    If a node repeats it already, the node's source and target shape are narrowed in place.
     """
     (value, *others) = dict.fromkeys(node.inputs[position] for node, position in places)
     assert value is not None
@@ -40,7 +40,7 @@ def lay_out(
 
 
 def _repeated(graph: ir.Graph, reader: ir.Node, core: Core, name: str) -> ir.Value:
-    """A stored core, expanded in front of the first node that reads it."""
+    """Store a core and expand it before the first node that reads it."""
     found = constant(graph, core.array, name)
     if core.expanded != core.array.shape:
         found = _node(graph, reader, "Expand", [found, _sizes(graph, core.expanded, f"{name}/to")], f"{name}/expanded")
@@ -50,7 +50,7 @@ def _repeated(graph: ir.Graph, reader: ir.Node, core: Core, name: str) -> ir.Val
 
 
 def pick(graph: ir.Graph, places: Sequence[Place], operand: Operand, dead: Bools) -> None:
-    """Have a node take the positions that stay out of a constant, where a narrowed copy would be larger than that."""
+    """Gather the kept positions from a constant, if a narrowed copy would be larger than the constant's stored form."""
     reader, position = places[0]
     value = reader.inputs[position]
     assert value is not None
@@ -65,7 +65,7 @@ def pick(graph: ir.Graph, places: Sequence[Place], operand: Operand, dead: Bools
 def fill(
     graph: ir.Graph, places: Sequence[Place], shape: Sequence[int], param: str, captured: Collection[str]
 ) -> set[ir.Value]:
-    """Narrow a weight that the file holds as one number and a shape; return the values that nothing may read."""
+    """Narrow a weight that is stored as one number and a shape; return the values that may no longer have readers."""
     value = places[0][0].inputs[places[0][1]]
     assert value is not None
     holder = own_node(graph, value, places)
@@ -76,7 +76,7 @@ def fill(
 
 
 def _resize(graph: ir.Graph, node: ir.Node, operand: int, sizes: Ints, param: str, captured: Collection[str]) -> None:
-    """Write a shape: where the old one was written down already, and only this node reads it, or as a new constant."""
+    """Write a shape: in place if only this node reads the old one, else as a new constant."""
     old = node.inputs[operand]
     assert old is not None
     if is_sole(graph, old, [(node, operand)], captured):
@@ -86,7 +86,7 @@ def _resize(graph: ir.Graph, node: ir.Node, operand: int, sizes: Ints, param: st
 
 
 def give(places: Sequence[Place], fresh: ir.Value) -> set[ir.Value]:
-    """Have operands read another value; return those that they read before."""
+    """Make operands read another value; return the values that they read before."""
     replaced = {v for node, position in places if (v := node.inputs[position]) is not None}
     for node, position in places:
         node.replace_input_with(position, fresh)
@@ -94,7 +94,7 @@ def give(places: Sequence[Place], fresh: ir.Value) -> set[ir.Value]:
 
 
 def _declare(node: ir.Node, shape: Sequence[int]) -> None:
-    """Have a recorded shape follow."""
+    """Update the recorded shape of a node's output."""
     if node.outputs[0].shape is not None:
         node.outputs[0].shape = ir.Shape(shape)
 

@@ -1,7 +1,7 @@
 """Write decisions into a graph: the only code that changes nodes and weights.
 
-It works on any graph that holds nodes of the traced model (the whole of it, or a segment), so the streaming calibration
-and the final file are made by the same few lines.
+It works on any graph with nodes of the traced model, the whole model or a segment, so streaming calibration and the
+final file use the same code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from onnxgrail.graph.trace.survey import Form, Ledger, Operand, Survey
 
 
 def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
-    """Narrow a graph in place: shapes, attributes, weights; what nothing reads any more is removed.
+    """Narrow a graph in place (shapes, attributes, weights) and remove what has no readers any more.
 
     Raises:
-        RewriteError: a node cannot follow; the caller names the block.
+        RewriteError: a node cannot be narrowed; the caller names the block.
     """
     if not ledger.dead.any() and not ledger.arrays and not ledger.shifts:
         return
@@ -46,7 +46,7 @@ def _narrow(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledge
     here = {v.name or "" for node in nodes for v in (*node.inputs, *node.outputs) if v is not None}
     marks = {name: survey.marks[name] for name in here.union(v.name or "" for v in graph.inputs) & survey.marks.keys()}
     narrowed = {name for name, some in marks.items() if any(ledger.dead[m.labels].any() for m in some)}
-    for node in sorted(nodes, key=lambda n: n.op_type in SOURCES):  # readers are corrected before what they read
+    for node in sorted(nodes, key=lambda n: n.op_type in SOURCES):  # readers of sizes before the Shape nodes they read
         touched = any(v is not None and v.name in narrowed for v in [*node.inputs, *node.outputs])
         function = find_narrow(node.domain, node.op_type) if touched else None
         if function is not None:
@@ -66,7 +66,7 @@ def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
 
 
 def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> set[ir.Value]:
-    """Cut every constant operand that loses positions or got new values; shared constants are cloned on write."""
+    """Cut every constant operand that loses positions or has new values; shared constants are copied on write."""
     claims: dict[str, list[tuple[ir.Node, int, Operand]]] = {}
     for node in nodes:
         for position in range(len(node.inputs)):
@@ -79,7 +79,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     forms = {form.operand.param: form for holding in survey.holdings for form in holding.forms}
     for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
         assert value is not None
-        captured |= _write_sizes(graph, value, survey)  # stand for what was measured: replaced, not changed
+        captured |= _write_sizes(graph, value, survey)  # hold measured sizes: replaced, not changed
     for param, users in claims.items():
         stored = survey.facts.stored.get(users[0][2].value)
         if stored is not None:
@@ -99,7 +99,7 @@ def _cut(
     ledger: Ledger,
     captured: Collection[str],
 ) -> set[ir.Value]:
-    """Cut one constant for the operands of one working array; return the values that these no longer read."""
+    """Cut one constant for the operands of a working array; return the values that these no longer read."""
     first, at, operand = users[0]
     value, places, param = first.inputs[at], [(node, position) for node, position, _ in users], operand.param
     assert value is not None
@@ -123,7 +123,7 @@ def _cut(
 
 
 def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> set[str]:
-    """Constants that were computed from a weight's shape keep their values when the weight is cut; their names."""
+    """Replace Shape nodes on a weight by constants with the sizes before the cut; return their names."""
     written = set()
     for use in list(weight.uses()):
         name = use.node.outputs[0].name or ""
@@ -149,10 +149,10 @@ def _original(value: ir.Value, operand: Operand, survey: Survey, ledger: Ledger)
 
 
 def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
-    """Recorded shapes follow, so that no stale value_info is left.
+    """Update recorded shapes, so that no stale value_info is left.
 
-    A narrowed dimension that was symbolic becomes unknown: its name may stand for a width that other tensors still
-    have, and ONNX Runtime reuses buffers by name.
+    A narrowed dimension that was symbolic becomes unknown: other tensors may still have the full width under that name,
+    and ONNX Runtime reuses buffers by dimension name.
     """
     if value.shape is None:
         return
@@ -166,9 +166,9 @@ def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
 
 
 def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
-    """Remove what only the replaced operands needed; everything that was unused before stays as it was.
+    """Remove what only the replaced operands needed; what had no readers before stays.
 
-    A weight that is also an input goes with its numbers: fed or not, nothing would read it.
+    A weight that is also a graph input is removed with its input: nothing would read it.
     """
     queue = list(replaced)
     while queue:
@@ -186,7 +186,7 @@ def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
 
 
 def _drop(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an initializer; a size that is also an input stays, since it takes no room."""
+    """Remove an initializer; a size that is also a graph input stays, since it takes no space."""
     if not value.name or value.name not in graph.initializers:
         return
     if value.is_graph_input():

@@ -1,8 +1,8 @@
-"""What the file stores of every constant that loses positions: the one place that decides and counts it.
+"""Decide and count how the file stores every constant that loses positions.
 
-A constant may be computed from smaller ones, several operands may be cut out of one, each in its own way, and what
-nothing reads any more goes.  So working arrays that are made of the same stored numbers are counted together, and
-nothing is stored that is larger than what it is made of.
+A constant may be computed from smaller ones, several operands may be cut from the same constant in different ways, and
+numbers without readers are removed.  So working arrays that are made of the same stored numbers are counted together,
+and no copy is stored that is larger than the numbers it is made of.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onnxgrail.graph.trace.survey import Form, Holding, Operand, Source
 
 Operands = Mapping[tuple[str, int], Operand]
 EXPANDS = 8  # opset
-LITTLE = 64  # bytes that any constant may take
-INDEX = 8  # bytes of a position that a node picks
+LITTLE = 64  # bytes; always allowed for a constant
+INDEX = 8  # bytes per position that a Gather node picks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Leaf:
-    """Stored numbers before it is known who reads them."""
+    """Stored numbers, before their readers are known."""
 
     value: ir.Value
     numbers: int
@@ -37,13 +37,13 @@ class _Leaf:
 
 
 def holdings_of(model: ir.Model, facts: Facts, operands: Operands, fitted: Iterable[str]) -> tuple[Holding, ...]:
-    """Find what the file stores of every operand.
+    """Find how the file stores every operand.
 
     Args:
         model: the graph.
         facts: shapes and values of its tensors.
         operands: the constants that lose positions.
-        fitted: working arrays that may get new numbers, which are then stored.
+        fitted: working arrays that may get new numbers, which are then stored in full.
     """
     finder = _Finder(model, facts, operands)
     leaves = {param: _leaves(values, facts) for param, values in finder.values.items()}
@@ -59,13 +59,13 @@ def holdings_of(model: ir.Model, facts: Facts, operands: Operands, fitted: Itera
 
 
 def is_compact(value: ir.Value, facts: Facts) -> bool:
-    """Return True if a constant is computed from fewer bytes than it has."""
+    """Return True if a constant is computed from fewer bytes than its size."""
     whole = math.prod(facts.shapes[value.name or ""]) * facts.dtypes[value.name or ""].itemsize
     return value.producer() is not None and sum(leaf.bytes for leaf in _leaves([value], facts)) < whole
 
 
 def _shared(forms: list[Form], sources: list[Source], fitted: set[str]) -> list[Form]:
-    """Where copies for several readers take more than the one that they are made of, have large ones picked."""
+    """Replace large copies by Gather nodes if copies for several readers take more space than their sources."""
     room = sum(source.bytes for source in sources) + LITTLE
     if len(forms) < 2 or sum(_bytes(form) for form in forms if not form.picked) <= room:
         return forms
@@ -73,7 +73,7 @@ def _shared(forms: list[Form], sources: list[Source], fitted: set[str]) -> list[
 
 
 def _picks(form: Form, fitted: set[str]) -> bool:
-    """Return True if a node that picks what stays takes less room than half a copy."""
+    """Return True if a Gather node takes less than half the space of a copy."""
     return form.stored is None and form.operand.param not in fitted and 2 * _index(form) < _bytes(form)
 
 
@@ -90,7 +90,7 @@ def _index(form: Form) -> int:
 
 
 def _joined(leaves: Mapping[str, list[int]]) -> list[tuple[list[str], list[int]]]:
-    """Group working arrays that share leaves: their names, and the leaves of each group."""
+    """Group working arrays that share leaves: return the names and the leaves of each group."""
     group: dict[str, int] = {}
     first: dict[int, str] = {}
     members: dict[int, list[str]] = {}
@@ -107,12 +107,12 @@ def _joined(leaves: Mapping[str, list[int]]) -> list[tuple[list[str], list[int]]
 
 
 class _Finder:
-    """What all searches in one graph share."""
+    """The state shared by all searches in one graph."""
 
     def __init__(self, model: ir.Model, facts: Facts, operands: Operands) -> None:
         self.model, self.facts, self.operands = model, facts, operands
         self.captured = {name for node in model.graph for name in captures(node)}
-        self.values: dict[str, dict[ir.Value, None]] = defaultdict(dict)  # what the operands of a working array read
+        self.values: dict[str, dict[ir.Value, None]] = defaultdict(dict)
         self.first: dict[str, Operand] = {}
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             for position, value in enumerate(node.inputs):
@@ -123,12 +123,12 @@ class _Finder:
         self.direct = {value for values in self.values.values() for value in values}
 
     def source(self, leaf: _Leaf) -> Source:
-        """The same with its readers."""
+        """Return a leaf with its readers."""
         readers, fixed = self._readers(leaf.value)
         return Source(leaf.numbers, leaf.bytes, readers, fixed)
 
     def _readers(self, value: ir.Value) -> tuple[frozenset[str], bool]:
-        """Working arrays of the operands that a constant reaches, and whether anything else reads it."""
+        """Return the working arrays of the operands that a constant reaches, and True if anything else reads it."""
         queue, seen = [value], {value}
         found: set[str] = set()
         fixed = False
@@ -143,13 +143,18 @@ class _Finder:
                     found.add(operand.param)
                 elif not all(v.name in self.facts.constants for v in made):
                     fixed = True
-                elif not (use.node.op_type in SOURCES and now in self.direct):  # whose size is written down
+                elif not (use.node.op_type in SOURCES and now in self.direct):  # sizes become constants
                     queue += [v for v in made if v not in seen]
                     seen.update(made)
         return frozenset(found), fixed
 
     def form(self, param: str, given: int) -> Form:
-        """How a working array is kept that is made of so many bytes."""
+        """Return how a working array is stored.
+
+        Args:
+            param: the working array.
+            given: bytes of the stored numbers that it is made of.
+        """
         operand = self.first[param]
         name = operand.value
         shape, stored = self.facts.shapes[name], self.facts.stored.get(name)
@@ -168,7 +173,7 @@ class _Finder:
 
 
 def _leaves(values: Iterable[ir.Value], facts: Facts) -> list[_Leaf]:
-    """Stored numbers that constants are computed from."""
+    """Return the stored numbers that constants are computed from."""
     found: dict[ir.Value, _Leaf] = {}
     queue, seen = list(values), set(values)
     while queue:
@@ -185,7 +190,7 @@ def _leaves(values: Iterable[ir.Value], facts: Facts) -> list[_Leaf]:
 
 
 def _leaf(value: ir.Value, facts: Facts) -> _Leaf | None:
-    """The numbers of a constant that is not computed; None of one that is."""
+    """Return the numbers of a stored constant; None if the constant is computed."""
     name, node = value.name or "", value.producer()
     stored = facts.stored.get(name)
     if stored is not None:
@@ -204,7 +209,7 @@ def _leaf(value: ir.Value, facts: Facts) -> _Leaf | None:
 
 
 def _counts(value: ir.Value, facts: Facts) -> bool:
-    """Whether numbers are parameters; those that a node fills in are where a layer reads them."""
+    """Return True if the numbers count as parameters; filled numbers do if a layer reads them."""
     node = value.producer()
     if node is not None and node.op_type == "ConstantOfShape":
         return any(use.node.op_type in READERS and use.idx > 0 for use in value.uses())

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model that lose positions: which stay, how arrays are cut alike, and a note in the file."""
+"""Narrowed inputs and outputs of a model: kept positions, cutting of arrays, and the provenance note in the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from onnxgrail.core import Array, Bools
 from onnxgrail.graph.trace.survey import Survey
 
 NOTE = "onnxgrail.interface"
-LARGEST = 2**31  # more than any axis has
+LARGEST = 2**31  # more than the size of any axis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Port:
-    """One axis of one input or output: its size before and after, and the positions that are kept."""
+    """A narrowed axis of an input or output.
+
+    Attributes:
+        name: of the input or output; axis: the axis.
+        before, after: its size.
+        kept: the positions that are kept.
+    """
 
     name: str
     axis: int
@@ -29,7 +35,7 @@ class Port:
 
 
 def changed(model: ir.Model, survey: Survey, dead: Bools) -> tuple[Port, ...]:
-    """What of a traced model's interface goes when units go."""
+    """Return the axes of a traced model's interface that lose positions with these units."""
     found = []
     for value in (*model.graph.inputs, *model.graph.outputs):
         for mark in survey.marks.get(value.name or "", ()):
@@ -42,7 +48,7 @@ def changed(model: ir.Model, survey: Survey, dead: Bools) -> tuple[Port, ...]:
 
 
 def fit(arrays: Mapping[str, Array], ports: Iterable[Port]) -> dict[str, Array]:
-    """Arrays of the wide interface, cut to the narrow one; one that a port does not speak of stays as it is."""
+    """Cut arrays of the wide interface to the narrow one; arrays without a port are unchanged."""
     found = dict(arrays)
     for port in ports:
         shape = np.shape(found.get(port.name, ()))
@@ -52,7 +58,7 @@ def fit(arrays: Mapping[str, Array], ports: Iterable[Port]) -> dict[str, Array]:
 
 
 def note(model: ir.Model, ports: Sequence[Port]) -> None:
-    """Write into a model which positions of the original interface it still has."""
+    """Write a note into a model: which positions of the original interface it still has."""
     if not ports:
         return
     known = {(p.name, p.axis): p for p in noted(model)}
@@ -63,13 +69,13 @@ def note(model: ir.Model, ports: Sequence[Port]) -> None:
 
 
 def _after(first: Port, second: Port) -> Port:
-    """Two cuts as one: positions are counted in the first original."""
+    """Combine two cuts into one, with positions of the first original."""
     kept = tuple(first.kept[k] for k in second.kept)
     return Port(name=second.name, axis=second.axis, before=first.before, after=second.after, kept=kept)
 
 
 def noted(model: ir.Model) -> tuple[Port, ...]:
-    """What a model's own note says; nothing where there is none, or where it is none of ours."""
+    """Return the ports in a model's note; empty if it has no note written by onnxgrail."""
     try:
         entries = json.loads(model.metadata_props.get(NOTE, "[]"))
         ports = tuple(Port(**{**entry, "kept": tuple(entry["kept"])}) for entry in entries)
@@ -79,7 +85,7 @@ def noted(model: ir.Model) -> tuple[Port, ...]:
 
 
 def _is_sound(port: Port) -> bool:
-    """Whether the positions that are kept are there, each once and in order."""
+    """Return True if the kept positions exist and are strictly ascending."""
     numbers = (port.axis, port.before, *port.kept)
     if not isinstance(port.name, str) or not all(type(number) is int and 0 <= number < LARGEST for number in numbers):
         return False
@@ -88,7 +94,7 @@ def _is_sound(port: Port) -> bool:
 
 
 def between(wide: ir.Model, narrow: ir.Model) -> tuple[Port, ...]:
-    """How arrays of one model's interface are cut to another's, from the notes in both."""
+    """Return how arrays of one model's interface are cut to another's, from the notes in both."""
     known = {(p.name, p.axis): p.kept for p in noted(wide)}
     found = []
     for port in noted(narrow):

@@ -1,4 +1,4 @@
-"""Biases that move: added to where there is one, made where there is none."""
+"""Shift biases: add to an existing bias, or create one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
 def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> None:
-    """Add the ledger's shifts to the outputs of their nodes, of which only the positions that stay are left."""
+    """Add the ledger's shifts, without the removed positions, to the outputs of their nodes."""
     captured = {name for node in nodes for name in captures(node)}
     for node in nodes:
         shift = ledger.shifts.get(key(node))
@@ -26,7 +26,7 @@ def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: 
         for mark in survey.marks.get(name, ()):
             if mark.axes == (axis,):
                 shift = shift[~ledger.dead[mark.labels]]
-        weight = node.inputs[1]  # has the type of the output, which is measured in float32 where it is bfloat16
+        weight = node.inputs[1]  # has the output's dtype; facts show bfloat16 outputs as float32
         narrow = weight is not None and weight.dtype == ir.DataType.BFLOAT16
         shift = shift.astype(ir.DataType.BFLOAT16.numpy() if narrow else survey.facts.dtypes[name])
         if node.op_type == "MatMul":
@@ -38,7 +38,7 @@ def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: 
 def _inside(
     graph: ir.Graph, node: ir.Node, shift: Array, survey: Survey, ledger: Ledger, captured: Collection[str]
 ) -> None:
-    """Operand 2 of a Conv or Gemm."""
+    """Add a shift to the bias input of a Conv or Gemm."""
     old = node.inputs[2] if len(node.inputs) > 2 else None
     computed = _computed(node, survey, ledger)
     if old is None:
@@ -54,7 +54,7 @@ def _inside(
 
 
 def _computed(node: ir.Node, survey: Survey, ledger: Ledger) -> Array | None:
-    """The numbers that are left of a bias that is computed from constants; None where they are not known."""
+    """Return the remaining numbers of a bias that is computed from constants; None if they are not known."""
     old = node.inputs[2] if len(node.inputs) > 2 else None
     operand = survey.operands.get((key(node), 2))
     name = operand.value if operand is not None else (old.name or "") if old is not None else ""
@@ -66,7 +66,7 @@ def _computed(node: ir.Node, survey: Survey, ledger: Ledger) -> Array | None:
 
 
 def _behind(graph: ir.Graph, node: ir.Node, shift: Array, captured: Collection[str]) -> None:
-    """The constant that is added to a MatMul's output, or an Add of its own."""
+    """Add a shift to the constant that is added to a MatMul's output, or insert an Add."""
     uses = list(node.outputs[0].uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add" and not node.outputs[0].is_graph_output():
         other = 1 - uses[0].idx
@@ -79,7 +79,7 @@ def _behind(graph: ir.Graph, node: ir.Node, shift: Array, captured: Collection[s
 
 
 def _add(graph: ir.Graph, node: ir.Node, shift: Array) -> None:
-    """A node of its own behind the output, under the output's name: whoever asks for that gets the shifted one."""
+    """Insert an Add after the output; the sum takes over the output's name, so readers get the shifted value."""
     old, name = node.outputs[0], key(node)
     uses = list(old.uses())
     added = ir.Node("", "Add", [old, constant(graph, np.array(shift), f"{name}/shift")], name=f"{name}/shifted")

@@ -1,4 +1,4 @@
-"""Cut weights that are kept as integers: they stay integers, under the same nodes."""
+"""Cut quantized weights: they stay quantized, under the same nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Operand, Survey
 
 User = tuple[ir.Node, int, Operand]
-Growth = dict[ir.Value, Floats]  # a dequantised weight -> by how much its scales grew
+Growth = dict[ir.Value, Floats]  # a dequantized weight -> growth factor of its scales
 SCALE, WEIGHT, BIAS = 1, 1, 2  # operands of DequantizeLinear; of Conv, Gemm and their like
 
 
 def cut_stored(
     graph: ir.Graph, stored: Stored, users: Sequence[User], survey: Survey, ledger: Ledger, captured: Collection[str]
 ) -> tuple[set[ir.Value], Growth]:
-    """Narrow the parts of one stored weight for its users; the values that they no longer read, and what grew.
+    """Narrow the parts of a quantized weight for its users; return the values they no longer read, and the growth.
 
     Raises:
         RewriteError: a part has no value.
@@ -50,11 +50,11 @@ def cut_stored(
 def follow(
     graph: ir.Graph, nodes: Sequence[ir.Node], growth: Growth, survey: Survey, captured: Collection[str]
 ) -> set[ir.Value]:
-    """Re-express int32 biases beside weights whose scales grew; the values that they no longer read.
+    """Re-encode int32 biases of weights whose scales grew; return the values that are no longer read.
 
-    Fused kernels add a bias's integers to sums of products of integers, so its scale must stay the product of the
-    input's and the weight's.  Where it is not, old releases of ONNX Runtime compute nonsense in fused kernels, and
-    newer ones do not fuse.
+    Fused kernels add a bias's integers to sums of integer products, so its scale must stay the product of the input's
+    and the weight's scale.  Otherwise old releases of ONNX Runtime compute wrong results in fused kernels, and newer
+    releases do not fuse.
     """
     replaced: set[ir.Value] = set()
     for node in nodes:
@@ -79,7 +79,7 @@ def follow(
 def _set(
     graph: ir.Graph, holders: Sequence[ir.Node], parts: Mapping[int, Array], captured: Collection[str]
 ) -> set[ir.Value]:
-    """Write parts into their holders: those that read the same constant go on sharing it."""
+    """Write parts into their holders; holders that read the same constant keep sharing it."""
     places: dict[tuple[ir.Value | None, int], list[Place]] = {}
     for holder in holders:
         for position in parts:
@@ -91,9 +91,9 @@ def _set(
 
 
 def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[ir.Node, ir.Value]:
-    """The nodes whose inputs are the parts, each with the value that these operands read.
+    """Return the nodes whose inputs are the parts, each with the value that these operands read.
 
-    What other nodes read too is copied for these, from the DequantizeLinear on.
+    If other nodes read the value too, the chain from the DequantizeLinear on is copied for these operands.
     """
     if not stored.held:
         return {node: node.outputs[0] for node, _ in places}
@@ -105,7 +105,7 @@ def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[i
     holders = {}
     for value, some in found.items():
         last = holder = own_node(graph, value, some)
-        while not is_dequantised(holder):  # transposed behind it
+        while not is_dequantised(holder):  # transposed after it
             inner = holder.inputs[0]
             assert inner is not None
             holder = own_node(graph, inner, [(holder, 0)])

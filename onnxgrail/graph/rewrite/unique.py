@@ -1,4 +1,4 @@
-"""Names for new values and nodes that nothing in the graph has yet, also not from an earlier narrowing of the model."""
+"""Names for new values and nodes that are unique in the graph, also after an earlier narrowing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TAKEN = "onnxgrail.names"
 
 
 def free_name(graph: ir.Graph, name: str) -> str:
-    """The name itself, or with the first number that makes it free."""
+    """Return the name, with the first free number appended if it is taken."""
     known = graph.meta.get(_TAKEN)
     taken = _taken(graph) if known is None else known
     found, count = name, 0
@@ -24,7 +24,7 @@ def free_name(graph: ir.Graph, name: str) -> str:
 
 @contextmanager
 def names_kept(graph: ir.Graph) -> Iterator[None]:
-    """Collect the names once for all that are asked for inside; every new one there must come from `free_name`."""
+    """Collect the names once for all calls of `free_name` inside the context; all new names must come from it."""
     graph.meta[_TAKEN] = _taken(graph)
     try:
         yield

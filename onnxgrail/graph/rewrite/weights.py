@@ -1,4 +1,4 @@
-"""The working values of a block's weights, and how a decision enters the ledger."""
+"""Read the working values of a block's weights, and record decisions in the ledger."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
 def empty(survey: Survey) -> Ledger:
-    """No decision yet."""
+    """Return a ledger without decisions."""
     return Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={})
 
 
 def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple[Floats, ...]:
-    """One (u, m, r) array per slot, zero where other blocks have already removed positions.
+    """Return one (u, m, r) array per slot, zero at positions that other blocks have removed.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
@@ -40,7 +40,7 @@ def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple
 
 
 def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> Ledger:
-    """The ledger with one more decision."""
+    """Return the ledger with one more decision."""
     block = change.block
     dead = ledger.dead.copy()
     dead[np.delete(block.ids, change.reducer.kept)] = True
@@ -54,14 +54,17 @@ def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> L
 
 
 def put(array: Array, old: ir.Value | None) -> Array:
-    """New values, in a file where the old ones lie in one: a ledger of a deep model would fill the memory."""
+    """Return new values, moved to a file if the old ones are in a file.
+
+    Otherwise the ledger of a deep model would fill the memory.
+    """
     if old is None or not isinstance(old.const_value, Mapped):
         return array
     return shelved(array)
 
 
 def original(name: str, model: ir.Model, survey: Survey) -> Array:
-    """A weight as the model has it, as floats where it is stored as integers with scales."""
+    """Return a weight of the model, dequantized if it is quantized."""
 
     def load(part: str) -> Array:
         array = constant_of(model.graph.initializers.get(part), part, survey.facts)

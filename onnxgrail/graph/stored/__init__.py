@@ -1,1 +1,1 @@
-"""Weights as the file stores them: integers with scales, packed, repeated, transposed."""
+"""Stored forms of weights: quantized, packed, repeated, transposed."""

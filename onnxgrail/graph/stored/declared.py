@@ -1,4 +1,4 @@
-"""Weights that the graph computes: whether the file tells what shape they have."""
+"""Weights that the graph computes: check that the file declares their shape."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ UNKNOWN = (
 
 
 def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
-    """Keep channels whose consumer has a computed weight of a shape that shape inference cannot tell.
+    """Freeze channels whose consumer has a computed weight with a shape that shape inference cannot find.
 
-    Nobody could say from the file alone, or check, which positions of such a weight belong to which channel.
+    The file alone does not tell which positions of such a weight belong to which channel.
     """
     plain = set(model.graph.initializers) | {key(n) for n in model.graph if n.op_type == "Constant"}
     plain |= flow.facts.stored.keys()
@@ -35,7 +35,7 @@ def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
 
 
 def _shapes(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes that ONNX shape inference finds for computed values."""
+    """Return the shapes that ONNX shape inference finds for computed values."""
     return {
         info.name: tuple(d.dim_value for d in info.type.tensor_type.shape.dim)
         for info in inferred(model)
@@ -44,17 +44,17 @@ def _shapes(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
 
 
 def inferred(model: ir.Model) -> Sequence[onnx.ValueInfoProto]:
-    """Return what ONNX shape inference finds for computed values, nothing where it fails on an operator."""
+    """Return the value infos that ONNX shape inference finds; empty if it fails on an operator."""
     try:
         proto = onnx.shape_inference.infer_shapes(without_weights(model))
-    except Exception:  # noqa: BLE001  it raises whatever comes up
+    except Exception:  # noqa: BLE001  it raises many exception types
         return ()
     found: Sequence[onnx.ValueInfoProto] = proto.graph.value_info
     return found
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The graph with its weights declared and not held: only small tensors can say something about shapes."""
+    """Return the graph with its large weights declared as inputs: only small tensors can affect shapes."""
     graph = onnx.GraphProto(name="shapes")
     graph.node.extend(ir.to_proto(node) for node in model.graph if not is_choice(node))
     for value in model.graph.inputs:

@@ -1,4 +1,4 @@
-"""Find the weights that a graph keeps as integers with scales."""
+"""Find the quantized weights of a graph."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ MOVES = frozenset(
         "Slice",
         "Concat",
     }
-)  # ops that can make or pass on integers of any size
+)  # ops that can produce or pass on integers of any bit width
 SMALL = frozenset(int(k) for k in ir.DataType if k.name.endswith(("INT2", "INT4", "FLOAT4E2M1")))
 
 
 def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
-    """Every stored weight by the name under which consumers read it: a dequantised value, or packed blocks.
+    """Return every quantized weight by the name that consumers read: a dequantized value, or packed blocks.
 
     Args:
         model: the graph.
         constants: names of values that depend on no input.
-        shapes: of all tensors as the file has them.
+        shapes: of all tensors as stored in the file.
     """
     found: dict[str, Stored] = {}
     packed: dict[str, list[Packed | Stack]] = {}
@@ -62,12 +62,12 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
 
 
 def is_dequantised(node: ir.Node) -> bool:
-    """Whether a node turns integers and scales into floats."""
+    """Return True if a node converts integers with scales to floats."""
     return node.op_type == "DequantizeLinear"
 
 
 def below_a_byte(model: ir.Model) -> frozenset[str]:
-    """Names of computed values whose numbers have less than eight bits: the runtime cannot hand them over."""
+    """Return the names of computed values with fewer than eight bits per number: the runtime cannot return them."""
     found: set[str] = set()
     for node in model.graph:
         kinds = {integer(node, name, 0) for name in ("to", "output_dtype")}
@@ -116,7 +116,7 @@ def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
 def _stacks(
     model: ir.Model, node: ir.Node, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Stack]:
-    """The weights of a QMoE whose shapes fit together."""
+    """Return the weights of a QMoE whose shapes are consistent."""
     form = mixture_of(node)
     found = []
     for matrix, bits in zip((form.up, form.down, form.gate), form.bits, strict=True):
@@ -139,7 +139,7 @@ def _bits(model: ir.Model, name: str) -> int:
 
 
 def _dtype(model: ir.Model, node: ir.Node, scale: str) -> np.dtype[Any]:
-    """The scale's type, which is the type of the numbers."""
+    """Return the dtype of the dequantized numbers: the one stated by the node, or else the scale's."""
     asked = integer(node, "output_dtype", 0)
     if asked:
         return ir.DataType(asked).numpy()

@@ -1,7 +1,7 @@
-"""Weights that the file keeps as integers with scales: what their numbers are, and how they are cut and written back.
+"""The interface of quantized weights: how their numbers are decoded, cut and encoded again.
 
-A *stored* weight is seen by everything else as the float array that it stands for.  Only the rewriter asks for its
-parts: the integers, scales and zero points of a DequantizeLinear, or the packed blocks of a MatMulNBits.
+Everything else sees such a weight as the float array that it represents.  Only the rewriter handles its parts: the
+integers, scales and zero points of a DequantizeLinear, or the packed blocks of a MatMulNBits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ Keep = Mapping[int, Bools]
 
 
 class Member(NamedTuple):
-    """One stored array that a cut along an axis of the float array reaches: its name, its axis, positions there."""
+    """A stored array that a cut along an axis of the float array affects.
+
+    Attributes:
+        name: of the stored array.
+        axis: its axis that is cut.
+        positions: positions on that axis.
+    """
 
     name: str
     axis: int
@@ -26,56 +32,62 @@ class Member(NamedTuple):
 
 
 class Stored(Protocol):
-    """What every kind of stored weight knows."""
+    """A quantized weight."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the float array."""
+        """Return the shape of the float array."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the float array."""
+        """Return the dtype of the float array."""
 
     @property
     def bits(self) -> int:
-        """Of one number in the file."""
+        """Return the number of bits per number in the file."""
 
     @property
     def held(self) -> bool:
-        """Whether its parts are inputs of the node that makes the float array (else of every node that reads it)."""
+        """Return True if its parts are inputs of the node that outputs the float array, else of every reader."""
 
     def block(self, axis: int) -> int:
-        """How many neighbours along an axis share a scale and must go together; 1 where each can go alone."""
+        """Return how many neighbors along an axis share a scale and are removed together; 1 if there is no block."""
 
     def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count the numbers and bytes of an array of this shape that is stored alike, scales and zero points too."""
+        """Count the numbers and bytes, with scales and zero points, of an array of this shape stored the same way."""
 
     def decode(self, load: Load) -> Array:
-        """The float array."""
+        """Dequantize to the float array."""
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
-        """Operand position -> part, with only the kept positions; `values` are new numbers of full size.
+        """Return the parts with only the kept positions, by operand position.
 
-        Zero points stay; a scale stays too, unless new numbers are out of its range: then it grows just enough.
+        Zero points do not change.  Scales do not change either, unless new numbers are out of range: then they grow
+        just enough.
+
+        Args:
+            load: returns the array of a name.
+            keep: axis of the float array -> mask of the kept positions.
+            values: new numbers of full size; None to keep the stored ones.
         """
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
-        """Stored arrays that lose these positions, the one with the numbers first."""
+        """Return the stored arrays that lose these positions, the one with the numbers first."""
 
 
 def safe(scale: Floats) -> Floats:
-    """Scales to divide by."""
+    """Return scales to divide by: zeros are replaced by one."""
     return np.where(scale == 0, 1.0, scale)
 
 
 def wanted(values: Floats, scale: Floats, low: Floats, high: Floats) -> Floats:
-    """Size of the scale that each value needs to get a code in range; 0 where the one it has will do.
+    """Return the scale that each value needs to be encoded in range; 0 if its current scale is large enough.
 
     Args:
         values: new numbers.
-        scale: the scale of each; a negative one turns the range around.
+        scale: the scale of each; a negative one reverses the range.
         low: how far the codes reach below the zero point of each.
-        high: how far above.
+        high: how far the codes reach above it.
     """
     room = np.where((values > 0) == (scale >= 0), high, low)
     beyond = (np.abs(values) > 0) & (np.abs(values) >= np.abs(scale) * (room + 0.5)) & (room > 0)
@@ -83,13 +95,13 @@ def wanted(values: Floats, scale: Floats, low: Floats, high: Floats) -> Floats:
 
 
 def raised(scale: Array, least: Floats) -> Array:
-    """Scales of at least these sizes, with the type and signs they have."""
+    """Return the scales, increased to at least these magnitudes, with their dtype and signs."""
     now = scale.astype(np.float64)
     return np.copysign(np.maximum(np.abs(now), least.reshape(now.shape)), now).astype(scale.dtype)
 
 
 def kept(array: Array, keep: Keep) -> Array:
-    """Only the kept positions of every axis named."""
+    """Return only the kept positions along every axis in `keep`."""
     for axis, mask in keep.items():
         array = np.compress(mask, array, axis=axis)
     return np.array(array, order="C")

@@ -1,4 +1,4 @@
-"""Weights packed into blocks of a few bits, as MatMulNBits reads them."""
+"""Weights packed into blocks of a few bits per number, as in MatMulNBits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxgrail.core import Array, Floats, Ints
 from onnxgrail.graph.stored.integers import Keep, Load, Member, kept, raised, safe, wanted
 
 BYTE = 8
-BITS = (2, 4, 8)  # numbers that do not cross bytes
+BITS = (2, 4, 8)  # bit widths whose numbers do not cross byte boundaries
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """(N, K) numbers of a MatMulNBits: blocks of `size` along K share a scale, `bits` bits each, low bits first."""
+    """An (N, K) weight of a MatMulNBits: `size` numbers along K share a scale; `bits` bits each, low bits first."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -27,21 +27,21 @@ class Packed:
     zero: str
     bits: int
     size: int
-    flat: bool  # scales without a block axis of their own
+    flat: bool  # scales are one-dimensional, without a block axis
     held: bool = False
-    fractions: bool = False  # zero points are floats, one for each block
+    fractions: bool = False  # zero points are floats, one per block
 
     @property
     def blocks(self) -> int:
-        """Blocks of one row."""
+        """Return the number of blocks per row."""
         return -(-self.shape[1] // self.size)
 
     def block(self, axis: int) -> int:
-        """As `Stored.block`."""
+        """Return the block size along an axis; see `Stored.block`."""
         return self.size if axis == 1 else 1
 
     def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """As `Stored.count`; padded zero points count as the bytes that they are packed into."""
+        """Count numbers and bytes; see `Stored.count`.  Padded zero points count as the bytes they are packed into."""
         rows, blocks = shape[0], -(-shape[1] // self.size)
         numbers, scales = math.prod(shape), rows * blocks
         zeros = scales if self.fractions else rows * -(-blocks * self.bits // BYTE) if self.zero else 0
@@ -50,14 +50,14 @@ class Packed:
         return numbers + scales + zeros, packed + floats * self.dtype.itemsize + (0 if self.fractions else zeros)
 
     def decode(self, load: Load) -> Array:
-        """As `Stored.decode`."""
+        """Dequantize; see `Stored.decode`."""
         codes = unpacked(load(self.packed), self.bits)[..., : self.size].astype(np.float64)
         scale, zero = self._parts(load)
         numbers = (codes - zero[..., None]) * scale[..., None]
         return numbers.reshape(self.shape[0], -1)[:, : self.shape[1]].astype(self.dtype)
 
     def _parts(self, load: Load) -> tuple[Floats, Floats]:
-        """(N, blocks) scales and zero points."""
+        """Return the scales and zero points, (N, blocks) each."""
         grid = (self.shape[0], self.blocks)
         scale = load(self.scale).reshape(grid).astype(np.float64)
         if not self.zero:
@@ -70,7 +70,7 @@ class Packed:
         return unpacked(zero.reshape(self.shape[0], -1), self.bits)[:, : self.blocks]
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
-        """As `Stored.cut`."""
+        """Return the parts of a cut; see `Stored.cut`."""
         packed, scale = load(self.packed), load(self.scale)
         if values is not None:
             packed, scale = self._encoded(load, values)
@@ -88,9 +88,9 @@ class Packed:
         return left.ravel() if zero.ndim == 1 else left
 
     def _encoded(self, load: Load, values: Array) -> tuple[Array, Array]:
-        """Packed codes and scales of new numbers.
+        """Return the packed codes and the scales of new numbers.
 
-        A block of nothing but zeros gets the scale 0: no code means 0 where the zero point is a fraction.
+        A block of zeros gets the scale 0: with a fractional zero point, no code represents 0.
         """
         scale, zero = self._parts(load)
         padded = np.zeros((self.shape[0], self.blocks * self.size))
@@ -104,7 +104,7 @@ class Packed:
         return packed_bits(np.clip(np.rint(codes), 0, high).astype(np.uint8), self.bits), fresh
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
-        """As `Stored.members`."""
+        """Return the stored arrays that a cut affects; see `Stored.members`."""
         if axis == 0:
             return [Member(self.packed, 0, positions), Member(self.scale, 0, self._flat_rows(positions))]
         blocks = np.unique(positions // self.size)
@@ -120,14 +120,14 @@ class Packed:
 
 
 def unpacked(data: Array, bits: int) -> Array:
-    """Codes of a byte array, low bits first: the last axis grows by 8 / bits."""
+    """Unpack the codes of a byte array, low bits first; the last axis grows by 8 / bits."""
     shifts = np.arange(0, BYTE, bits, dtype=np.uint8)
     codes = (data[..., None] >> shifts) & np.uint8(2**bits - 1)
     return codes.reshape(*data.shape[:-1], -1)
 
 
 def packed_bits(codes: Array, bits: int) -> Array:
-    """Bytes of codes, low bits first; the last byte is filled up with zeros."""
+    """Pack codes into bytes, low bits first; the last byte is padded with zeros."""
     each = BYTE // bits
     missing = -codes.shape[-1] % each
     filled = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])

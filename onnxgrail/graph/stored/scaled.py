@@ -1,4 +1,4 @@
-"""Weights behind DequantizeLinear."""
+"""Weights dequantized by DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTE = 8  # bits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """(q - zero) * scale, as DequantizeLinear has it: per tensor, per channel or per block along `axis`."""
+    """A weight (q - zero) * scale, as in DequantizeLinear: scales per tensor, per channel or per block along `axis`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -26,18 +26,18 @@ class Scaled:
     scale: str
     zero: str
     axis: int
-    size: int  # block size along the axis; 0 where blocks are not used
+    size: int  # block size along the axis; 0 without blocks
     per_axis: bool
-    named: str  # an initializer's name, or the float array's where the integers are computed
+    named: str  # name of the initializer, or of the float array if the integers are computed
     bits: int = 8
     held: bool = True
 
     def block(self, axis: int) -> int:
-        """As `Stored.block`."""
+        """Return the block size along an axis; see `Stored.block`."""
         return self.size if self.size and axis == self.axis else 1
 
     def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """As `Stored.count`."""
+        """Count numbers and bytes; see `Stored.count`."""
         numbers, scales = math.prod(shape), 1
         if self.size:
             scales = math.prod(-(-n // self.size) if a == self.axis else n for a, n in enumerate(shape))
@@ -48,18 +48,18 @@ class Scaled:
         return numbers + scales + zeros, numbers * self.bits // BYTE + beside
 
     def decode(self, load: Load) -> Array:
-        """As `Stored.decode`."""
+        """Dequantize; see `Stored.decode`."""
         q, scale, zero = self._parts(load)
         return ((q - zero) * scale).astype(self.dtype)
 
     def _parts(self, load: Load) -> tuple[Floats, Floats, Floats]:
-        """Integers, scales and zero points as floats that broadcast."""
+        """Return integers, scales and zero points as floats that broadcast against each other."""
         q = load(self.quantised).astype(np.float64)
         zero = load(self.zero) if self.zero else np.zeros(())
         return q, self._spread(load(self.scale), self.shape), self._spread(zero, self.shape)
 
     def _spread(self, part: Array, shape: tuple[int, ...]) -> Floats:
-        """A scale or zero point as floats that broadcast to `shape`, which is that of the numbers or a cut of it."""
+        """Return a scale or zero point as floats that broadcast to `shape`: that of the numbers or of a cut."""
         part = part.astype(np.float64)
         if self._blocked(part):
             whole = np.repeat(part, self.size, axis=self.axis)
@@ -69,7 +69,7 @@ class Scaled:
         return part.reshape(()) if part.size == 1 else part
 
     def _largest(self, numbers: Floats, scale: Array) -> Floats:
-        """The largest number under each scale: the way back from `_spread`."""
+        """Return the largest number under each scale: the reverse of `_spread`."""
         if self._blocked(scale):
             starts = np.arange(0, numbers.shape[self.axis], self.size)
             blocks: Floats = np.maximum.reduceat(numbers, starts, axis=self.axis)
@@ -82,7 +82,7 @@ class Scaled:
         return bool(self.size) and part.ndim == len(self.shape)
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
-        """As `Stored.cut`."""
+        """Return the parts of a cut; see `Stored.cut`."""
         parts = {0: kept(load(self.quantised), keep), 1: self._cut_scale(load(self.scale), keep)}
         if self.zero:
             parts[2] = self._cut_scale(load(self.zero), keep)
@@ -99,9 +99,9 @@ class Scaled:
         return parts
 
     def _reach(self, load: Load) -> float:
-        """How far from the zero point codes of new numbers may go: bytes no further than they do now.
+        """Return how far codes of new numbers may be from the zero point: 8-bit codes no further than the current ones.
 
-        Quantisers leave one bit free for kernels that add two products in sixteen bits.
+        Quantization tools leave one bit unused for kernels that add two products in sixteen bits.
         """
         q, _, zero = self._parts(load)
         far = float(np.abs(q - zero).max(initial=0.0))
@@ -115,18 +115,18 @@ class Scaled:
         return part
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
-        """As `Stored.members`."""
+        """Return the stored arrays that a cut affects; see `Stored.members`."""
         return [Member(self.named, axis, positions)]
 
 
 def quantised(codes: Floats, dtype: np.dtype[Any]) -> Array:
-    """Codes in an integer (or narrow float) type: to the nearest, clamped to its range."""
+    """Round codes to an integer (or narrow float) dtype, clamped to its range."""
     low, high = limits(dtype)
     whole = ir.DataType.from_numpy(dtype).is_integer()
     return np.clip(np.rint(codes) if whole else codes, low, high).astype(dtype)
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Smallest and largest value; numpy itself does not know the types below eight bits."""
+    """Return the smallest and largest value of a dtype; numpy does not know types below eight bits."""
     kind = ir.DataType.from_numpy(dtype)
     return float(kind.min), float(kind.max)

@@ -1,7 +1,7 @@
-"""Constants that repeat themselves: which of their numbers are stored, and how these are laid out over the shape.
+"""Constants that repeat their numbers: which numbers are stored, and how they are laid out over the shape.
 
-Exporters let `Expand`, `Tile` or broadcasting fill a map with one number per channel.  Written out, such a constant is
-as large as an activation, so only its core is ever stored.
+Exporters use `Expand`, `Tile` or broadcasting to fill an array with one number per channel.  Materialized, such a
+constant is as large as an activation, so only its core is stored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from onnxgrail.core import Array, Bools, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dim:
-    """One dimension of the layout.
+    """A dimension of the layout.
 
     Attributes:
-        axis: axis of the constant that it is a part of.
-        repeated: all positions hold the same numbers, so one of them is stored.
-        units: (size,) unit number of every position, 0 where it always stays.
+        axis: the axis of the constant that it is part of.
+        repeated: all positions hold the same numbers, so only one is stored.
+        units: (size,) unit number of every position, 0 if it always stays.
     """
 
     axis: int
@@ -31,12 +31,18 @@ class Dim:
     units: Ints
 
     def alive(self, dead: Bools) -> Bools:
-        """Return which positions stay, (size,)."""
+        """Return a mask of the positions that stay, (size,)."""
         return ~dead[self.units]
 
 
 class Core(NamedTuple):
-    """What is stored of a narrowed constant: its core, the shape that is expanded to, and the constant's own shape."""
+    """The stored part of a narrowed constant.
+
+    Attributes:
+        array: the core.
+        expanded: the shape to which the core is expanded.
+        shape: the shape of the constant.
+    """
 
     array: Array
     expanded: tuple[int, ...]
@@ -45,21 +51,21 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """The layout of a constant that repeats itself; the dimensions of one axis follow each other."""
+    """The layout of a constant that repeats its numbers; dimensions of the same axis follow each other."""
 
     dims: tuple[Dim, ...]
     rank: int
 
     def left(self, dead: Bools) -> int:
-        """Count the numbers that are stored when units go."""
+        """Count the numbers that are stored without the dead units."""
         return math.prod(int(dim.alive(dead).sum()) for dim in self.dims if not dim.repeated)
 
     def core(self, array: Array, dead: Bools) -> Core | None:
-        """Return what is stored when units go; None if the numbers that stay do not repeat themselves this way.
+        """Return the stored part without the dead units; None if the remaining numbers do not repeat this way.
 
         Args:
-            array: the constant at full size; what stands at positions that go does not matter.
-            dead: (ids,) units that go.
+            array: the constant at full size; numbers at removed positions do not matter.
+            dead: (ids,) mask of removed units.
         """
         whole = array.reshape([len(dim.units) for dim in self.dims])
         for place, dim in enumerate(self.dims):
@@ -76,7 +82,7 @@ class Spread:
 
 
 def spread_of(array: Array, units: Mapping[int, Ints]) -> Spread | None:
-    """Return how a constant repeats itself along its axes, in a way that narrowing keeps; None if it does not.
+    """Return how a constant repeats along its axes, in a way that narrowing preserves; None if it does not repeat.
 
     Args:
         array: its numbers, at least one.
@@ -85,7 +91,7 @@ def spread_of(array: Array, units: Mapping[int, Ints]) -> Spread | None:
     dims: list[Dim] = []
     core = array
     for axis in range(array.ndim):
-        if (core == core.take([0], axis=axis)).all():  # first, since what follows looks at less then
+        if (core == core.take([0], axis=axis)).all():  # first, so that the next loop reads less data
             core = core.take([0], axis=axis)
     for axis, size in enumerate(array.shape):
         own = units.get(axis, np.zeros(size, dtype=np.int64))
@@ -99,7 +105,7 @@ def spread_of(array: Array, units: Mapping[int, Ints]) -> Spread | None:
 def _along(array: Array, axis: int, units: Ints) -> list[Dim]:
     """Split an axis into repeats of a core, the core, and repeats of each of its numbers.
 
-    It stays whole where units would be spread over more than one of these.
+    The axis stays whole if its units would be spread over more than one of these.
     """
     rows = np.moveaxis(array, axis, 0).reshape(len(units), -1)
     width = rows.shape[1]

@@ -1,4 +1,4 @@
-"""Stacks of packed matrices, one for every expert, as QMoE reads them."""
+"""Stacks of packed matrices, one per expert, as in QMoE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgrail.graph.stored.packed import BYTE, packed_bits, unpacked
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """(E, R, C) numbers: along C `bits` bits each, low bits first; a row, or each `size` numbers of it, has a scale.
+    """An (E, R, C) weight: `bits` bits per number along C, low bits first; one scale per row, or per `size` numbers.
 
     `places` are the inputs of the node that hold the numbers, the scales and the zero points.
     """
@@ -32,11 +32,11 @@ class Stack:
     held: bool = False
 
     def block(self, axis: int) -> int:
-        """As `Stored.block`: whole bytes along the last axis, and whole blocks."""
+        """Return the block size along an axis, see `Stored.block`: a scale block or one byte along the last axis."""
         return (self.size or BYTE // self.bits) if axis == 2 else 1
 
     def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """As `Stored.count`; zero points count as the bytes that they are packed into."""
+        """Count numbers and bytes; see `Stored.count`.  Zero points count as the bytes they are packed into."""
         numbers, rows, blocks = math.prod(shape), math.prod(shape[:2]), -(-shape[2] // (self.size or shape[2]))
         packed = rows * -(-blocks * self.bits // BYTE) if self.size else shape[0] * -(-shape[1] * self.bits // BYTE)
         zeros = packed if self.zero else 0
@@ -44,17 +44,17 @@ class Stack:
         return numbers + rows * blocks + zeros, numbers * self.bits // BYTE + beside
 
     def decode(self, load: Load) -> Array:
-        """As `Stored.decode`."""
+        """Dequantize; see `Stored.decode`."""
         scale, zero = self._parts(load)
         codes = unpacked(load(self.packed), self.bits).astype(np.float64)
         return ((codes - self._wide(zero)) * self._wide(scale)).astype(self.dtype)
 
     def _wide(self, grid: Floats) -> Floats:
-        """One number per scale as one per weight."""
+        """Repeat numbers per scale to numbers per weight."""
         return np.repeat(grid, self.size or self.shape[2], axis=2)[..., : self.shape[2]]
 
     def _parts(self, load: Load) -> tuple[Floats, Floats]:
-        """(E, R, blocks) scales and zero points."""
+        """Return the scales and zero points, (E, R, blocks) each."""
         scale = self._grid(load(self.scale)).astype(np.float64)
         zero = load(self.zero) if self.zero else None
         if zero is None:
@@ -65,13 +65,13 @@ class Stack:
         return array.reshape(*self.shape[:2], -1)
 
     def _zeros(self, zero: Array) -> Array:
-        """Zero points, packed along the rows where a row has one, else along its blocks."""
+        """Unpack the zero points: packed along the rows if there is one per row, else along the blocks of a row."""
         if zero.ndim == 2:
             return self._grid(unpacked(zero, self.bits)[:, : self.shape[1]])
         return unpacked(zero, self.bits)[..., : -(-self.shape[2] // self.size)]
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
-        """As `Stored.cut`."""
+        """Return the parts of a cut; see `Stored.cut`."""
         packed, scale = load(self.packed), load(self.scale)
         if values is not None:
             packed, scale = self._encoded(load, values)
@@ -85,11 +85,11 @@ class Stack:
         return dict(zip(self.places, parts, strict=False))
 
     def _every(self, keep: Keep, step: int) -> Keep:
-        """What is kept where one position of the last axis stands for `step` of them; 0 for all of them."""
+        """Return the masks for an array with one position per `step` positions of the last axis; 0 if it has none."""
         return {a: mask if a != 2 else mask[::step] for a, mask in keep.items() if a != 2 or step}
 
     def _encoded(self, load: Load, values: Array) -> tuple[Array, Array]:
-        """Packed codes and scales of new numbers."""
+        """Return the packed codes and the scales of new numbers."""
         scale, zero = self._parts(load)
         high = 2**self.bits - 1
         wide = self._wide(zero)
@@ -102,7 +102,7 @@ class Stack:
         return packed_bits(np.clip(np.rint(codes), 0, high).astype(np.uint8), self.bits), fresh
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
-        """As `Stored.members`."""
+        """Return the stored arrays that a cut affects; see `Stored.members`."""
         if axis < 2:
             return [Member(self.packed, axis, positions), Member(self.scale, axis, positions)]
         packed = Member(self.packed, 2, np.unique(positions // (BYTE // self.bits)))

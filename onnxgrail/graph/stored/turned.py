@@ -1,4 +1,4 @@
-"""Weights that are transposed behind their DequantizeLinear, as exporters write linear layers."""
+"""Quantized weights that are transposed after DequantizeLinear, as exporters write linear layers."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from onnxgrail.graph.stored.integers import Keep, Load, Member, Stored
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turned:
-    """Axis `a` of the float array is axis `axes[a]` of the one inside."""
+    """A transposed quantized weight: axis `a` of the float array is axis `axes[a]` of `inside`."""
 
     inside: Stored
     axes: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As `Stored.shape`."""
+        """Return the shape; see `Stored.shape`."""
         return tuple(self.inside.shape[a] for a in self.axes)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As `Stored.dtype`."""
+        """Return the dtype; see `Stored.dtype`."""
         return self.inside.dtype
 
     @property
     def bits(self) -> int:
-        """As `Stored.bits`."""
+        """Return the bits per number; see `Stored.bits`."""
         return self.inside.bits
 
     @property
     def held(self) -> bool:
-        """As `Stored.held`."""
+        """Return True if the parts are inputs of one node; see `Stored.held`."""
         return self.inside.held
 
     def block(self, axis: int) -> int:
-        """As `Stored.block`."""
+        """Return the block size along an axis; see `Stored.block`."""
         return self.inside.block(self.axes[axis])
 
     def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """As `Stored.count`."""
+        """Count numbers and bytes; see `Stored.count`."""
         return self.inside.count([shape[a] for a in np.argsort(self.axes)])
 
     def decode(self, load: Load) -> Array:
-        """As `Stored.decode`."""
+        """Dequantize; see `Stored.decode`."""
         return self.inside.decode(load).transpose(self.axes)
 
     def cut(self, load: Load, keep: Keep, values: Array | None) -> dict[int, Array]:
-        """As `Stored.cut`."""
+        """Return the parts of a cut; see `Stored.cut`."""
         back = None if values is None else values.transpose(np.argsort(self.axes))
         return self.inside.cut(load, {self.axes[a]: mask for a, mask in keep.items()}, back)
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
-        """As `Stored.members`."""
+        """Return the stored arrays that a cut affects; see `Stored.members`."""
         return self.inside.members(self.axes[axis], positions)
