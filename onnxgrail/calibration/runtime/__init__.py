@@ -1,1 +1,1 @@
-"""ONNX Runtime: sessions, threads, timing, trial runs, quantization tools."""
+"""Use of ONNX Runtime: sessions, threads, timing, trial runs, quantization tools."""

@@ -1,4 +1,4 @@
-"""By how many channels ONNX Runtime blocks convolutions on this machine."""
+"""The number of channels per block in ONNX Runtime's convolutions on this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SILENT = 4  # ONNX Runtime warns that an optimised file belongs to this machine
 
 @functools.cache
 def channel_block() -> int:
-    """Return the channels per block of a convolution on the CPU, 1 where they are not blocked.
+    """Return the channels per block of a convolution on the CPU, 1 if they are not blocked.
 
-    The runtime lays channels out in blocks as wide as a vector register (MlasNchwcGetBlockSize: 16 with AVX-512, 8 with
-    AVX), and pads what does not fill one.  A convolution to a single channel is optimised, and the padded weight tells.
+    The runtime stores channels in blocks as wide as a vector register (MlasNchwcGetBlockSize: 16 with AVX-512, 8 with
+    AVX) and pads incomplete blocks.  So a convolution to one channel is optimized, and the padded weight shows the
+    size.
     """
     ort = runtime()
     options = ort.SessionOptions()

@@ -1,7 +1,7 @@
-"""A program of its own: open a model file in ONNX Runtime and run it once.
+"""A program of its own that opens a model file in ONNX Runtime and runs it once.
 
-`trial.py` runs this file in a child process, because ONNX Runtime can end the process with a signal.  It imports
-nothing of onnxgrail, so that starting it is cheap.
+`trial.py` runs this file in a child process, because ONNX Runtime can crash the process with a signal.  It does not
+import onnxgrail, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main(path: str, feed: str, setup: str) -> int:
     """Open the model with default optimization and run it.
 
     Args:
-        path: of the model.
-        feed: of an .npz file with one array per input, in the order of the inputs; empty to run nothing.
+        path: the model file.
+        feed: an .npz file with one array per input, in the order of the inputs; empty to run nothing.
         setup: JSON with `parent` (a process), `providers`, `threads` and `libraries` of custom operators.
 
     Returns:
@@ -54,7 +54,7 @@ def main(path: str, feed: str, setup: str) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """End together with the process that waits for the result, however that ends, where the system can."""
+    """End this process when the parent process ends, on Linux."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(ImportError, OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Libraries with custom operators, named by the command or the call, for every session that is opened inside it."""
+"""Libraries with custom operators, given on the command line or in the call, for every session opened in a context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Libraries = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def files_of(libraries: Libraries) -> list[str]:
-    """Return the full paths of libraries.
+    """Return the absolute paths of libraries.
 
     Raises:
         UsageError: one is not a file.
@@ -30,10 +30,10 @@ def files_of(libraries: Libraries) -> list[str]:
 
 @contextmanager
 def custom_ops(libraries: Libraries) -> Iterator[None]:
-    """Register libraries of custom operators with every session that is opened inside.
+    """Register libraries of custom operators with every session opened in the context.
 
     Args:
-        libraries: a path, or several.  The code in them is run.
+        libraries: a path, or several.  Their code is run.
 
     Raises:
         UsageError: there is no such file, or ONNX Runtime cannot load it.
@@ -42,7 +42,7 @@ def custom_ops(libraries: Libraries) -> Iterator[None]:
     token = LIBRARIES.set(tuple(dict.fromkeys((*LIBRARIES.get(), *paths))))
     try:
         if paths:
-            register(runtime().SessionOptions())  # what cannot be loaded is told of before the work starts
+            register(runtime().SessionOptions())  # reports libraries that cannot be loaded before the work starts
         yield
     finally:
         LIBRARIES.reset(token)

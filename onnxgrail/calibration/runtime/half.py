@@ -1,4 +1,4 @@
-"""Half precision by the tool of ONNX Runtime; nodes with which ONNX Runtime dies stay in float32."""
+"""Half precision by the tool of ONNX Runtime; nodes that crash ONNX Runtime stay in float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx
 
 from onnxgrail.calibration.runtime.trial import Trial
 
-TRIALS, SECONDS = 64, 60.0  # bounds of the search for the nodes to blame
+TRIALS, SECONDS = 64, 60.0  # limits of the search for the nodes to blame
 Works = Callable[[Sequence[str]], bool]
 
 
@@ -26,13 +26,13 @@ def convert(source: Path, target: Path, blocked: Sequence[str] = ()) -> None:
     from onnxruntime.transformers import float16
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # small weights become zero, which the comparison judges
+        warnings.simplefilter("ignore")  # warnings on small weights that become zero: the later comparison judges them
         plain = named(source)
         outputs = _apart(plain.graph)
         made = float16.convert_float_to_float16(plain, keep_io_types=True, node_block_list=list(blocked))
     _once(made.graph)
     converted = {output.name: output for output in made.graph.output if not output.type.HasField("tensor_type")}
-    outputs = [converted.get(output.name, output) for output in outputs]  # what sequences hold has no cast
+    outputs = [converted.get(output.name, output) for output in outputs]  # elements of sequences have no cast
     del made.graph.output[:]
     made.graph.output.extend(outputs)
     onnx.save(made, target)
@@ -50,7 +50,7 @@ def named(source: Path) -> onnx.ModelProto:
 
 
 def _apart(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Leave each output that a node makes once, since the tool adds a cast per output; return all of them."""
+    """Keep each output that a node makes only once, since the tool adds a cast per output; return all outputs."""
     outputs = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in graph.output]
     made = {name for node in graph.node for name in node.output}
     del graph.output[:]
@@ -72,7 +72,7 @@ def _once(graph: onnx.GraphProto) -> None:
 
 
 def culprits(source: Path, make: Callable[[Sequence[str]], Trial]) -> tuple[str, ...]:
-    """Return names of few nodes that must stay in float32 so that ONNX Runtime runs the model; none if nothing helps.
+    """Return names of a few nodes that must stay in float32 so that ONNX Runtime runs the model; empty if none help.
 
     Args:
         source: the model in float32.
@@ -99,7 +99,7 @@ def culprits(source: Path, make: Callable[[Sequence[str]], Trial]) -> tuple[str,
 
 
 def fewest(names: Sequence[str], works: Works) -> list[str]:
-    """Return few of the names for which `works` still holds.
+    """Return a small subset of the names for which `works` still holds.
 
     References:
         Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input" (ddmin).

@@ -1,4 +1,4 @@
-"""How long one run takes in ONNX Runtime, two models in turn so that a busy machine slows both."""
+"""Time of a run in ONNX Runtime; two models alternate so that a busy machine slows both."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from onnxgrail.core import Array, Feed, Floats
 from onnxgrail.graph.io.serial import Packed
 
 WARM, LEAST, MOST = 2, 9, 60  # runs of each model
-SECONDS = 1.0  # spent on a pair of models once there are enough runs
-LONGER = 1.5  # where times are reported with their spread
+SECONDS = 1.0  # time spent on a pair of models once there are enough runs
+LONGER = 1.5  # if times are reported with their spread
 
 Source = Packed | bytes | str | Path
 
 
 def single(feed: Feed, signature: Signature) -> dict[str, Array]:
-    """One sample of a feed where the model leaves the batch open, else the feed."""
+    """Return the first sample of a feed if the model leaves the batch open, else the whole feed."""
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
     if fixed or len({a.shape[0] if a.ndim else -1 for a in arrays.values()}) != 1:
@@ -37,7 +37,7 @@ def in_turn(
     *,
     providers: Sequence[str],
 ) -> tuple[float, float]:
-    """Median milliseconds per run of two models, measured alternately.
+    """Return median milliseconds per run of two models, measured alternately.
 
     Raises:
         ModelError: ONNX Runtime does not load or run one of them.
@@ -48,7 +48,7 @@ def in_turn(
 
 
 def times_of(sources: Iterable[Source], feeds: Sequence[Feed], *, providers: Sequence[str]) -> tuple[Times, ...]:
-    """What runs of some models take, measured alternately, each on its feed.
+    """Measure the time per run of several models alternately, each on its feed.
 
     Raises:
         ModelError: ONNX Runtime does not load or run one of them.
@@ -59,7 +59,7 @@ def times_of(sources: Iterable[Source], feeds: Sequence[Feed], *, providers: Seq
 def _turns(
     sources: Iterable[Source], feeds: Sequence[Feed], providers: Sequence[str], *, seconds: float, **more: int
 ) -> Floats:
-    """Milliseconds (models, rounds)."""
+    """Return milliseconds (models, rounds)."""
     with ExitStack() as stack:
         sessions = [stack.enter_context(open_session(source, providers=providers)) for source in sources]
         return take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=seconds, **more)

@@ -1,4 +1,4 @@
-"""A limit on how long ONNX Runtime may run a model: a file of a stranger may hold a loop without end."""
+"""A time limit for runs of a model, because an untrusted file may hold an infinite loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SECONDS = "ONNXGRAIL_RUN_SECONDS"
 
 
 def seconds() -> float | None:
-    """The limit that the environment sets; None for no limit.
+    """Return the limit set in the environment; None for no limit.
 
     Raises:
-        UsageError: what it says is no positive number.
+        UsageError: the value is not a positive number.
     """
     text = os.environ.get(SECONDS, "").strip()
     if not text:
@@ -34,10 +34,10 @@ def seconds() -> float | None:
 
 @contextlib.contextmanager
 def limited() -> Iterator[Any]:
-    """Options for a run that is stopped when its time is over; None where there is no limit.
+    """Yield run options that stop a run after the time limit; None if there is no limit.
 
     Raises:
-        StoppedError: it was stopped.
+        StoppedError: the run was stopped.
     """
     limit = seconds()
     if limit is None:

@@ -1,4 +1,4 @@
-"""Weights and activations in fewer bits, by the tools of ONNX Runtime; always behind the narrowing."""
+"""Quantization of weights and activations by the tools of ONNX Runtime, always after narrowing."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
 
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no kernel for Conv on a CPU
+DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no CPU kernel for Conv
 MARKS = ("QLinear", "DequantizeLinear", "QuantizeLinear", "DynamicQuantize", "MatMulNBits", "QAttention", "QGemm")
 INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
-NOISE = 7e-4  # share of an activation's energy that 8 bits may add as noise; beyond, its layer stays in float
+NOISE = 7e-4  # maximum quantization noise as a share of an activation's energy; else its layer stays in float
 STEPS = 255
-FIRST_OPSET = 13  # scales per channel
+FIRST_OPSET = 13  # per-channel scales need it
 OUTLIERS = "outliers in their inputs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Quantised:
-    """A model in fewer bits.
+    """A quantized model.
 
     Attributes:
         model: the graph.
-        kept: names of layers that stay in float; why: the reason.
-        ops: how many operators of each kind were added.
-        bytes_before, bytes_after: of the file, with and without.
+        kept: names of layers that stay in float.
+        why: the reason.
+        ops: number of operators of each type that were added.
+        bytes_before, bytes_after: file size before and after quantization.
     """
 
     model: ir.Model
@@ -56,15 +57,15 @@ class Quantised:
 
 
 def is_quantised(model: ir.Model) -> bool:
-    """Whether a graph computes with integers, or stores weights as such."""
+    """Return True if a graph computes with integers or stores weights as integers."""
     return any(node.op_type.startswith(MARKS) or node.op_type in INTEGER for node in model.graph)
 
 
 def refuse(model: ir.Model, kind: str) -> None:
-    """Whether a model can still be quantised.
+    """Check that a model can be quantized.
 
     Raises:
-        QuantisedError: it is already, or has half precision already.
+        QuantisedError: it is quantized already, or has half precision already.
         ModelError: it is too large, or its opset too old.
     """
     if is_quantised(model):
@@ -94,7 +95,7 @@ def refuse(model: ir.Model, kind: str) -> None:
 
 
 def _weight_type(node: ir.Node) -> ir.DataType | None:
-    """Type of the weight of a layer; None for every other node."""
+    """Return the dtype of a layer's weight; None for other nodes."""
     if node.op_type not in LAYERS or len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     return node.inputs[1].dtype if node.inputs[1].const_value is not None else None
@@ -109,20 +110,20 @@ def quantise(
     probe: Feed | None = None,
     providers: Sequence[str] = CPU,
 ) -> Quantised:
-    """The model in `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
+    """Quantize the model to `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
 
-    The result is tried in a child process.  Nodes with which ONNX Runtime dies in half precision stay in float32.
+    The result is tried in a child process.  Nodes that crash ONNX Runtime in half precision stay in float32.
 
     Args:
         model: a float model; not changed.
         feeds: calibration data, read once or twice, for `int8` only.
         kind: one of the three.
-        symmetric: zero points are zero and activations signed, as TensorRT wants it; on a CPU unsigned ones are faster.
-        probe: a small feed that the result is tried on; without one it is only opened.
-        providers: execution providers that the result is tried with.
+        symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
+        probe: a small feed for the trial run; without it, the result is only opened.
+        providers: execution providers for the trial run.
 
     Raises:
-        ModelError: ONNX Runtime's tool fails, or ONNX Runtime dies with the result.
+        ModelError: ONNX Runtime's tool fails, or ONNX Runtime crashes with the result.
     """
     runtime()
     core, tail = cut(model)
@@ -143,7 +144,7 @@ def quantise(
                 found = trial()
         except (ModelError, OSError):
             raise
-        except Exception as error:  # whatever the tool meets in a graph it does not know
+        except Exception as error:  # the tool raises many types on graphs it does not support
             raise ModelError(
                 f"--quantize {kind}: {type(error).__name__}: {reason(error)}",
                 hint="The narrowed model without --quantize is not affected",
@@ -159,19 +160,19 @@ def quantise(
 
 
 def _tried(model: ir.Model, target: Path, probe: Feed | None, providers: Sequence[str]) -> Trial:
-    """Write a tool's result again as the final file will be, and try that."""
+    """Write the tool's result again as in the final file, and try to run it."""
     made = load(target.read_bytes())
     made.metadata_props.clear()
     made.metadata_props.update(model.metadata_props)
     made.graph.name = model.graph.name
-    save(made, target)  # the tools leave shapes of intermediates in their files
+    save(made, target)  # the tools leave shapes of intermediate tensors in their files
     inputs = [value.name for value in made.graph.inputs if value.name not in made.graph.initializers]
     arrays = [np.asarray(probe[name]) for name in inputs if name] if probe is not None else []
     return try_out(target, arrays, providers=providers)
 
 
 def _halve(source: Path, target: Path, trial: Callable[[], Trial]) -> tuple[tuple[str, ...], str, Trial]:
-    """Return names of the nodes that stay in float32, the reason, and how the written file did."""
+    """Return names of the nodes that stay in float32, the reason, and the trial of the written file."""
 
     def make(blocked: Sequence[str]) -> Trial:
         half.convert(source, target, blocked)
@@ -184,7 +185,7 @@ def _halve(source: Path, target: Path, trial: Callable[[], Trial]) -> tuple[tupl
 
 
 def _plain(source: Path) -> onnx.ModelProto:
-    """A model without recorded shapes, which would contradict weights that a tool turns."""
+    """Load a model without recorded shapes, which would contradict weights that a tool transposes."""
     proto: onnx.ModelProto = onnx.load(source)
     del proto.graph.value_info[:]
     return proto
@@ -210,7 +211,7 @@ def _dynamic(source: Path, target: Path) -> None:
 
 
 def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -> tuple[str, ...]:
-    """Names of layers that stay in float."""
+    """Write the statically quantized model; return names of layers that stay in float."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -222,7 +223,7 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
             return next((dict(feed) for feed in self.left), None)
 
     first = target.with_name("prepared.onnx")
-    # Normalisations go into convolutions first: what is between them would be rounded twice.
+    # Fold normalization into convolutions first, or tensors between them would be rounded twice.
     quant_pre_process(source, first, skip_symbolic_shape=True)
     _flatten_biases(first)
     ready = load(first.read_bytes())
@@ -250,7 +251,7 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
 
 
 def _flatten_biases(path: Path) -> None:
-    """Give biases of Gemm one axis: of the two that skl2onnx writes, the tool takes the first for the channels."""
+    """Reshape Gemm biases (1, n) to (n,): skl2onnx writes two axes, and the tool takes the first as channels."""
     proto: onnx.ModelProto = onnx.load(path)
     nodes = proto.graph.node
     biases = {node.input[2] for node in nodes if node.op_type == "Gemm" and len(node.input) > 2}
@@ -264,9 +265,9 @@ def _flatten_biases(path: Path) -> None:
 
 
 def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
-    """Layers that read an activation of which 8 bits over its whole range would leave little.
+    """Return layers whose inputs have outliers, so that 8 bits over their whole range lose too much.
 
-    A step of s adds noise of energy s²/12 per element, and outliers make s large where most values are small.
+    A step of size s adds noise of energy s²/12 per element, and outliers make s large although most values are small.
     """
     reads: dict[str, list[str]] = {}
     for node in model.graph:
@@ -289,14 +290,14 @@ def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
 
 
 def _summed(so_far: tuple[float, float, float, int], array: Any) -> tuple[float, float, float, int]:
-    """Least and greatest value (zero among them, as quantisation has it), sum of squares, count."""
+    """Return least and greatest value (including zero, as in quantization), sum of squares, and count."""
     low, high, energy, count = so_far
     return min(low, array.min()), max(high, array.max()), energy + float(np.square(array).sum()), count + array.size
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The tools log and print advice for people who call them by hand."""
+    """Suppress the tools' log messages and printed advice."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

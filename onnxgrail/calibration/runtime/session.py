@@ -1,4 +1,4 @@
-"""The one place that opens ONNX Runtime sessions."""
+"""The only module that opens ONNX Runtime sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnx
 LIBRARIES: ContextVar[tuple[str, ...]] = ContextVar("LIBRARIES", default=())  # of custom operators, for all sessions
 LIBRARY = "Give a shared library built for ONNX Runtime, one that exports RegisterCustomOps"
 
-NAMED = 4  # inputs whose shapes are told in a message
+NAMED = 4  # maximum number of inputs whose shapes a message lists
 
 CHECK_CUDA = (
     "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
@@ -46,13 +46,13 @@ _FAILED_DEVICE = re.compile(
 
 
 class Session:
-    """Owns one ONNX Runtime session; a context manager that lets go of it.
+    """A context manager that owns an ONNX Runtime session.
 
     Attributes:
-        inputs: names of the inputs a feed must hold.
-        output_names: names of what `run` returns, in order.
-        types: ONNX Runtime's word for the type of each output, such as `tensor(float)`.
-        providers: execution providers the session really got.
+        inputs: names of the inputs that a feed must hold.
+        output_names: names of the outputs of `run`, in order.
+        types: ONNX Runtime's type of each output, such as `tensor(float)`.
+        providers: execution providers that the session actually has.
     """
 
     def __init__(self, handle: Any, outputs: tuple[str, ...]) -> None:
@@ -63,7 +63,7 @@ class Session:
         self.providers: tuple[str, ...] = tuple(handle.get_providers())
 
     def run(self, feed: Feed) -> dict[str, Array]:
-        """Outputs by name, owned by the caller.
+        """Run a feed; return the outputs by name, in memory of their own.
 
         Raises:
             ModelError: ONNX Runtime fails on this feed.
@@ -75,13 +75,13 @@ class Session:
         return dict(zip(self.output_names, values, strict=True))
 
     def run_bound(self, feed: Feed, bind: Callable[[Any], None]) -> list[Any]:
-        """OrtValues of a run whose inputs and outputs lie where `bind` ties them, in the order it ties the outputs.
+        """Run a feed with inputs and outputs placed by `bind`; return OrtValues in the order in which it binds outputs.
 
         Raises:
             ModelError: ONNX Runtime fails on this feed.
         """
         with self._explaining(feed):
-            binding = self._handle.io_binding()  # a new one each time: an old one would write over what it gave before
+            binding = self._handle.io_binding()  # a reused binding would overwrite earlier outputs
             bind(binding)
             binding.synchronize_inputs()
             with limited() as options:
@@ -91,7 +91,7 @@ class Session:
 
     @contextlib.contextmanager
     def _explaining(self, feed: Feed) -> Iterator[None]:
-        """Say in a line what went wrong with a feed."""
+        """Turn exceptions of a run into a `ModelError` with one line."""
         if self._handle is None:
             raise ModelError("the session is closed")
         try:
@@ -104,7 +104,7 @@ class Session:
             raise ModelError(f"ONNX Runtime failed on the feed {shapes_of(feed)}: {reason(error)}") from error
 
     def close(self) -> None:
-        """Free the session; running it afterwards is an error."""
+        """Release the session; a later run is an error."""
         self._handle = None
 
     def __enter__(self) -> Self:
@@ -128,27 +128,27 @@ def open_session(
     sizes: Mapping[str, int] | None = None,
     deep: bool = False,
 ) -> Session:
-    """A session for a model file or a serialised model.
+    """Open a session for a model file or a serialized model.
 
     Args:
-        source: path, bytes of a ModelProto, or such bytes with weights beside them.
-        providers: execution providers, the preferred one first (see `device_of`); it must really be got.
+        source: path, bytes of a ModelProto, or such bytes with separate weights.
+        providers: execution providers, the preferred one first (see `device_of`); a missing provider is an error.
         outputs: graph outputs to compute; None computes all.
-        optimise: let ONNX Runtime optimise the graph.
-        threads: threads inside one operator; None is what BLAS gets, too.
-        once: few runs: weights stay where they are and are not packed for faster products.
-        extended: fuse beyond constant folding; off where many tensors of a convolutional net are read, since blocked
-            layouts would be converted back for each.
-        sizes: of dimensions of the inputs, by name, where all feeds have the same; with open ones, the runtime takes
-            quadratic time for a deep model (measured: 0.58 s for 1586 nodes, 0.05 s with the batch size).
-        deep: do not plan which tensors share memory; with open sizes that plan is what takes quadratic time (measured:
-            4.0 s for 2001 nodes, 0.11 s without).
+        optimise: let ONNX Runtime optimize the graph.
+        threads: threads inside an operator; None for the number that BLAS gets, too.
+        once: expect few runs: do not copy weights or pack them for faster products.
+        extended: optimize beyond constant folding; disable it to read many tensors of a convolutional network, since
+            each would be converted back from a blocked layout.
+        sizes: sizes of input dimensions by name, if all feeds agree; with open sizes, the runtime takes quadratic time
+            for a deep model (measured: 0.58 s for 1586 nodes, 0.05 s with the batch size).
+        deep: do not plan which tensors share memory; with open sizes the plan takes quadratic time (measured: 4.0 s for
+            2001 nodes, 0.11 s without).
 
     Raises:
-        MissingExtraError: ONNX Runtime is not installed, or two builds of it fight.
-        UsageError: a provider that this build does not have.
+        MissingExtraError: ONNX Runtime is not installed, or two builds of it conflict.
+        UsageError: this build lacks a provider.
         DeviceError: the device does not start.
-        ModelError: ONNX Runtime refuses the model.
+        ModelError: ONNX Runtime rejects the model.
     """
     ort, device = runtime(), device_of(providers)
     _check_providers(ort, device.names)
@@ -164,7 +164,7 @@ def open_session(
     if device.kind == "cuda":
         options.use_deterministic_compute = True
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # Spinning workers would take the cores from the linear algebra between two runs.
+    # Spinning workers would take cores from linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_reuse = not deep
     for name, size in (sizes or {}).items():
@@ -174,8 +174,8 @@ def open_session(
     if once:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        # The default order runs whatever needs no input first: all casts of a half precision model, on a CPU that has
-        # no kernels for it, would be in memory at once (measured: 3.2 GB where 0.3 GB do).
+        # The default order first runs all nodes that need no input: all casts of a half precision model, on a CPU
+        # without kernels for it, would be in memory at once (measured: 3.2 GB; with this order 0.3 GB).
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     if isinstance(source, Packed):
         values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in source.weights.values()]
@@ -190,7 +190,7 @@ def open_session(
 
 
 def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device) -> Any:
-    """An InferenceSession that really has the preferred provider; left to itself, the runtime would take another."""
+    """Open an InferenceSession with the preferred provider; by default the runtime would silently take another."""
     try:
         handle = ort.InferenceSession(source, sess_options=options, providers=device.providers, enable_fallback=0)
     except Exception as error:
@@ -207,7 +207,7 @@ def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device)
 
 
 def register(options: Any) -> None:
-    """Register the libraries of custom operators that the command or the call names with the options of a session.
+    """Register the custom operator libraries of the current context with session options.
 
     Raises:
         UsageError: ONNX Runtime cannot load one.
@@ -228,10 +228,10 @@ def open_piece(
     threads: int | None = None,
     deep: bool = False,
 ) -> Session:
-    """An optimised session; the runtime's optimiser stumbles over some graphs that it runs well as they are.
+    """Open an optimized session; without optimization if the runtime's optimizer fails on the graph.
 
     Raises:
-        ModelError: as `open_session`, for the graph as it is.
+        ModelError: as in `open_session`, without optimization.
     """
     try:
         return open_session(source, providers=providers, outputs=outputs, extended=extended, threads=threads, deep=deep)
@@ -240,9 +240,10 @@ def open_piece(
 
 
 def runtime() -> ModuleType:
-    """The onnxruntime module, which from release 1.29 on would send what it sees of models and machine to its maker.
+    """Import and return the onnxruntime module, with telemetry off.
 
-    That is turned off unless the environment says otherwise or somebody has imported it before.
+    From release 1.29 on it would send data on models and machine to its vendor. Telemetry stays as it is if the
+    environment configures it or onnxruntime was imported before.
 
     Raises:
         MissingExtraError: not installed, or the CPU and the GPU wheel are both installed and overwrite each other.
@@ -265,13 +266,13 @@ def runtime() -> ModuleType:
 
 @functools.cache
 def _one_arena(ort: ModuleType) -> bool:
-    """Let sessions that follow each other use the same memory: fresh pages cost more than they hold."""
+    """Make consecutive sessions share a memory arena, because fresh pages are expensive; return False if it fails."""
     kind, place = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, ort.OrtMemType.DEFAULT
     grown_as_asked = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1}
     try:
         arena = ort.OrtArenaCfg({**grown_as_asked, "max_dead_bytes_per_chunk": -1})
         ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, place), arena)
-    except Exception:  # noqa: BLE001  an older runtime, or the program has registered one of its own
+    except Exception:  # noqa: BLE001  an older runtime, or the program has registered its own
         return False
     return True
 
@@ -298,20 +299,20 @@ def _check_providers(ort: ModuleType, providers: Sequence[str]) -> None:
 
 @functools.cache
 def _preload(load: Callable[[], None]) -> None:
-    """Load the libraries of CUDA from where pip has put them, once: it looks at a dozen files."""
-    with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+    """Load the CUDA libraries installed by pip, once, because it reads a dozen files."""
+    with contextlib.redirect_stdout(sys.stderr):  # it prints missing libraries
         load()
 
 
 def shapes_of(feed: Feed) -> str:
-    """The inputs of a feed with their shapes; the caches of all layers of a model are not listed one by one."""
+    """Return the names and shapes of a feed's first inputs, as text."""
     shapes = [f"{name}{list(np.shape(array))}" for name, array in feed.items()]
     more = f" and {len(shapes) - NAMED} more" if len(shapes) > NAMED + 1 else ""
     return ", ".join(shapes[:NAMED] if more else shapes) + more
 
 
 def reason(error: BaseException) -> str:
-    """The message of an ONNX Runtime exception without its error-code prefix, source lines and stack."""
+    """Return the message of an ONNX Runtime exception without its error-code prefix, source lines and stack."""
     return reason_of(str(error))
 
 

@@ -1,4 +1,4 @@
-"""One number of threads for ONNX Runtime and for the linear algebra that goes on beside its runs."""
+"""The number of threads of ONNX Runtime and of linear algebra that runs at the same time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 Sum = TypeVar("Sum")
 Step = Callable[[int], Out]
-"""From the place of a batch among those of a process to what is made of it."""
+"""Computes a result from a batch, given its place among the batches of the process."""
 
-ROOM = 2**28  # bytes that sums of more than one part may take besides
+ROOM = 2**28  # bytes that the sums of additional parts may take
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 @functools.cache
 def count() -> int:
-    """`OMP_NUM_THREADS` where that is set, else the physical cores that this process may use."""
+    """Return the number of threads: `OMP_NUM_THREADS` if set, else the physical cores that this process may use."""
     asked = whole(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])
     if asked:
         return asked
@@ -39,7 +39,7 @@ def count() -> int:
 
 
 def _core(number: int) -> str:
-    """What the hardware threads of one core have in common; the thread itself where the system does not say."""
+    """Return a key that the hardware threads of a core share; the thread itself if the system does not report it."""
     try:
         return Path(SIBLINGS.format(number)).read_text(encoding="ascii")
     except OSError:
@@ -47,36 +47,36 @@ def _core(number: int) -> str:
 
 
 def of_algebra() -> int:
-    """Threads of BLAS: half of all, since ONNX Runtime, which gives way, is running the next batch meanwhile."""
+    """Return the threads of BLAS: half of all, since ONNX Runtime runs the next batch at the same time."""
     return max(1, count() // 2)
 
 
 def of_solving() -> int:
-    """How many parts of a solution are made at once: BLAS with more threads of its own takes one call at a time."""
+    """Return how many parts of a solution are computed at once; 1 if BLAS has several threads for each."""
     return count() if of_algebra() == 1 else 1
 
 
 def ways(shard: Shard, room: int) -> int:
-    """In how many parts batches are gone through side by side, where the sums of each part take `room` bytes.
+    """Return how many parts of the batches are processed in parallel, if the sums of each take `room` bytes.
 
-    It decides how many threads a run of the model has, and so must not depend on how many processes share the batches.
+    It determines the threads per run of the model, so it must not depend on the number of processes.
     """
     return min(count(), shard.leaves, ROOM // max(1, room) + 1)
 
 
 def share(shard: Shard, parts: int, step: Step[Out], work: Callable[[Shard, Iterator[Out]], Sum]) -> list[Sum]:
-    """Go through the batches of this process, in so many parts side by side, each with one thread of BLAS.
+    """Process the batches of this process in several parts in parallel, each with one thread of BLAS.
 
-    With an only part, the next batch is made while the work on one goes on.
+    With a single part, the next batch is computed during the work on the current batch.
 
     Args:
         shard: the batches.
-        parts: as many as `ways` says; fewer where this process has fewer leaves.
-        step: makes something of a batch, whose place among those of this process it is told.
-        work: makes something of a part, from what `step` made of its batches.
+        parts: result of `ways`; fewer are used if this process has fewer leaves.
+        step: computes a result from a batch, given its place among those of this process.
+        work: computes a result from a part, given the results of its batches.
 
     Returns:
-        What `work` gave, in the order of the batches.
+        The results of `work`, in the order of the batches.
     """
     if parts == 1:
         return [work(shard, ahead(step, range(len(shard.numbers))))]
@@ -101,14 +101,14 @@ def share(shard: Shard, parts: int, step: Step[Out], work: Callable[[Shard, Iter
 
 
 def pass_by(shard: Shard, parts: int, step: Step[Out]) -> None:
-    """What `share` does, but for the work."""
+    """Run `step` on all batches as `share` does, and discard the results."""
     share(shard, parts, step, lambda _, made: deque(made, maxlen=0))
 
 
 def ahead(make: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """As `map`, but while the caller is busy with one result the next one is made.
+    """Yield as `map` does, but compute the next result while the caller uses the current one.
 
-    With one thread in all it is `map`.
+    With one thread in total it is the same as `map`.
     """
     if count() == 1:
         yield from map(make, items)
@@ -126,7 +126,7 @@ def ahead(make: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Hold BLAS to its threads: its sums depend on nothing else, and it does not crowd out the runtime."""
+    """Limit the threads of BLAS: its sums depend on their number, and ONNX Runtime needs the other cores."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(of_algebra()):
@@ -134,7 +134,7 @@ def pinned() -> Iterator[None]:
 
 
 def _blas(threads: int) -> AbstractContextManager[object]:
-    """As `pinned`, inside it."""
+    """Set the threads of BLAS, inside `pinned`."""
     from threadpoolctl import threadpool_limits
 
     return nullcontext() if of_algebra() == threads else threadpool_limits(threads)

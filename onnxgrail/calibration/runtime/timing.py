@@ -1,4 +1,4 @@
-"""Models timed in turn, so that a busy machine slows all of them alike, and what such times say."""
+"""Alternating timing of models, so that a busy machine slows all of them alike, and its statistics."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ import numpy as np
 from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.core import Feed, Floats
 
-WARM = 3  # runs of each model that do not count
-DRAWS = 2000  # resamples behind an interval
+WARM = 3  # warm-up runs of each model
+DRAWS = 2000  # bootstrap resamples per interval
 LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Milliseconds per run of one model.
+    """Milliseconds per run of a model.
 
     Attributes:
-        median, mean, p90, p99: of all runs; spread: distance of the quartiles.
-        ratio: how many times as fast as the first model, by medians; None for the first.
-        interval: where that ratio lies with 95 % confidence, from resampling rounds.
+        median, mean, p90, p99: of all runs.
+        spread: distance of the quartiles.
+        ratio: speed relative to the first model, by medians; None for the first.
+        interval: 95 % confidence interval of the ratio, from resampled rounds.
     """
 
     median: float
@@ -40,16 +41,22 @@ class Times:
 
     @property
     def hidden(self) -> bool:
-        """Whether noise hides which of the two is faster."""
+        """Return True if noise hides which of the two models is faster."""
         return self.interval is not None and self.interval[0] <= 1 <= self.interval[1]
 
 
 def take_turns(
     sessions: Sequence[Session], feeds: Sequence[Feed], *, least: int, most: int, seconds: float, warm: int = WARM
 ) -> Floats:
-    """Milliseconds (models, rounds); in every round each model runs once, another one first each time.
+    """Return milliseconds (models, rounds); each model runs once per round, and the order rotates.
 
-    Rounds go on until `seconds` are over, but there are at least `least` and at most `most`.
+    Args:
+        sessions: a session per model.
+        feeds: a feed per model.
+        least: minimum number of rounds.
+        most: maximum number of rounds.
+        seconds: time after which rounds stop, within these bounds.
+        warm: warm-up runs of each model.
 
     Raises:
         ModelError: ONNX Runtime does not run a model on its feed.
@@ -76,9 +83,9 @@ def _timed(session: Session, feed: Feed) -> float:
 
 
 def summarise(times: Floats, *, seed: int = 0) -> tuple[Times, ...]:
-    """What times (models, rounds) say; the ratios are to the first model.
+    """Summarize times (models, rounds); the ratios are relative to the first model.
 
-    The interval comes from drawing whole rounds again (bootstrap): what slowed a round slowed all models in it.
+    The interval comes from resampling whole rounds (bootstrap), because a disturbance slows all models of a round.
     """
     rounds = times.shape[1]
     drawn = np.random.default_rng(seed).integers(0, rounds, (DRAWS, rounds))
@@ -107,9 +114,9 @@ def summarise(times: Floats, *, seed: int = 0) -> tuple[Times, ...]:
 
 
 def machine() -> str:
-    """Processor and number of cores this process may use."""
+    """Return the processor and the number of cores this process may use."""
     model = ""
-    with contextlib.suppress(OSError):  # only Linux tells it here
+    with contextlib.suppress(OSError):  # Linux only
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

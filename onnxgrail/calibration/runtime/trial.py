@@ -1,4 +1,4 @@
-"""Try a written model in a child process, since ONNX Runtime's optimizer can end the process with a signal."""
+"""Trial run of a written model in a child process, since ONNX Runtime's optimizer can crash the process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ STOPPED = frozenset(getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SI
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a model file did in a child process.
+    """The result of a model file's run in a child process.
 
     Attributes:
-        problem: what went wrong; empty if the model ran, or if the child process could not tell.
-        died: the child process was ended by a signal.
+        problem: the problem; empty if the model ran, or if the child process could not decide.
+        died: True if a signal ended the child process.
     """
 
     problem: str = ""
@@ -38,11 +38,11 @@ class Trial:
 
 
 def try_out(path: Path, arrays: Sequence[Array] = (), *, providers: Sequence[str] = CPU) -> Trial:
-    """Open a model file with default optimization in a child process, and run it on one feed.
+    """Open a model file with default optimization in a child process, and run it on a feed.
 
     Args:
-        path: of the model.
-        arrays: one per input, in the order of the inputs; none to open the model only.
+        path: the model file.
+        arrays: one per input, in the order of the inputs; empty to open the model only.
         providers: execution providers of the session.
     """
     if not sys.executable:  # Python is embedded in another program
@@ -73,14 +73,14 @@ def _saved(arrays: Sequence[Array], path: Path) -> str:
 
 
 def _judged(code: int, text: str) -> Trial:
-    """Return what an exit code and the printed text of the child process say."""
+    """Return the trial that an exit code and the printed text of the child process mean."""
     if code == child.REFUSED:
         return Trial(problem=f"ONNX Runtime fails on it: {reason_of(text)}")
-    if -code in STOPPED:  # most likely for want of memory
+    if -code in STOPPED:  # most likely out of memory
         return Trial()
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return Trial(problem=f"ONNX Runtime dies of {name}", died=True)
     if code >= CRASH:
         return Trial(problem=f"ONNX Runtime dies with exit code {code:#x}", died=True)
-    return Trial()  # the child process could not do its work
+    return Trial()  # the child process itself failed
