@@ -1,4 +1,4 @@
-"""ONNX graphs run in torch, so that gradients flow to any named value.
+"""ONNX graphs run in torch, so that gradients of any named value can be computed.
 
-The one room that imports torch, an extra: others import this one inside functions, behind `available`.
+It imports torch, an optional dependency, so other modules import it only inside functions.
 """

@@ -1,4 +1,4 @@
-"""What an operator's function gets to know about its node, and the numbers of ONNX as tensors of torch."""
+"""The description of a node for its operator's function, and conversions between ONNX values and torch tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrail.core import Array
 from onnxgrail.errors import UnsupportedOpError
 
 Tensor: TypeAlias = torch.Tensor
-Function = Callable[..., Any]  # (call, *inputs) -> a tensor, or a sequence of them where there are several outputs
+Function = Callable[..., Any]  # (call, *inputs) -> a tensor, or a sequence of tensors for several outputs
 
 MICROSOFT = "com.microsoft"
 TYPES = {
@@ -38,14 +38,16 @@ SMALL = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8}
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Call:
-    """One node, without its operands.
+    """A node without its operands.
 
     Attributes:
-        op, domain: which operator; version: the opset of its domain that the graph follows.
+        op, domain: the operator.
+        version: the opset version of its domain in the graph.
         node: the name of its first output, for messages.
-        outputs: how many outputs it names; wanted: which of them.
+        outputs: number of its outputs.
+        wanted: per output, True if it is used.
         attributes: plain Python values; tensors as tensors.
-        floats: the type that stands for every floating-point type of the graph; None keeps them as they are.
+        floats: the dtype used for every floating-point type of the graph; None keeps the types.
     """
 
     op: str
@@ -58,20 +60,20 @@ class Call:
     floats: torch.dtype | None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return an attribute, or the default if it is missing."""
         return self.attributes.get(name, default)
 
     def dtype(self, code: int) -> torch.dtype:
-        """The tensor type of an ONNX type number."""
+        """Return the torch dtype of an ONNX type number."""
         return kind(ir.DataType(code), self.floats, self)
 
     def unsupported(self, what: str) -> UnsupportedOpError:
-        """The error for a variant of an operator that is not written here."""
+        """Return the error for a variant of an operator that is not implemented."""
         return unsupported(self.domain, self.op, self.node, what)
 
 
 def unsupported(domain: str, op: str, node: str, what: str = "") -> UnsupportedOpError:
-    """The error for a node that gradients cannot pass."""
+    """Return the error for a node without gradient."""
     name = f"{domain}.{op}" if domain else op
     return UnsupportedOpError(
         f"no gradient through {name}{f' ({what})' if what else ''} at {node!r}",
@@ -81,7 +83,7 @@ def unsupported(domain: str, op: str, node: str, what: str = "") -> UnsupportedO
 
 
 def kind(code: ir.DataType, floats: torch.dtype | None, call: Call | None = None) -> torch.dtype:
-    """The tensor type of an ONNX type; `floats` stands for all floating-point types."""
+    """Return the torch dtype of an ONNX type; `floats` replaces all floating-point types."""
     found = TYPES.get(code)
     if found is None:
         where = call.node if call is not None else "a weight"
@@ -90,7 +92,7 @@ def kind(code: ir.DataType, floats: torch.dtype | None, call: Call | None = None
 
 
 def as_tensor(array: Array, floats: torch.dtype | None = None) -> Tensor:
-    """Numbers as a tensor that shares their memory where types allow it; nobody here writes into one."""
+    """Return an array as a tensor that shares its memory if possible; callers never write into it."""
     array = np.asarray(array)
     if array.dtype.name in SMALL:  # torch has no integers of less than eight bits
         array = array.astype(SMALL[array.dtype.name])
@@ -100,14 +102,14 @@ def as_tensor(array: Array, floats: torch.dtype | None = None) -> Tensor:
 
 
 def as_array(tensor: Tensor, like: np.dtype[Any]) -> Array:
-    """A tensor as numbers of a numpy type."""
+    """Return a tensor as an array of a numpy dtype."""
     plain = tensor.detach().cpu()
     plain = plain.to(torch.float32) if plain.dtype == torch.bfloat16 else plain
     return np.asarray(plain.numpy()).astype(like)
 
 
 def _shared(array: Array) -> Tensor:
-    """Without a copy where torch can; it warns of arrays that cannot be written, such as mapped files."""
+    """Return a tensor without a copy if possible, and suppress torch's warning about read-only (mapped) arrays."""
     if any(step < 0 for step in array.strides) or not array.dtype.isnative:
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     with warnings.catch_warnings():
@@ -116,15 +118,15 @@ def _shared(array: Array) -> Tensor:
 
 
 def numbers(tensor: Tensor | None) -> list[Any]:
-    """An operand as plain numbers: shapes, axes, pads."""
+    """Return an operand as plain numbers: shapes, axes, pads."""
     return [] if tensor is None else tensor.flatten().tolist()
 
 
 def filled(inputs: Sequence[Tensor | None], count: int) -> list[Any]:
-    """So many operands, those that are left out at the end being None."""
+    """Return `count` operands, with None for those missing at the end."""
     return [*inputs, *[None] * (count - len(inputs))]
 
 
 def plain(function: Callable[..., Any]) -> Function:
-    """An operator without attributes."""
+    """Return the operator function of a torch function without attributes."""
     return lambda _, *inputs: function(*inputs)

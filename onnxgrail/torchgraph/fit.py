@@ -1,7 +1,7 @@
-"""Adam on the weights of a piece of a graph, with the best of what it passed on held-out batches as the result.
+"""Training of the weights of a subgraph with Adam; the result is the best candidate on held-out batches.
 
-Passed are the weights after every epoch, their mean since the beginning, and points on the straight way to the best of
-these.
+Candidates are the weights after every epoch, their running mean, and points on the line from the initial weights to the
+best of these.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from onnxgrail.torchgraph.guard import check
 from onnxgrail.torchgraph.program import Program, program_of, tensors
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-WARM = 0.05  # share of all steps in which they grow to full size
-PARTS = (0.4, 0.6, 0.8)  # of the way from the weights at the beginning to the best ones
-FAR = 100.0  # times the error at the beginning: nothing comes back from there
+WARM = 0.05  # share of all steps in which the learning rate warms up
+PARTS = (0.4, 0.6, 0.8)  # fractions of the line from the initial weights to the best ones
+FAR = 100.0  # times the initial error: a descent this bad does not recover and ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """What goes in, what should come out, and which (sample, token) positions count; None where all do."""
+    """A batch of inputs, target outputs and the mask (sample, token) of real tokens; None if there is no padding."""
 
     inputs: Mapping[str, Array]
     goals: Mapping[str, Array]
@@ -39,23 +39,24 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How a fit goes.
+    """Settings of a fit.
 
     Attributes:
-        rate: of the first step, as a share of each weight's own size.
-        near: where the error at the beginning is below one, the rate is by its root smaller: what is near already is
-            lost by steps larger than the way that is left.
-        late: share of a descent before which nothing is chosen: what a few held-out batches find a little better there
-            is luck, and keeps smaller steps from being tried.
-        epochs: passes over the batches; steps: at least so many in all.
-        each: how many batches an epoch takes, each one as often as any other; None for all.
-        clip: largest norm of a gradient.
-        seconds: no epoch is begun behind that; None for as long as it takes.
-        seed: of the order of the batches.
-        divergence: outputs that hold distributions along their last axis: to the squared error, which all others are
-            compared by, comes their Kullback-Leibler divergence.
-        probable: those of them that hold probabilities and not logits.
-        sizes: of weights whose own size says nothing, such as those that begin at zero.
+        rate: initial learning rate relative to each weight's root mean square.
+        near: if the initial error is below one, scale the rate by its square root: near a solution, large steps lose
+            it.
+        late: share of a descent before which no candidate is chosen: on few held-out batches, small early gains are
+            chance and would keep the fit from trying a smaller rate.
+        epochs: passes over the batches.
+        steps: minimum number of steps in total.
+        each: number of batches per epoch, all used equally often; None for all.
+        clip: maximum norm of the gradient.
+        seconds: time after which no epoch starts; None for no limit.
+        seed: seed of the order of the batches.
+        divergence: outputs that hold distributions along their last axis. Their loss is the Kullback-Leibler divergence
+            plus the squared error; that of other outputs is the squared error.
+        probable: outputs of `divergence` that hold probabilities instead of logits.
+        sizes: root mean squares to use for weights whose own says little, such as weights initialized to zero.
     """
 
     rate: float = 1e-2
@@ -74,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:
-    """Errors on held-out batches without and with it, the epochs it took, and the new weights where it helped."""
+    """The errors on held-out batches before and after a fit, its epochs, and the new weights if the error decreased."""
 
     before: float
     after: float
@@ -95,19 +96,19 @@ def fit(
     expected: Mapping[str, Array],
     tick: Callable[[], None],
 ) -> Fit:
-    """Move the named weights of a piece until its outputs are nearest to the goals.
+    """Train the named weights of a subgraph so that its outputs approach the goals.
 
     Args:
         piece: computes the goals' names from the inputs' names.
-        names: initializers that may move.
-        batches: to learn from.
-        held: to choose by.
-        settings: how.
-        expected: what ONNX Runtime makes of the first batch, to be sure that this is the same function.
+        names: initializers to train.
+        batches: training batches.
+        held: held-out batches that choose the result.
+        settings: settings of the fit.
+        expected: ONNX Runtime's outputs for the first batch, to check that torch computes the same function.
         tick: called once per epoch.
 
     Raises:
-        UnsupportedOpError: an op that gradients cannot pass.
+        UnsupportedOpError: an operator without gradient.
         ModelError: torch and ONNX Runtime disagree.
     """
     initializers = piece.graph.initializers
@@ -123,7 +124,7 @@ def fit(
     if before == 0:
         return Fit(before=before, after=before, epochs=0, arrays={})
     first = settings.rate * (math.sqrt(min(before, 1.0)) if settings.near and math.isfinite(before) else 1.0)
-    for rate in (first, first / 4):  # what steps were too large for may still take smaller ones
+    for rate in (first, first / 4):  # if the steps were too large, smaller steps may succeed
         best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
         epochs += ran
         if best < before:
@@ -141,9 +142,9 @@ def _trained(
     started: float,
     tick: Callable[[], None],
 ) -> tuple[float, dict[str, Tensor], int]:
-    """One descent from the weights of the graph: the smallest error that it passed, where, and after how many epochs.
+    """Run a descent from the initial weights; return the smallest error, its weights and the number of epochs.
 
-    On the way it may well be worse than before: the first steps of Adam know little, and later ones make up for it.
+    The error may rise at first: early steps of Adam have poor moment estimates, and later steps compensate.
     """
     batches, held = data
     best, found = before, fitted.begin(rate)
@@ -169,10 +170,10 @@ def _trained(
 
 
 def _nearer(fitted: _Fitted, best: float, found: dict[str, Tensor], held: Batches) -> tuple[float, dict[str, Tensor]]:
-    """The same, or weights on the straight way to there.
+    """Return the best weights on the line between initial and found weights, and their error.
 
-    With few samples the whole way is too far: `distill` of a sentence encoder, from 0.0919 to 0.0898 on held-out
-    batches, had 0.0880 behind six tenths of it.
+    With few samples the full step overfits: `distill` of a sentence encoder reduced the held-out error from 0.0919 to
+    0.0898, and to 0.0880 with a step of length 0.6.
     """
     nearest = found
     for part in PARTS:
@@ -184,14 +185,14 @@ def _nearer(fitted: _Fitted, best: float, found: dict[str, Tensor], held: Batche
 
 
 def _shuffled(count: int, seed: int) -> Iterator[int]:
-    """All numbers in a random order, then in another."""
+    """Yield all numbers in random order, repeatedly."""
     rng = np.random.default_rng(seed)
     while True:
         yield from rng.permutation(count).tolist()
 
 
 def _share(done: float) -> float:
-    """Of the full rate: it grows at first, then falls like a cosine."""
+    """Return the share of the full learning rate: linear warm-up, then cosine decay."""
     return done / WARM if done < WARM else 0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM))
 
 
@@ -201,7 +202,7 @@ def _same(program: Program, first: Batch, expected: Mapping[str, Array], name: s
 
 
 def _energy(batches: Batches, settings: Settings) -> dict[str, float]:
-    """Mean square of every goal, so that goals of all sizes count alike."""
+    """Return the mean square of every goal, so that goals of all magnitudes count alike."""
     sums: dict[str, list[float]] = {}
     for make in batches:
         batch = make()
@@ -219,7 +220,7 @@ def _copy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Fitted:
-    """Weights on their way; lives as long as one call of `fit`."""
+    """The trained weights and the optimizer of one call of `fit`."""
 
     def __init__(
         self, program: Program, values: Mapping[str, ir.Value], settings: Settings, energy: Mapping[str, float]
@@ -228,11 +229,11 @@ class _Fitted:
         self.rate = 0.0
 
     def begin(self, rate: float) -> dict[str, Tensor]:
-        """Back to the weights of the graph, with steps of this size at most; returns those weights."""
+        """Reset to the initial weights with this learning rate; return those weights."""
         self.rate = rate
         self.weights = {n: self.program.weights[n].detach().clone().requires_grad_() for n in self.values}
         sizes = {n: float(w.detach().square().mean().sqrt()) for n, w in self.weights.items()}
-        floor = 0.1 * sorted(sizes.values())[len(sizes) // 2]  # a bias of zeros must be able to leave
+        floor = 0.1 * sorted(sizes.values())[len(sizes) // 2]  # a bias of zeros must be able to change
         known = self.settings.sizes
         groups = [
             {"params": [w], "lr": 0.0, "size": known.get(n, max(sizes[n], floor))} for n, w in self.weights.items()
@@ -242,7 +243,7 @@ class _Fitted:
         return _copy(self.weights)
 
     def step(self, batch: Batch, share: float) -> None:
-        """One step of Adam at this share of the full rate."""
+        """Take a step of Adam at this share of the full rate."""
         for group in self.adam.param_groups:
             group["lr"] = self.rate * share * group["size"]
         self.adam.zero_grad()
@@ -253,19 +254,19 @@ class _Fitted:
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.settings.clip)
         self.adam.step()
         self.taken += 1
-        for name, mean in self.mean.items():  # of all weights on the way, each one as heavy as its number
+        for name, mean in self.mean.items():  # running mean of all weights so far, each weighted by its step number
             mean.lerp_(self.weights[name].detach(), 2 / (self.taken + 1))
 
     def error(self, batches: Batches, weights: Mapping[str, Tensor]) -> float:
-        """Mean loss with weights as the file would hold them."""
+        """Return the mean loss with the weights rounded as in the file."""
         rounded = {n: as_tensor(a, self.program.floats) for n, a in self.arrays(weights).items()}
         with torch.no_grad():
             found = [float(self._loss(make(), rounded)) for make in batches]
         mean = float(np.mean(found))
-        return max(mean, 0.0) if math.isfinite(mean) else math.inf  # a divergence of nothing may be rounded below zero
+        return max(mean, 0.0) if math.isfinite(mean) else math.inf  # a divergence of zero may round below zero
 
     def arrays(self, state: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Weights in the types of the graph."""
+        """Return the weights in the dtypes of the graph."""
         found = {}
         for name, tensor in state.items():
             dtype = self.values[name].const_value.dtype  # type: ignore[union-attr]
@@ -281,21 +282,27 @@ class _Fitted:
         goal = goal.to(y.dtype)
         y, goal = shown(y, mask), shown(goal, mask)
         if name in self.settings.divergence:
-            # With few samples the divergence alone is met long before the logits are: their distance is a second guide.
+            # With few samples the divergence vanishes long before the logits agree: their distance helps.
             distance = (y - goal).square().mean() / goal.square().mean().clamp(min=1e-30)
             return divergence(y, goal, probable=name in self.settings.probable) + distance
         return (y - goal).square().mean() / self.energy[name]
 
 
 def shown(values: Any, mask: Bools | None) -> Any:
-    """What is not padding of (batch, length, ...), array or tensor."""
+    """Return the values (batch, length, ...) without padding, array or tensor."""
     if mask is None or values.ndim < 2 or tuple(values.shape[:2]) != mask.shape:
         return values
     return values[torch.from_numpy(mask)] if isinstance(values, torch.Tensor) else values[mask]
 
 
 def divergence(y: Tensor, goal: Tensor, *, probable: bool) -> Tensor:
-    """Kullback-Leibler divergence of rows along the last axis, in nats, from the goal's."""
+    """Return the mean Kullback-Leibler divergence from `goal` of rows along the last axis, in nats.
+
+    Args:
+        y: (..., classes) logits or probabilities.
+        goal: of the same shape.
+        probable: True for probabilities.
+    """
     if probable:
         ours, theirs = (t.clamp(min=1e-30).log() for t in (y, goal))
     else:

@@ -1,4 +1,4 @@
-"""Before a program is trusted with gradients, its numbers are held against ONNX Runtime's."""
+"""Comparison of a torch program's outputs with ONNX Runtime's, before its gradients are used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
 from onnxgrail.torchgraph.call import Tensor, as_array
 
-LIMIT = {2: 3e-2, 4: 1e-3, 8: 1e-6}  # by bytes of the model's own type
+LIMIT = {2: 3e-2, 4: 1e-3, 8: 1e-6}  # by bytes per element of the model's dtype
 
 
 def check(found: Mapping[str, Tensor], expected: Mapping[str, Array], name: str) -> float:
-    """The largest relative difference over all values.
+    """Check that torch and ONNX Runtime agree; return the largest relative difference over all values.
 
     Raises:
-        ModelError: torch and ONNX Runtime do not agree.
+        ModelError: torch and ONNX Runtime disagree.
     """
     worst = 0.0
     for value, wanted in expected.items():
@@ -33,7 +33,7 @@ def check(found: Mapping[str, Tensor], expected: Mapping[str, Array], name: str)
 
 
 def distance(got: Array, wanted: Array) -> float:
-    """Norm of the difference over the norm of what is wanted, infinities of one sign being equal."""
+    """Return the norm of the difference relative to the norm of `wanted`; infinities of equal sign agree."""
     same = np.equal(got, wanted) | (np.isnan(got) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
         wrong = np.where(same, 0.0, got - wanted)

@@ -1,4 +1,4 @@
-"""A graph as a list of steps in torch: any named value can be fed, overridden and fetched."""
+"""A graph as a sequence of torch operations: any named value can be fed, overridden and fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxgrail.torchgraph.ops import find
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Step:
-    """One node: names of its operands ('' where one is left out) and of its outputs."""
+    """A node with the names of its operands ('' for missing operands) and of its outputs."""
 
     call: Call
     function: Function
@@ -28,11 +28,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Program:
-    """A graph ready to run.
+    """A graph that torch can run.
 
     Attributes:
-        steps: the nodes in order; weights: the initializers, sharing memory with the graph where types allow it.
-        outputs: names of the graph's outputs; floats: the type that stands for all floating-point types, or None.
+        steps: the nodes in order.
+        weights: the initializers, sharing memory with the graph if types allow it.
+        outputs: names of the graph's outputs.
+        floats: the dtype used for all floating-point types, or None.
     """
 
     steps: tuple[Step, ...]
@@ -47,17 +49,16 @@ class Program:
         fetch: Sequence[str] | None = None,
         override: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Compute named values; nothing is run that they do not need.
+        """Compute named values; run only the nodes that they need.
 
         Args:
-            feeds: inputs of the graph, or any values to begin from.
-            fetch: names of values; None takes the graph's outputs.
-            override: tensors that stand for named values, weights and activations alike; give them `requires_grad`
-                to ask for their gradients.
+            feeds: inputs of the graph, or any values to start from.
+            fetch: names of values; None for the graph's outputs.
+            override: tensors that replace named values, weights or activations; set `requires_grad` to get gradients.
 
         Raises:
-            UnsupportedOpError: a variant of an operator that is not written here.
-            KeyError: something is neither fed nor computed.
+            UnsupportedOpError: a variant of an operator that is not implemented.
+            KeyError: a value is neither fed nor computed.
         """
         wanted = tuple(self.outputs if fetch is None else fetch)
         given = {**feeds, **(override or {})}
@@ -71,13 +72,13 @@ class Program:
             values = found if isinstance(found, tuple | list) else (found,)
             made = zip(step.outputs, values, strict=False)
             known.update({name: value for name, value in made if name and name not in given})
-            for name in step.inputs:  # what autograd does not hold is let go
+            for name in step.inputs:  # frees values that autograd does not hold
                 if name and last[name] == number and name not in given and name not in wanted:
                     known.pop(name, None)
         return {name: known[name] for name in wanted}
 
     def _plan(self, given: frozenset[str], wanted: tuple[str, ...]) -> tuple[int, ...]:
-        """Numbers of the steps that these values need."""
+        """Return the numbers of the steps that these values need."""
         found = self._plans.get((given, wanted))
         if found is None:
             found = tuple(_needed(self.steps, given, wanted))
@@ -95,15 +96,15 @@ def _needed(steps: Sequence[Step], given: Collection[str], wanted: Iterable[str]
 
 
 def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program:
-    """A model, or a piece cut out of one, as steps in torch.
+    """Convert a model, or a subgraph, to a torch program.
 
     Args:
-        model: local functions must have been written out.
-        floats: the type that stands for every floating-point type of the graph: float64 for exact gradients, float32
-            for models of half precision; None keeps what the graph says.
+        model: must not contain local functions.
+        floats: the dtype used for every floating-point type of the graph: float64 for exact gradients, float32 for
+            models of half precision; None keeps the types.
 
     Raises:
-        UnsupportedOpError: an operator that gradients cannot pass.
+        UnsupportedOpError: an operator without gradient.
     """
     versions = {("" if d == "ai.onnx" else d): v for d, v in model.graph.opset_imports.items()}
     versions = {**{("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}, **versions}
@@ -119,7 +120,7 @@ def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program
 
 
 def tensors(feeds: Mapping[str, Array], floats: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Arrays as operands of a program."""
+    """Convert arrays to operands of a program."""
     return {name: as_tensor(np.asarray(array), floats) for name, array in feeds.items()}
 
 
@@ -149,7 +150,7 @@ def _step(node: ir.Node, versions: Mapping[str, int], floats: torch.dtype | None
 
 
 def _plain(attribute: ir.Attr, floats: torch.dtype | None) -> Any:
-    """An attribute as a Python value."""
+    """Return an attribute as a Python value."""
     if attribute.type == ir.AttributeType.TENSOR:
         return as_tensor(attribute.as_tensor().numpy(), floats)
     value = attribute.value

@@ -1,4 +1,4 @@
-"""How much the size of a region's output hangs on each of its weights."""
+"""Sensitivity of a region's output norm to each of its weights."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Sample = tuple[Mapping[str, Array], Bools | None]
 def gradient_sizes(
     piece: ir.Model, names: Sequence[str], samples: Iterable[Sample], expected: Mapping[str, Array]
 ) -> dict[str, Floats]:
-    """Root mean square over samples of the gradient of ||f(x)||_2, element by element.
+    """Compute the root mean square over samples of the gradient of ||f(x)||_2, per weight element.
 
     Args:
         piece: computes the region's outputs from its inputs.
-        names: weights that the gradient is of.
-        samples: the region's inputs, one sample at a time, and which positions are real.
-        expected: what ONNX Runtime makes of the first one, to be sure that this is the same function.
+        names: weights to differentiate with respect to.
+        samples: the region's inputs, one sample at a time, with the mask of real tokens.
+        expected: ONNX Runtime's outputs for the first sample, to check that torch computes the same function.
 
     Raises:
-        UnsupportedOpError: an op that gradients cannot pass.
+        UnsupportedOpError: an operator without gradient.
         ModelError: torch and ONNX Runtime disagree.
     """
     half = any(v.dtype in HALF for v in piece.graph.initializers.values())
@@ -42,7 +42,7 @@ def gradient_sizes(
             check({n: y.detach() for n, y in found.items()}, expected, piece.graph.name or "the model")
         size = sum(shown(y, mask).double().square().sum() for y in found.values())
         size = torch.sqrt(size)
-        if float(size.detach()) > 0 and bool(torch.isfinite(size)):  # the root has no slope at zero
+        if float(size.detach()) > 0 and bool(torch.isfinite(size)):  # the root is not differentiable at zero
             slopes = torch.autograd.grad(size, list(weights.values()), allow_unused=True)
             for name, slope in zip(weights, slopes, strict=True):
                 if slope is not None:

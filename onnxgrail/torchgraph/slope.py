@@ -1,4 +1,4 @@
-"""Gradients of a loss with respect to weights, summed over calibration batches: one backward pass each, no steps."""
+"""Gradients of a loss with respect to weights, summed over calibration batches, without weight updates."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from onnxgrail.torchgraph.program import program_of, tensors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What is differentiated.
+    """The loss to differentiate.
 
     Attributes:
-        share: of every weight, at which gradients are taken; at 1 there is no distance from the outputs that it makes.
+        share: factor of every weight at which gradients are taken; at 1 the outputs have no distance from the original
+            outputs.
         ids: the input whose next tokens the output predicts: cross entropy, shifted by one.
-        rows: outputs that hold scores along their last axis.  Without `ids`, their divergence from what the whole
-            weights make; at share 1 the cross entropy with their own highest class.
-        probable: those of them that hold probabilities.
-        others: outputs whose squared distance from what the whole weights make is taken; at share 1 their mean square.
+        rows: outputs that hold scores along their last axis.  Without `ids`, the loss is their divergence from the
+            original outputs; at share 1, the cross entropy with their own highest class.
+        probable: outputs of `rows` that hold probabilities.
+        others: outputs compared with the original outputs by squared distance; at share 1, their mean square is used.
     """
 
     share: float = 1.0
@@ -38,13 +39,13 @@ class Loss:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """All that it looks at."""
+        """Return the names of all outputs in the loss."""
         return self.rows + self.others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Slopes:
-    """Mean loss over batches, and the sum of its gradients over them by weight."""
+    """The mean loss over batches, and the sum of its gradients over them by weight."""
 
     loss: float
     gradients: Mapping[str, Array]
@@ -60,19 +61,19 @@ def slopes(
     expected: Mapping[str, Array],
     tick: Callable[[], None],
 ) -> Slopes:
-    """One pass over the data, forward and backward.
+    """Compute gradients in a single pass over the data, forward and backward.
 
     Args:
         model: the whole graph.
         names: initializers.
         feeds: batches.
-        masks: per batch, which positions count; None where all do.
-        loss: what is differentiated.
-        expected: what ONNX Runtime makes of the first batch, to be sure that this is the same function.
+        masks: per batch, the mask of real tokens; None if there is no padding.
+        loss: the loss to differentiate.
+        expected: ONNX Runtime's outputs for the first batch, to check that torch computes the same function.
         tick: called once per batch.
 
     Raises:
-        UnsupportedOpError: an op that gradients cannot pass.
+        UnsupportedOpError: an operator without gradient.
         ModelError: torch and ONNX Runtime disagree, or the loss is not finite.
     """
     half = any(v.dtype in HALF for v in model.graph.initializers.values())
@@ -122,7 +123,7 @@ def _value(
 
 
 def _entropy(y: Tensor, ids: Tensor | None, mask: Bools | None, probable: bool) -> Tensor:
-    """Cross entropy with the next token, or with the row's own highest class."""
+    """Return the cross entropy with the next token, or with the row's own highest class."""
     y = y.clamp(min=1e-30).log() if probable else torch.log_softmax(y, dim=-1)
     goal = y.detach().argmax(dim=-1) if ids is None else ids[:, 1:].to(torch.int64)
     if ids is not None:
@@ -133,5 +134,5 @@ def _entropy(y: Tensor, ids: Tensor | None, mask: Bools | None, probable: bool) 
 
 
 def _square(y: Tensor, like: Tensor) -> Tensor:
-    """The mean square as a share of another."""
+    """Return the mean square of `y` relative to that of `like`."""
     return y.square().mean() / like.square().mean().clamp(min=1e-30)

@@ -1,4 +1,4 @@
-"""All operators: one table from (domain, name) to a function of the node's call and its operands."""
+"""The table of all operators: from (domain, name) to a function of the node's call and its operands."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ OPS: dict[tuple[str, str], Function] = {
     **{("", name): function for room in STANDARD for name, function in room.TABLE.items()},
     **{(MICROSOFT, name): function for room in FUSED for name, function in room.TABLE.items()},
 }
-# ONNX Runtime writes these into the standard domain.
+# ONNX Runtime writes this operator into the standard domain.
 OPS["", "SimplifiedLayerNormalization"] = norm.TABLE["RMSNormalization"]
 
 
 def find(domain: str, op: str) -> Function | None:
-    """The function of an operator; None where there is none."""
+    """Return the function of an operator; None if it is not implemented."""
     return OPS.get(("" if domain == "ai.onnx" else domain, op))

@@ -1,4 +1,4 @@
-"""Attention and rotary positions of the standard."""
+"""Attention and rotary embedding of the ONNX standard."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ from onnxgrail.torchgraph.call import Call, Function, Tensor, filled
 
 
 def split(x: Tensor, heads: int) -> Tensor:
-    """(batch, length, heads * size) -> (batch, heads, length, size)."""
+    """Convert (batch, length, heads * size) to (batch, heads, length, size)."""
     return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
 def joined(x: Tensor) -> Tensor:
-    """(batch, heads, length, size) -> (batch, length, heads * size)."""
+    """Convert (batch, heads, length, size) to (batch, length, heads * size)."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
 def grouped(x: Tensor, heads: int) -> Tensor:
-    """Keys or values, each as often as query heads share it."""
+    """Repeat keys or values for all query heads that share them."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def reach(queries: int, keys: int, offset: Tensor | int, left: int = -1, right: int = 0) -> Tensor:
-    """Which keys each query sees: none behind it by more than `right`, none before it by more than `left`."""
+    """Return the mask of keys that each query sees.
+
+    Args:
+        queries: number of queries.
+        keys: number of keys.
+        offset: position of the first query among the keys.
+        left: maximum distance of earlier keys; -1 for any.
+        right: maximum distance of later keys; -1 for any.
+    """
     start = torch.as_tensor(offset)
     rows = torch.arange(queries)[:, None]
     ahead = torch.arange(keys)[None, :] - (rows + start.reshape(-1, 1, 1, 1) if start.ndim else rows + start)
@@ -38,12 +46,12 @@ def reach(queries: int, keys: int, offset: Tensor | int, left: int = -1, right: 
 
 
 def hidden(seen: Tensor, dtype: torch.dtype, value: float = -math.inf) -> Tensor:
-    """What is added to scores: nothing where a key is seen."""
+    """Return the bias of the scores: 0 for visible keys, `value` for hidden keys."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, value)
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """A query that sees no key at all gets nothing, and passes no gradient."""
+    """Compute softmax; rows without a visible key give zeros and no gradient."""
     blind = torch.isneginf(scores).all(-1, keepdim=True)
     if not bool(blind.any()):
         return nn.softmax(scores, -1)
@@ -75,7 +83,7 @@ def _attention(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _biases(call: Call, raw: Tensor, mask: Tensor | None, before: int, lengths: Tensor | None) -> list[Tensor]:
-    """All that is added to the scores."""
+    """Return all biases of the scores."""
     queries, keys = raw.shape[-2:]
     found = []
     if mask is not None:
@@ -95,7 +103,7 @@ def _biases(call: Call, raw: Tensor, mask: Tensor | None, before: int, lengths: 
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """(batch, length, heads, size) turned by angles (batch or 1, length, size / 2); what angles do not cover stays."""
+    """Rotate (batch, length, heads, size) by angles (batch or 1, length, size / 2); channels without angles stay."""
     width = 2 * cos.shape[-1]
     turned, rest = x[..., :width], x[..., width:]
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)

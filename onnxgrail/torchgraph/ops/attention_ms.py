@@ -1,4 +1,4 @@
-"""Fused attention of ONNX Runtime."""
+"""Fused attention operators of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxgrail.torchgraph.ops.attention import grouped, hidden, joined, reach, r
 def _attended(
     call: Call, query: Tensor, key: Tensor, value: Tensor, biases: list[Tensor | None], softcap: float = 0.0
 ) -> Tensor:
-    """(batch, heads, length, size) each; the result is (batch, length, width)."""
+    """Compute attention of (batch, heads, length, size) tensors; return (batch, length, width)."""
     scale = call.get("scale", 0.0) or 1 / math.sqrt(query.shape[-1])
     scores = scale * (query @ grouped(key, query.shape[1]).transpose(-1, -2))
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
@@ -23,7 +23,7 @@ def _attended(
 
 
 def _padding(call: Call, mask: Tensor | None, keys: int, dtype: torch.dtype) -> Tensor | None:
-    """A mask of keys: (batch,) lengths, (batch, keys), or one per query (batch, queries, keys)."""
+    """Return the bias of a key mask: (batch,) lengths, (batch, keys), or (batch, queries, keys)."""
     if mask is None:
         return None
     if mask.ndim == 1:
@@ -35,7 +35,7 @@ def _padding(call: Call, mask: Tensor | None, keys: int, dtype: torch.dtype) -> 
 
 
 def _packed(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """Query, key and value from one product."""
+    """Compute attention with query, key and value from one matrix product."""
     x, weight, bias, mask, past, added, _ = filled(inputs, 7)
     heads = call.get("num_heads")
     if call.get("do_rotary", 0):
@@ -81,7 +81,7 @@ def _multi_head(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _group_query(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """All samples of one length, with nothing or everything of the past; ragged caches are not written here."""
+    """Compute grouped-query attention for samples of equal past length; others are not implemented."""
     query, key, value, past_key, past_value, lengths, total, cos, sin, positions, added, *more = filled(inputs, 11)
     heads, groups = call.get("num_heads"), call.get("kv_num_heads")
     if any(t is not None for t in more) or call.get("smooth_softmax", 0):
@@ -102,7 +102,7 @@ def _group_query(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         key = torch.cat([past_key[:, :, :before], key], 2)
         value = torch.cat([past_value[:, :, :before], value], 2)
     keys = key.shape[2]
-    # The last key a sample has: behind it lies padding, which only padded queries would see.
+    # Keys after a sample's last token are padding, which only padded queries see.
     window = call.get("local_window_size", -1)
     seen = reach(count, keys, before, window - 1 if window > 0 else -1)
     biases = [hidden(seen, query.dtype), added]

@@ -1,4 +1,4 @@
-"""Convolutions, and the padding that they share with pooling."""
+"""Convolutions, and padding, which pooling uses too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpo
 
 
 def sides(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
-    """Padding before and after, per spatial axis."""
+    """Return the padding before and after, per spatial axis."""
     rank = len(sizes)
     auto = call.get("auto_pad", "NOTSET")
     if auto in ("NOTSET", ""):
@@ -33,14 +33,14 @@ def sides(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple
 
 
 def padded(x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """The spatial axes with borders of one value."""
+    """Pad the spatial axes with a constant value."""
     if not any(any(pair) for pair in pads):
         return x
     return nn.pad(x, [side for pair in reversed(pads) for side in pair], value=value)
 
 
 def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """Any number of spatial axes up to three."""
+    """Compute a convolution with one to three spatial axes."""
     rank = x.ndim - 2
     if not 1 <= rank <= len(FORWARD):
         raise call.unsupported(f"{rank} spatial axes")
@@ -52,14 +52,14 @@ def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def _conv_transpose(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """The whole sum first, then what pads take away from it."""
+    """Compute a transposed convolution: the full output first, then crop the pads."""
     rank = x.ndim - 2
     strides, dilations = (call.get(name, [1] * rank) for name in ("strides", "dilations"))
     extra = call.get("output_padding", [0] * rank)
     y = TRANSPOSED[rank - 1](x, w, b, strides, 0, 0, call.get("group", 1), dilations)
     for axis, (before, size) in enumerate(_spans(call, x, w, strides, dilations, extra)):
         whole = y.shape[axis + 2]
-        if before + size > whole:  # output padding reaches beyond the sum: only the bias is there
+        if before + size > whole:  # output padding exceeds the full output: only the bias is there
             y = _grown(y, axis + 2, before + size - whole, b)
         y = y.narrow(axis + 2, before, size)
     return y
@@ -75,7 +75,7 @@ def _grown(y: Tensor, axis: int, count: int, b: Tensor | None) -> Tensor:
 def _spans(
     call: Call, x: Tensor, w: Tensor, strides: list[int], dilations: list[int], extra: list[int]
 ) -> list[tuple[int, int]]:
-    """Per axis, where the output begins in the whole sum and how long it is."""
+    """Return, per axis, the start and size of the cropped part of the full output."""
     rank = x.ndim - 2
     pads = call.get("pads", [0] * (2 * rank))
     auto, asked = call.get("auto_pad", "NOTSET"), call.get("output_shape")

@@ -1,4 +1,4 @@
-"""Fusions of ONNX Runtime other than attention."""
+"""Fused operators of ONNX Runtime other than attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrail.torchgraph.ops.linear import gemm
 from onnxgrail.torchgraph.ops.norm import layer_norm, rms_norm
 from onnxgrail.torchgraph.ops.pointwise import TABLE as POINTWISE
 
-EPSILON = 1e-12  # what skip and embedding normalisations take where nothing is said
+EPSILON = 1e-12  # default of skip and embedding normalization
 
 
 def _with(call: Call, **attributes: Any) -> Call:
@@ -23,7 +23,10 @@ def _with(call: Call, **attributes: Any) -> Call:
 
 
 def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Transposed operands; with `transBatch` the axis in front of the matrix's rows goes between rows and columns."""
+    """Multiply matrices that may be transposed.
+
+    With `transBatch`, the batch axis lies between rows and columns.
+    """
 
     def turned(x: Tensor, batch: bool, flip: bool) -> Tensor:
         x = x.movedim(0, -2) if batch and x.ndim > 2 else x

@@ -1,4 +1,4 @@
-"""Operators that move elements and compute nothing."""
+"""Operators that rearrange elements without arithmetic."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _slice(
     by = [1] * len(first) if steps is None else numbers(steps)
     for start, end, axis, step in zip(first, last, along, by, strict=True):
         size = x.shape[axis]
-        # Far enough below zero means in front of the first element, which Python calls None.
+        # An end far below zero means before the first element, which Python writes as None.
         places = range(*slice(start, None if step < 0 and end < -size else end, step).indices(size))
         if step > 0:
             x = x[(slice(None),) * (axis % x.ndim) + (slice(places.start, max(places.stop, places.start), step),)]

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxgrail.torchgraph.call import Call, Function, Tensor, plain
 
 
 def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    """The product of two matrices and a third one, all scaled."""
+    """Compute `alpha` times the product of two matrices plus `beta` times a third."""
     left = a.T if call.get("transA", 0) else a
     right = b.T if call.get("transB", 0) else b
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)

@@ -1,4 +1,4 @@
-"""Softmax and normalisations."""
+"""Softmax and normalization operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SINGLE = 1  # stash_type: statistics in float32
 
 def _softmax(call: Call, x: Tensor) -> Tensor:
     function = nn.log_softmax if call.op == "LogSoftmax" else nn.softmax
-    if call.version < 13:  # everything from the axis on was one
+    if call.version < 13:  # before opset 13, all axes from `axis` on form one
         axis = call.get("axis", 1) % x.ndim
         return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
     return function(x, call.get("axis", -1))
@@ -31,13 +31,13 @@ def _hardmax(call: Call, x: Tensor) -> Tensor:
 
 
 def _stashed(call: Call, x: Tensor) -> Tensor:
-    """In the type in which statistics are taken."""
+    """Return the input in the dtype used for statistics."""
     small = x.dtype in (torch.float16, torch.bfloat16)
     return x.float() if small and call.get("stash_type", SINGLE) == SINGLE else x
 
 
 def layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Over all axes from one on; mean and inverse deviation where they are asked for."""
+    """Normalize over all axes from `axis` on; also return mean and inverse deviation if requested."""
     axis, epsilon = call.get("axis", -1) % x.ndim, call.get("epsilon", 1e-5)
     wide, axes = _stashed(call, x), list(range(axis, x.ndim))
     whole = scale.shape == x.shape[axis:] and (bias is None or bias.shape == scale.shape)
@@ -50,7 +50,7 @@ def layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None)
 
 
 def rms_norm(call: Call, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The same without a mean; the inverse root is the second output of the older form."""
+    """Normalize by the root mean square; the inverse root is the second output of the older form."""
     wide = _stashed(call, x)
     axes = list(range(call.get("axis", -1) % x.ndim, x.ndim))
     inverse = torch.rsqrt(wide.square().mean(axes, keepdim=True) + call.get("epsilon", 1e-5))
@@ -59,7 +59,7 @@ def rms_norm(call: Call, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 def _group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     groups, epsilon = call.get("num_groups"), call.get("epsilon", 1e-5)
-    if call.version < 21 and scale.numel() == groups:  # one number per group, then
+    if call.version < 21 and scale.numel() == groups:  # before opset 21, one number per group
         scale, bias = (t.repeat_interleave(x.shape[1] // groups) for t in (scale, bias))
     return nn.group_norm(x, groups, scale, bias, epsilon)
 

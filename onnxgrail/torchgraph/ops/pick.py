@@ -1,4 +1,4 @@
-"""Elements taken from and put to places that indices name."""
+"""Operators that read or write elements at indices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxgrail.torchgraph.call import Call, Function, Tensor
 
 
 def _counted(indices: Tensor, size: int) -> Tensor:
-    """Negative indices count from the end."""
+    """Convert negative indices, which count from the end, to positive ones."""
     whole = indices.long()
     return torch.where(whole < 0, whole + size, whole)
 
@@ -42,7 +42,7 @@ def _scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tens
     places = [_counted(indices[..., k], x.shape[k]) for k in range(deep)]
     if how in ("none", "add"):
         return x.index_put(tuple(places), updates, accumulate=how == "add")
-    # One axis for the places, one for what is written at each.
+    # One axis for the positions, another for the values written at each.
     flat, sizes = torch.zeros_like(places[0]), x.shape[:deep]
     for place, size in zip(places, sizes, strict=True):
         flat = flat * size + place

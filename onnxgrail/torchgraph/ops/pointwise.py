@@ -1,4 +1,4 @@
-"""Arithmetic, comparison and activation, element by element."""
+"""Elementwise arithmetic, comparison and activation operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _mod(call: Call, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
-    """Any number of operands."""
+    """Return an operator of any number of operands."""
     return lambda _, *inputs: functools.reduce(function, inputs)
 
 
@@ -86,7 +86,7 @@ def _where(_: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def gelu(call: Call, x: Tensor) -> Tensor:
-    """Exact or by tanh."""
+    """Compute GELU, exactly or approximated by tanh."""
     return nn.gelu(x, approximate=call.get("approximate", "none"))
 
 

@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Pooling operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAXIMA = (nn.max_pool1d, nn.max_pool2d, nn.max_pool3d)
 
 
 def _window(call: Call, x: Tensor) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
-    """Kernel, strides, dilations, and pads grown at the end where the last window reaches over it."""
+    """Return kernel, strides, dilations, and pads, enlarged at the end if the last window exceeds the input."""
     kernel = list(call.get("kernel_shape"))
     strides, dilations = (list(call.get(name, [1] * len(kernel))) for name in ("strides", "dilations"))
     pads = sides(call, x.shape[2:], kernel)
@@ -23,7 +23,7 @@ def _window(call: Call, x: Tensor) -> tuple[list[int], list[int], list[int], lis
             reach = (kernel[axis] - 1) * dilations[axis] + 1
             size, stride = x.shape[axis + 2], strides[axis]
             count = math.ceil((size + before + after - reach) / stride) + 1
-            if (count - 1) * stride >= size + before:  # a window that begins in the padding does not count
+            if (count - 1) * stride >= size + before:  # a window that begins in the end padding does not count
                 count -= 1
             pads[axis] = before, after + max((count - 1) * stride + reach - size - before - after, 0)
     return kernel, strides, dilations, pads
@@ -47,7 +47,7 @@ def _average_pool(call: Call, x: Tensor) -> Tensor:
         return FORWARD[len(kernel) - 1](t, ones, None, strides, 0, dilations, t.shape[1])
 
     counted = torch.ones_like(x[:1, :1])
-    if call.get("count_include_pad", 0):  # what the model pads counts, what rounding up adds does not
+    if call.get("count_include_pad", 0):  # the model's padding counts, additional padding of ceil_mode does not
         own = sides(call, x.shape[2:], kernel)
         more = [(b - o, a - p) for (b, a), (o, p) in zip(pads, own, strict=True)]
         counted = padded(padded(counted, own, 1.0), more)

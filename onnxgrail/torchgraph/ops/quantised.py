@@ -1,4 +1,4 @@
-"""Integers with scales.  Rounding has no slope, so gradients end at a node that rounds."""
+"""Quantization operators.  Rounding has no gradient, so gradients end at a node that rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxgrail.torchgraph.call import Call, Function, Tensor
 
 
 def _spread(call: Call, x: Tensor, scale: Tensor) -> Tensor:
-    """A scale or zero point in the shape of what it scales: one number, one per position, or one per block."""
+    """Broadcast a scale or zero point to the scaled tensor: one number, one per position, or one per block."""
     if scale.numel() == 1 and scale.ndim < 2:
         return scale.reshape(())
     axis, size = call.get("axis", 1), call.get("block_size", 0)

@@ -1,4 +1,4 @@
-"""Reductions, running sums, and which element is largest."""
+"""Reductions, cumulative sums and products, ArgMax, ArgMin and TopK."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _extreme(function: Callable[..., Tensor], sign: float) -> Reduction:
-    """Of nothing at all: infinity, or what comes nearest to it in the type."""
+    """Return a maximum or minimum; of an empty tensor, infinity or the extreme value of its dtype."""
 
     def reduce(x: Tensor, axes: list[int], keep: bool) -> Tensor:
         if x.dtype == torch.bool:
@@ -45,7 +45,7 @@ def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x.sum(axes, keepdim=keep, dtype=x.dtype)
 
 
-# Each with what it does to a single number, for the case without axes that leaves shapes alone.
+# Each with its function of a single number, for the case without axes, which keeps the shape.
 KINDS: dict[str, tuple[Reduction, Callable[[Tensor], Tensor]]] = {
     "ReduceMean": (_mean, lambda x: x),
     "ReduceSum": (_sum, lambda x: x),
@@ -81,7 +81,7 @@ def _arg(function: Callable[..., Tensor]) -> Function:
 
 
 def _running(step: Callable[..., Tensor]) -> Function:
-    """A sum or product of all that came before, with the element itself or without."""
+    """Return a cumulative sum or product, with or without the element itself."""
 
     def running(call: Call, x: Tensor, axis: Tensor) -> Tensor:
         along, product = int(axis), step is torch.cumprod

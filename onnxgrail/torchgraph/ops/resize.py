@@ -1,4 +1,4 @@
-"""Resize as one matrix per axis: whatever the mode, every output is a weighted sum of inputs along each axis."""
+"""Resize as a matrix per axis: in every mode, an output is a weighted sum of inputs along each axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Sizes before and after, their ratio, and the part that is looked at, in shares."""
+    """The sizes of an axis before and after, their ratio, and the region of interest in relative units."""
 
     before: int
     after: int
@@ -49,7 +49,7 @@ def _resize(
 
 
 def _outside(call: Call, y: Tensor, axis: _Axis, along: int) -> Tensor:
-    """Places beyond the picture have a value of their own."""
+    """Replace outputs outside of the input by the extrapolation value."""
     place = _places(call, axis)
     beyond = (place < 0) | (place > axis.before - 1)
     shape = [-1 if a == along else 1 for a in range(y.ndim)]
@@ -60,7 +60,7 @@ def _outside(call: Call, y: Tensor, axis: _Axis, along: int) -> Tensor:
 def _targets(
     call: Call, x: Tensor, axes: list[int], scales: Tensor | None, sizes: Tensor | None
 ) -> list[tuple[int, float]]:
-    """Size and scale per axis."""
+    """Return size and scale per axis."""
     if scales is not None and scales.numel():
         return [(math.floor(x.shape[a] * s), s) for a, s in zip(axes, numbers(scales), strict=True)]
     asked = numbers(sizes)
@@ -73,7 +73,7 @@ def _targets(
 
 
 def _places(call: Call, axis: _Axis) -> Tensor:
-    """Where every output lies among the inputs."""
+    """Return the input coordinate of every output."""
     mode = call.get("coordinate_transformation_mode", "half_pixel" if call.version > 10 else "asymmetric")
     i = torch.arange(axis.after, dtype=torch.float64)
     if mode == "asymmetric":
@@ -94,7 +94,7 @@ def _places(call: Call, axis: _Axis) -> Tensor:
 
 
 def _matrix(call: Call, axis: _Axis) -> Tensor:
-    """(after, before): what every output takes from every input."""
+    """Return the weights (after, before) of inputs in every output."""
     place, mode = _places(call, axis), call.get("mode", "nearest")
     matrix = torch.zeros(axis.after, axis.before, dtype=torch.float64)
     rows = torch.arange(axis.after)

@@ -1,4 +1,4 @@
-"""Constants, shapes and what is made from them."""
+"""Constants, shapes, and tensors generated from them."""
 
 from __future__ import annotations
 
