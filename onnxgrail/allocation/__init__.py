@@ -1,1 +1,1 @@
-"""Widths: a schedule over blocks, a budget, rounding, and what rounding cost.  Start with `choose.py`."""
+"""Chooses widths: a schedule over blocks, a budget, and rounding. `choose.py` is the entry point."""

@@ -1,4 +1,4 @@
-"""What was asked for and what became of it, in one unit."""
+"""The requested and the achieved share of parameters or units removed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
 
 Of = Literal["blocks", "units", "layers", "model"]
-"""What a share is a share of: parameters in blocks that can be narrowed, their units, parameters in layers of which
-matrices can be replaced, or all parameters of the model."""
+"""The whole that a share refers to: parameters in blocks that can be narrowed, their units, parameters in layers with
+replaceable matrices, or all parameters of the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A share removed: `asked` is None where something else ruled, `total` what the whole would be."""
+    """A share removed; `asked` is None if no share was requested, `total` is the size of the whole."""
 
     of: Of
     asked: float | None
@@ -27,9 +27,10 @@ class Share:
 
 
 def of_blocks(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], dead: Bools) -> Share:
-    """Return the share of some blocks that goes with `dead` units: of their units where these were asked for.
+    """Return the share of the given blocks that `dead` units remove.
 
-    Else it is that of the parameters that lie in the blocks, each shared weight counted once.
+    It is a share of their units if `unit_ratio` was requested, else of the parameters in the blocks, each shared weight
+    counted once.
     """
     if recipe.unit_ratio is not None:
         units = sum(b.units for b in blocks)

@@ -1,6 +1,6 @@
-"""Rounding that is balanced over the blocks, so that all together lose what was asked for.
+"""Rounds widths, balanced over the blocks, so that all together lose the requested amount.
 
-Pure: blocks are ladders of widths, the cost is a function.
+Pure functions: blocks are ladders of widths, the cost is a function.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from onnxgrail.allocation import schedules
 from onnxgrail.allocation.ladders import EDGE, LEAST, MOST, Cost, Ideal, Ladder, Widths, divisors, ladders_of
 from onnxgrail.core import Block
 
-BEYOND = (1.5, 2.0, math.inf)  # where single units are too coarse for `MOST`
+BEYOND = (1.5, 2.0, math.inf)  # limits to try if single units are too coarse for `MOST`
 HALVINGS = 20
-DITHERS = 16  # offsets at which a cost is averaged, so that it is known between whole units
-EVALUATIONS = 256  # at most so many blocks times offsets
-TRIES = 8  # blocks that may turn out too coarse to go up a step, and trades of units
-COARSE = 1  # divisors below the step that a narrow block may take from the start; finer ones are slow in many kernels
+DITHERS = 16  # offsets over which a cost is averaged to interpolate between whole units
+EVALUATIONS = 256  # most blocks times offsets
+TRIES = 8  # most blocks that fail to go up a step, and most trades of units
+COARSE = 1  # divisors below the step that a narrow block may take from the start; many kernels are slow with finer ones
 TRADERS = 32  # with more blocks than this, single units are fine enough
-PROMISE = 0.01  # a cost further below the limit than this is spent on finer steps
+PROMISE = 0.01  # if the cost is below the limit by more than this share, finer steps are tried
 
 
 Moves = Sequence[tuple[str, int]]
-"""Blocks and the widths that they go down to, in turn."""
+"""Blocks and the widths that they go down to, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Widths within a budget, with the real-valued ones they were rounded from; `reached` says if it is met."""
+    """Widths within a budget, and the real-valued widths before rounding; `reached` is True if the budget is met."""
 
     widths: Widths
     ideal: Mapping[str, float]
@@ -41,17 +41,17 @@ class Fit:
 def balanced(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, *, strict: bool = True) -> Fit:
     """Return the least narrowing whose cost is at or below `limit`.
 
-    The scalar at which real-valued widths cost just the limit says what each block is asked to lose.  Then blocks go
-    down step by step, always the one that has lost the least share of what it was asked to, until the limit is met.
-    No block loses more than `MOST` times what it was asked to; steps are as coarse as that allows, and finer where the
-    limit is not met otherwise.  Only where single units are too coarse for both does a block lose more.
+    The scalar at which real-valued widths cost exactly the limit defines what each block should lose. Then blocks go
+    down step by step, always the block that has lost the smallest share of that, until the limit is met. No block loses
+    more than `MOST` times what it should; steps are as coarse as that allows, and finer if the limit is not met
+    otherwise. Only if single units are too coarse for both does a block lose more.
 
     Args:
         ladders: the blocks.
         ideal: schedule.
         cost: exact cost of widths; grows with every width.
         limit: the budget.
-        strict: the limit must hold.  Else single units that are too coarse come as near to it as they can.
+        strict: True if the limit must hold. Else single units that are too coarse come as near to it as they can.
     """
     full: Widths = {one.name: one.units for one in ladders}
     if cost(full) <= limit:
@@ -84,8 +84,13 @@ def balanced(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, 
 def by_units(blocks: Sequence[Block], share: float, round_to: int) -> Widths:
     """Return widths at which every block loses the same share of its units.
 
-    Blocks are rounded one by one.  Where `round_to` makes steps larger than a unit, blocks go up or down a step so that
+    Blocks are rounded one by one. If `round_to` makes steps larger than a unit, blocks go up or down a step so that
     together they lose the share.
+
+    Args:
+        blocks: the blocks.
+        share: of the units, from 0 to 1.
+        round_to: multiple of the width in features.
     """
     ladders = ladders_of(blocks, round_to)
     widths = {one.name: one.nearest(one.units * (1 - share)) for one in ladders}
@@ -98,9 +103,9 @@ def by_units(blocks: Sequence[Block], share: float, round_to: int) -> Widths:
 
 
 def _scalar(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float) -> float:
-    """Where real-valued widths cost the limit.
+    """Return the scalar at which real-valued widths cost the limit.
 
-    Between whole units a cost is the mean of those at widths rounded down behind several offsets.
+    Between whole units a cost is the mean over widths rounded down after adding several offsets.
     """
     count = max(1, min(DITHERS, EVALUATIONS // len(ladders)))
     offsets = [(n + 0.5) / count for n in range(count)]
@@ -119,9 +124,9 @@ def _scalar(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float) -
 def _rounds(
     ladders: Sequence[Ladder], wanted: Mapping[str, float], asked: Mapping[str, float], most: float
 ) -> Iterator[Moves]:
-    """Steps down that take at most `most` times what is asked for, coarse ones in the first round, then finer ones.
+    """Yield rounds of steps down that take at most `most` times what blocks should lose, coarse steps first.
 
-    Within a round, the order is that of the share of what is asked for that is lost then; of equal ones the last first.
+    Within a round, steps are ordered by the lost share of what the block should lose; ties go to the last block first.
     """
     for finer in range(max(len(divisors(one.step)) for one in ladders)):
         moves = []
@@ -137,12 +142,12 @@ def _rounds(
 
 
 def _lost(one: Ladder, width: int, asked: Mapping[str, float]) -> float:
-    """Units that a width takes, as a share of those asked for; blocks of which none is asked for come last."""
+    """Return the units that a width takes, as a share of those requested; infinite for blocks that should lose none."""
     return (one.units - width) / asked[one.name] if asked[one.name] > EDGE else math.inf
 
 
 def _moved(widths: Widths, moves: Moves) -> Widths:
-    """Widths after some steps down; a step to where a block has been already is none."""
+    """Return widths after some steps down; a step to a width that is not smaller has no effect."""
     moved = dict(widths)
     for name, width in moves:
         moved[name] = min(moved[name], width)
@@ -150,13 +155,13 @@ def _moved(widths: Widths, moves: Moves) -> Widths:
 
 
 def _around(widths: Widths, moves: Moves, cost: Cost, limit: float) -> tuple[Widths, Widths]:
-    """Widths before and after the step that meets the limit; after all steps where none does."""
+    """Return the widths before and after the step that meets the limit; after all steps if none does."""
     number = bisect_left(range(len(moves)), True, key=lambda n: cost(_moved(widths, moves[:n])) <= limit)
     return _moved(widths, moves[: max(number - 1, 0)]), _moved(widths, moves[:number])
 
 
 def _raised(ladders: Sequence[Ladder], widths: Widths, asked: Mapping[str, float], cost: Cost, limit: float) -> Widths:
-    """Widths that go up again where steps were large: by coarse steps first, of the blocks that lost most first."""
+    """Raise widths again within the limit: coarse steps first, of the blocks that lost most first."""
     raised = dict(widths)
     narrow = [one for one in ladders if widths[one.name] < one.units]
     for finer in range(max((len(divisors(one.step)) for one in narrow), default=0)):
@@ -177,7 +182,7 @@ def _raised(ladders: Sequence[Ladder], widths: Widths, asked: Mapping[str, float
 
 
 def _traded(ladders: Sequence[Ladder], widths: Widths, asked: Mapping[str, float], cost: Cost, limit: float) -> Widths:
-    """Widths after the one trade of units between two blocks that comes nearest to a limit still far away."""
+    """Trade one unit between two blocks, if the cost is still far below the limit; take the pair that comes nearest."""
     best = widths
     if len(ladders) > TRADERS or cost(best) >= (1 - PROMISE) * limit:
         return best

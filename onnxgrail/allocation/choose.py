@@ -1,4 +1,4 @@
-"""From a recipe to widths: the one function that `decision.py` calls before anything else is decided."""
+"""Converts a recipe to widths, before anything else is decided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import Metric, Target, target_of
 
 CORRECTIONS = 3
-PROVED = 0.5  # share of each block that goes in a proof before widths are known
+PROVED = 0.5  # share of each block that a proof removes before widths are known
 
 
 def simple(recipe: Recipe) -> bool:
@@ -34,7 +34,7 @@ def simple(recipe: Recipe) -> bool:
 
 
 def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Allocation:
-    """Return the widths of a simple recipe; else those at which blocks are proved, before any are known."""
+    """Return the widths of a simple recipe; else preliminary widths at which blocks are proved."""
     if not simple(recipe):
         half = by_units(blocks, PROVED, 1)
         return Allocation(asked=recipe.allocate, used=recipe.allocate, widths=half, rounding=())
@@ -49,7 +49,7 @@ def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> All
 
 
 def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to: int) -> Widths:
-    """Return widths at which blocks, all narrowed alike, lose a share of the parameters that lie in them."""
+    """Return widths at which blocks, all narrowed by the same share, lose `ratio` of the parameters in them."""
     if not blocks:
         return {}
     ladders, measure = ladders_of(blocks, round_to), measure_of(prepared, "params")
@@ -60,8 +60,9 @@ def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to
 def allocate(search: Search) -> Allocation:
     """Return widths under a budget.
 
-    Without a target, it is the share of the parameters in the blocks that `ratio` leaves, or the multiply-accumulates
-    of blocks that all lose `unit_ratio` of their units (their parameters, in a model without any).
+    Without a target, the budget is the share of the parameters in the blocks that `ratio` leaves, or the
+    multiply-accumulates of blocks that all lose `unit_ratio` of their units (their parameters, in a model without
+    multiply-accumulates).
 
     Raises:
         UsageError: a target is out of reach.
@@ -83,7 +84,7 @@ def allocate(search: Search) -> Allocation:
 
 
 def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, float]:
-    """What is counted, and how much of it may stay."""
+    """Return the metric, its measure, and the limit."""
     prepared, recipe = search.prepared, search.recipe
     if target is not None:
         measure = measure_of(prepared, target.metric)
@@ -105,7 +106,7 @@ def _schedule(search: Search, name: str) -> Ideal:
 
 
 def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, find: Callable[[float], Fit]) -> Fit:
-    """A fit that also holds for the model as it is built, where that weighs a little more than was counted."""
+    """Find a fit that also holds for the built model, which may be a little larger than counted."""
     most = limit
     best = find(most)
     for _ in range(CORRECTIONS if target_of(search.recipe) is not None else 0):
@@ -118,7 +119,7 @@ def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, f
 
 
 def _validated(search: Search, metric: Metric, measure: Measure, limit: float, target: Target | None) -> Allocation:
-    """Lagrangian widths, unless uniform ones within the same budget do less harm to the outputs."""
+    """Return Lagrangian widths, unless uniform widths within the same budget have a lower output error."""
     plain = schedules.uniform(search.ladders)
     find = functools.partial(balanced, search.ladders, plain, measure, strict=target is not None)
     fits = {"uniform": _corrected(search, metric, measure, limit, find)}
@@ -134,9 +135,9 @@ def _validated(search: Search, metric: Metric, measure: Measure, limit: float, t
 
 
 def _least_harm(search: Search, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float]]:
-    """The widths whose outputs are nearest to the original's, uniform ones where it makes no difference."""
+    """Return the widths with the lowest output error, uniform if all are equal, and the errors of all candidates."""
     usable = {name: fit for name, fit in fits.items() if fit.reached}
-    if all(fit.widths == fits["uniform"].widths for fit in usable.values()):  # also where nothing is within reach
+    if all(fit.widths == fits["uniform"].widths for fit in usable.values()):  # also if nothing is within reach
         return "uniform", {}
     harm: dict[str, float] = {}
     for name, fit in usable.items():
@@ -149,7 +150,7 @@ def _least_harm(search: Search, fits: Mapping[str, Fit]) -> tuple[str, dict[str,
 
 
 def _within_time(search: Search, target: Target, macs: Measure) -> Allocation:
-    """The widths of which most is left within the time, in multiples of `round_to` or of what kernels like better."""
+    """Return the widths that keep most multiply-accumulates within the time, over multiples of `round_to`."""
     watch, asked = stopwatch(search.prepared, search.recipe), search.recipe.allocate
     measured = alone(search) if asked == "global" else {}
     found: dict[tuple[str, int], Timing] = {}
@@ -172,7 +173,7 @@ def _within_time(search: Search, target: Target, macs: Measure) -> Allocation:
 
 
 def _multiples(search: Search) -> list[int]:
-    """Multiples to try: that of the recipe, and the one that fills the blocks of convolutions on this machine."""
+    """Return the multiples to try: that of the recipe, and the block size of convolution kernels on this machine."""
     asked = search.recipe.round_to
     if (
         asked == 1
@@ -184,13 +185,13 @@ def _multiples(search: Search) -> list[int]:
 
 
 def _widest(found: Mapping[tuple[str, int], Timing], schedule: str, macs: Measure) -> int:
-    """The multiple with which a schedule keeps most within the time."""
+    """Return the multiple with which a schedule keeps most within the time."""
     tried = {multiple: timing.fit for (name, multiple), timing in found.items() if name == schedule}
     return max(tried, key=lambda multiple: (tried[multiple].reached, macs(tried[multiple].widths), -multiple))
 
 
 def _preferred(multiple: int, tried: Mapping[int, float]) -> str:
-    """What to say where multiples were compared."""
+    """Return a note on the compared multiples, '' if only one was tried."""
     if len(tried) < 2:
         return ""
     kept = ", ".join(f"{kept:.4g} with multiples of {number}" for number, kept in sorted(tried.items()))
@@ -252,7 +253,7 @@ def _allocation(
 
 
 def _slope(block: Block, widths: Mapping[str, int], near: Callable[[Block, int, Mapping[str, int]], int]) -> float:
-    """Parameters of one unit of a block beside the others at their widths."""
+    """Return the parameters of one unit of a block, with the other blocks at their widths."""
     kept = widths[block.name]
     other = kept - 1 if kept == block.units else kept + 1
     return abs(near(block, other, widths) - near(block, kept, widths))

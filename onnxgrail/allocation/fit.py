@@ -1,6 +1,6 @@
-"""Widths under a budget where a measured loss says which block goes first: one scalar narrows all, then steps trade.
+"""Fits widths to a budget by a measured loss: one scalar narrows all blocks, then steps are traded.
 
-Pure: blocks are ladders of widths, the cost is a function.
+Pure functions: blocks are ladders of widths, the cost is a function.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from onnxgrail.allocation.balance import Fit
 from onnxgrail.allocation.ladders import Cost, Ideal, Ladder, Widths
 
 Worth = Callable[[str, int, int], float]
-"""What it is worth that a block goes from one width to the next, per unit of cost: the highest is served first."""
+"""The value per cost of raising a block from one width to the next; the highest goes first."""
 
 HALVINGS = 40
-SLACK = 0.002  # a budget that is spent but for this share is spent
+SLACK = 0.002  # a smaller unused share of the budget is ignored
 TRADES, TRADERS = 8, 32  # with more blocks than this, single steps are fine enough
 
 
 def rounded(ladders: Sequence[Ladder], ideal: Ideal, s: float) -> Widths:
-    """Nearest allowed widths; at 0 and 1 all and as few as possible, whatever the schedule says."""
+    """Return the nearest allowed widths; the largest at s = 0 and the smallest at s = 1 for any schedule."""
     if s <= 0 or s >= 1:
         return {one.name: one.steps[-1] if s <= 0 else one.steps[0] for one in ladders}
     wanted = ideal(s)
@@ -28,10 +28,10 @@ def rounded(ladders: Sequence[Ladder], ideal: Ideal, s: float) -> Widths:
 
 
 def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, worth: Worth, harm: Cost) -> Fit:
-    """The least narrowing whose cost is at or below `limit`, after rounding.
+    """Compute the least narrowing whose cost is at or below `limit`, after rounding.
 
-    The scalar is bisected on rounded widths and their exact cost; then blocks go up a step as long as the limit holds,
-    those first for which `worth` is highest, until what is left over is too small for any step or negligible.
+    The scalar is bisected on rounded widths and their exact cost. Then blocks go up a step as long as the limit holds,
+    those with the highest `worth` first, until the unused budget is too small for any step or negligible.
 
     Args:
         ladders: the blocks.
@@ -39,7 +39,7 @@ def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, wo
         cost: exact cost of widths; grows with every width.
         limit: the budget.
         worth: order in which blocks go up.
-        harm: what trades of steps between blocks must lower.
+        harm: loss that trades of steps between blocks must lower.
     """
     low, high = 0.0, 1.0
     if cost(rounded(ladders, ideal, low)) <= limit:
@@ -67,7 +67,7 @@ def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, wo
 
 
 def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, worth: Worth) -> Widths:
-    """Widths that go up step by step, the worthiest block first, until none fits any more or `SLACK` is left."""
+    """Raise widths step by step, the block of highest worth first, until no step fits or `SLACK` is left."""
     widths, open_ = dict(start), list(ladders)
     while open_ and cost(widths) < (1 - SLACK) * limit:
         nexts = [(one, up) for one in open_ if (up := one.above(widths[one.name])) is not None]
@@ -77,12 +77,12 @@ def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, wo
             if cost(widths | {one.name: up}) <= limit:
                 widths[one.name] = up
                 break
-            open_ = [other for other in open_ if other is not one]  # the rest of the budget only shrinks
+            open_ = [other for other in open_ if other is not one]  # the unused budget only shrinks
     return widths
 
 
 def traded(ladders: Sequence[Ladder], widths: Widths, cost: Cost, limit: float, harm: Cost) -> Widths | None:
-    """The trade within the limit that does least harm: one block up a step, another down; None where none helps."""
+    """Return the trade within the limit with the least harm: one block up a step, another down; None if none helps."""
     ups = [(one.name, up) for one in ladders if (up := one.above(widths[one.name])) is not None]
     downs = [(one.name, down) for one in ladders if (down := one.below(widths[one.name])) is not None]
     best, least = None, harm(widths)

@@ -1,4 +1,4 @@
-"""The widths that a block may take: multiples of `--round-to` where they fit, finer steps where they do not."""
+"""The widths that a block may take: multiples of `--round-to` if they fit, finer steps if they do not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from onnxgrail.core import Block
 
 Widths = dict[str, int]
 Ideal = Callable[[float], Mapping[str, float]]
-"""From s in [0, 1] to real-valued widths: 0 keeps everything, more s keeps less."""
+"""A schedule: s in [0, 1] to real-valued widths; s = 0 keeps everything, larger s keep less."""
 Cost = Callable[[Mapping[str, int]], float]
 
-LEAST, MOST = 0.5, 1.25  # of what a block is asked to lose: how far rounding may go
-FEWEST = 4  # steps that a ladder has at least, where there are that many units
+LEAST, MOST = 0.5, 1.25  # bounds of rounding, as multiples of the requested loss of a block
+FEWEST = 4  # least steps of a ladder, if there are that many units
 EDGE = 1e-9
 WIDEST = 2**16  # units of which multiples are tried: a block has no more steps of that size than one
 
@@ -27,8 +27,8 @@ class Ladder:
 
     Attributes:
         name: of the block.
-        units: all of them.
-        step: units of which multiples are wanted; its divisors serve where it is too coarse.
+        units: of the full block.
+        step: widths are multiples of it; its divisors are used if it is too coarse.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Ladder:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Widths to choose from, ascending, the last one all units: multiples of the coarsest of a few divisors."""
+        """Return the allowed widths, ascending, the last one all units: multiples of the coarsest fitting divisor."""
         return _steps(self.units, self.step)
 
     def within(self, width: int, asked: float, most: float = MOST) -> bool:
@@ -49,7 +49,7 @@ class Ladder:
         return self._rounded(width)[0]
 
     def nearest(self, width: float) -> int:
-        """Round a width to a multiple of `grid(width)`, half way to the lower one; one of `steps` stays as it is."""
+        """Round a width to a multiple of `grid(width)`, ties to the lower one; widths in `steps` stay."""
         place = bisect_left(self.steps, width)
         exact = place < len(self.steps) and self.steps[place] == width
         return self.steps[place] if exact else self._rounded(width)[1]
@@ -67,12 +67,12 @@ class Ladder:
         return 1, max(1, math.ceil(width - EDGE))
 
     def above(self, width: int) -> int | None:
-        """The next of `steps`, None at the top."""
+        """Return the next larger step, None at the top."""
         place = bisect_left(self.steps, width + 1)
         return self.steps[place] if place < len(self.steps) else None
 
     def below(self, width: int) -> int | None:
-        """The one of `steps` before, None at the bottom."""
+        """Return the next smaller step, None at the bottom."""
         place = bisect_left(self.steps, width)
         return self.steps[place - 1] if place > 0 else None
 
@@ -90,7 +90,7 @@ def ladders_of(blocks: Sequence[Block], round_to: int) -> tuple[Ladder, ...]:
 
 @functools.cache
 def divisors(step: int) -> tuple[int, ...]:
-    """Return the divisors up to `WIDEST`, the largest first."""
+    """Return all divisors, the largest first."""
     return tuple(d for d in range(min(step, WIDEST), 0, -1) if step % d == 0)
 
 

@@ -1,4 +1,4 @@
-"""The schedule `global`: losses of all blocks against their prices, one multiplier for all.  Pure."""
+"""The schedule `global`: minimizes losses plus prices of all blocks with one multiplier. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.core import Floats
 
 RANGE = (-10.0, 10.0)  # exponents of the multiplier
-ROUNDS = 4  # prices depend on widths and widths on prices
-PRICED = 9  # widths at which a block's price is counted
+ROUNDS = 4  # iterations, since prices depend on widths and widths on prices
+PRICED = 9  # widths at which a block's price is computed; others are interpolated
 
 
 def lagrangian(
     ladders: Sequence[Ladder], losses: Mapping[str, Floats], measure: Callable[[Mapping[str, int]], float], limit: float
 ) -> Fit:
-    """Widths with a small sum of losses under a budget; prices are those around the widths found before."""
+    """Compute widths with a small sum of losses under a budget; prices are those around the widths found before.
+
+    Args:
+        ladders: the blocks.
+        losses: per block, the loss at each of its steps.
+        measure: cost of widths.
+        limit: the budget.
+    """
 
     def harm(some: Mapping[str, int]) -> float:
         return sum(float(losses[name][place[name][width]]) for name, width in some.items())
@@ -41,7 +48,7 @@ def lagrangian(
 
 
 def prices(one: Ladder, measure: Callable[[Mapping[str, int]], float], widths: Widths) -> Floats:
-    """Cost of the model at each step of one block, the others as given, as a share of the narrowed model."""
+    """Compute the cost of the model at each step of one block, others as given, as a share of the narrowed model."""
     places = np.unique(np.linspace(0, len(one.steps) - 1, PRICED).round().astype(int))
     known = [measure(widths | {one.name: one.steps[place]}) for place in places]
     values = np.interp(one.steps, [one.steps[place] for place in places], known)
@@ -49,12 +56,12 @@ def prices(one: Ladder, measure: Callable[[Mapping[str, int]], float], widths: W
 
 
 def multiplied(ladders: Sequence[Ladder], losses: Mapping[str, Floats], costs: Mapping[str, Floats]) -> Ideal:
-    """Argmin over widths of loss + λ price, block by block, with λ growing over twenty orders of magnitude.
+    """Return a schedule: argmin over widths of loss + λ price per block, with λ over twenty orders of magnitude.
 
     Args:
         ladders: the blocks.
         losses: per block, the loss at each of its steps.
-        costs: per block, what each of its steps costs, as a share of the whole model.
+        costs: per block, the cost of each of its steps, as a share of the whole model.
     """
 
     def ideal(s: float) -> dict[str, float]:
@@ -69,7 +76,7 @@ def multiplied(ladders: Sequence[Ladder], losses: Mapping[str, Floats], costs: M
 
 
 def gain(ladders: Sequence[Ladder], losses: Mapping[str, Floats], costs: Mapping[str, Floats]) -> Worth:
-    """How much loss a step up takes away per price."""
+    """Return a function that computes the decrease of loss per price of a step up."""
     place = {one.name: {step: n for n, step in enumerate(one.steps)} for one in ladders}
 
     def worth(name: str, width: int, up: int) -> float:

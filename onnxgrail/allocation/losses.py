@@ -1,4 +1,4 @@
-"""What narrowing each block alone does, measured on the original model."""
+"""Measures the effect of narrowing each block alone in the original model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from onnxgrail.core import Block, Floats, Recipe, View
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.progress import Progress
 
-SMALL, LARGE = 1e-6, 1e6  # bounds of shares and weights that are divided by and multiplied with
+SMALL, LARGE = 1e-6, 1e6  # bounds of divisors and of weights
 Trial = Callable[[Mapping[str, int]], float]
-"""End-to-end error of the model at these widths, on data it was not fitted to where there are enough."""
+"""Computes the end-to-end error of the model at these widths, on held-out data if there are enough."""
 Alone = tuple[Floats, float]
 """Relative squared error of a block's consumers by units kept, and the error of the outputs with half of it removed."""
 T = TypeVar("T")
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Search:
-    """What all steps of an allocation need.
+    """The inputs of an allocation.
 
     Attributes:
-        prepared, recipe, blocks: the model, the choices, the blocks that may be narrowed.
+        prepared, recipe, blocks: the model, the recipe, the blocks that may be narrowed.
         ladders: of the blocks, in order of depth.
-        dense: statistics of the original model where they are at hand.
-        narrow: how a block is decided at a width; `trial`: what widths do to the whole.
+        dense: statistics of the original model if they are available.
+        narrow: decides a block at a width; `trial`: computes the end-to-end error of widths.
     """
 
     prepared: Prepared
@@ -72,7 +72,7 @@ def search_of(
 
 
 def evidence(search: Search, read: Callable[[View], T]) -> dict[str, T]:
-    """What `read` finds in each block of the original model."""
+    """Apply `read` to each block of the original model; return its results by block name."""
     prepared = search.prepared
     nothing = weights.empty(prepared.survey)
     if search.dense is not None:
@@ -88,7 +88,7 @@ def evidence(search: Search, read: Callable[[View], T]) -> dict[str, T]:
 
 
 def alone(search: Search) -> dict[str, Alone]:
-    """Measure each block alone: its error at every width, and what halving it does to the outputs."""
+    """Measure each block alone: its error at every width, and the error of the outputs with half of it removed."""
 
     def read(view: View) -> Alone:
         half = max(1, view.block.units // 2)
@@ -99,11 +99,11 @@ def alone(search: Search) -> dict[str, Alone]:
 
 
 def losses_of(ladders: Sequence[Ladder], found: Mapping[str, Alone]) -> dict[str, dict[str, Floats]]:
-    """What a block's error does to the outputs: block name -> loss at each step of its ladder, by two weightings.
+    """Convert errors of blocks to losses of outputs: block name -> loss at each step of its ladder, by two weightings.
 
-    The loss is −w log(1 − e): shares that get through multiply, and a block that loses nearly all is no bargain.  The
-    weight w is what halving this block alone does to the outputs, over its own error e then.  Effects that are
-    measured one by one need not add up, so a second candidate trusts them less (`global-sqrt`).
+    The loss is −w log(1 − e): remaining shares multiply, and a block that loses nearly all costs much. The weight w is
+    the output error with half of this block removed, over its own error e then. Effects that are measured one by one
+    need not add up, so the second weighting takes the root of w (`global-sqrt`).
     """
     losses: dict[str, dict[str, Floats]] = {"global": {}, "global-sqrt": {}}
     for one in ladders:

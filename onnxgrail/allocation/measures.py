@@ -1,4 +1,4 @@
-"""What a prepared model costs at given widths: counted exactly, built to see, or timed."""
+"""Costs of a prepared model at given widths: counted exactly, read from a built model, or timed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Measure:
     """A cost of the whole model.
 
     Attributes:
-        before: of the original.
-        meter: where it is counted.
-        per: what the meter's numbers are divided by.
+        before: cost of the original.
+        meter: counts savings.
+        per: divisor of the meter's numbers.
     """
 
     before: float
@@ -35,16 +35,16 @@ class Measure:
     per: int = 1
 
     def __call__(self, widths: Mapping[str, int]) -> float:
-        """With blocks of these widths."""
+        """Compute the cost with blocks of these widths."""
         return self.before - self.meter.saved(widths) / self.per
 
     def share(self, blocks: Sequence[Block], ratio: float) -> float:
-        """What stays when a share of all that lies in some blocks goes."""
+        """Compute the cost left if a share of everything in the given blocks is removed."""
         return self.before - ratio * self.meter.saved({b.name: 0 for b in blocks}) / self.per
 
 
 def measure_of(prepared: Prepared, metric: Metric) -> Measure:
-    """Parameters, multiply-accumulates per sample or bytes; latency follows multiply-accumulates."""
+    """Return the measure of parameters, multiply-accumulates per sample or bytes; latency uses multiply-accumulates."""
     model, survey = prepared.model, prepared.survey
     if metric == "params":
         return Measure(counting.parameters(model), Meter(model, survey, "params"))
@@ -57,10 +57,10 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
 
 
 def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int]) -> float | None:
-    """The same, looked up in a model that is really narrowed (shared weights split, shapes are written down, and
-    the recipe).
+    """Compute the cost in a model that is really narrowed (with split shared weights, stored shapes and the recipe).
 
-    None where counting is all there is: multiply-accumulates, and files whose weights lie beside them.
+    Returns:
+        None for multiply-accumulates, and for files with external weights: there counting is all there is.
     """
     if metric not in ("params", "size"):
         return None
@@ -72,7 +72,7 @@ def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[st
 
 
 def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:
-    """Milliseconds of one run of the original and of the model at given widths, measured in turn."""
+    """Return a function that times a run of the original and of the model at given widths in turn, in milliseconds."""
     feed = single(next(iter(prepared.batches)), signature_of(prepared.model))
     before = to_bytes(prepared.given)
 

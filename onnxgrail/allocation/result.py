@@ -1,4 +1,4 @@
-"""What allocation decided, for the run and for the report."""
+"""The result of an allocation, for the run and for the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxgrail.machine.steps.codec import Record
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """A target in numbers: what the original has, what was allowed, what the chosen widths were found to need."""
+    """A target in numbers: the cost of the original, the limit, and the cost at the chosen widths."""
 
     target: Target
     before: float
@@ -24,9 +24,9 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding:
-    """What rounding did to one block: width wanted, width taken, and the parameters the difference costs.
+    """The effect of rounding on one block: requested width, chosen width, and the parameters the difference costs.
 
-    `multiple` is the largest divisor of `--round-to` of which the width taken, in features, is a multiple.
+    `multiple` is the largest divisor of `--round-to` that divides the chosen width in features.
     """
 
     block: str
@@ -39,7 +39,7 @@ class Rounding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """What was measured of one block on the original model.
+    """Measurements of one block on the original model.
 
     Attributes:
         points: (units kept, relative squared error of its consumers' outputs).
@@ -54,16 +54,16 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Allocation:
-    """Widths of blocks and how they came about.
+    """The widths of all blocks, and how they were chosen.
 
     Attributes:
-        asked, used: schedules; they differ where validation preferred uniform widths.
+        asked, used: schedules; they differ if validation preferred uniform widths.
         widths: block name -> units that stay.
         rounding: one per block.
-        budget: None where a ratio ruled.
-        errors: schedule -> end-to-end error in the comparison that decided; empty where there was none.
-        note: what the user should know.
-        curves: how the error of each block grows as it is narrowed, where that was measured.
+        budget: None if a ratio was given.
+        errors: schedule -> end-to-end error in the comparison; empty if there was none.
+        note: a message for the user.
+        curves: the error of each block over its width, if measured.
     """
 
     asked: str
@@ -76,11 +76,11 @@ class Allocation:
     curves: tuple[Curve, ...] = ()
 
     def narrows(self, block: Block) -> bool:
-        """Whether a block is to lose units."""
+        """Return True if a block loses units."""
         return self.widths[block.name] < block.units
 
     def entry(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the entry for the report."""
         return {
             "asked": self.asked,
             "used": self.used,
@@ -92,12 +92,12 @@ class Allocation:
 
 
 def of_allocation(allocation: Allocation) -> Record:
-    """As a run keeps it."""
+    """Convert an allocation to a record."""
     return Record(notes=asdict(allocation))
 
 
 def allocation_of(record: Record) -> Allocation:
-    """What `of_allocation` recorded."""
+    """Convert a record of `of_allocation` back."""
     notes = dict(record.notes)
     budget = notes.pop("budget")
     return Allocation(
@@ -109,7 +109,7 @@ def allocation_of(record: Record) -> Allocation:
 
 
 def _curve(*, points: Sequence[Sequence[float]], **rest: Any) -> Curve:
-    """A curve out of a file, where pairs have become lists."""
+    """Convert a curve from a file, where pairs have become lists."""
     return Curve(points=tuple((int(kept), float(error)) for kept, error in points), **rest)
 
 
@@ -120,7 +120,7 @@ def rounding_table(
     params: Mapping[str, float],
     round_to: int,
 ) -> tuple[Rounding, ...]:
-    """Wanted and taken widths; `params` says what one unit of each block weighs."""
+    """Return requested and chosen widths per block; `params` are the parameters of one unit of each block."""
     return tuple(
         Rounding(
             block=b.name,

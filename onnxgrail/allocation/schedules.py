@@ -1,4 +1,4 @@
-"""How narrowing is spread over blocks: each schedule maps one scalar to real-valued widths."""
+"""Schedules of narrowing over blocks: each maps one scalar to real-valued widths."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ START = 0.5  # first ratio of the `depth` schedule as a share of the mean
 
 
 def uniform(ladders: Sequence[Ladder]) -> Ideal:
-    """The same share of every block."""
+    """Return the schedule that removes the same share of every block."""
     return lambda s: {one.name: one.units * (1 - s) for one in ladders}
 
 
 def depth_ratios(number: int, mean: float) -> list[float]:
-    """Ratios that grow with the logarithm of the depth: r_i = r_0 + (r_last − r_0) log(i + 1) / log(n).
+    """Compute ratios that grow with the logarithm of the depth: r_i = r_0 + (r_last − r_0) log(i + 1) / log(n).
 
-    The first is half the mean, or more where the last would otherwise pass 1; the mean over blocks is `mean`.
+    The first is half the mean, or more if the last would otherwise exceed 1; the mean over blocks is `mean`.
 
     References:
-        Ling et al. 2024 (SlimGPT), NeurIPS, arXiv:2412.18110, incremental pruning ratio; r_0 is a choice made here.
+        Ling et al. 2024 (SlimGPT), NeurIPS, arXiv:2412.18110, incremental pruning ratio; r_0 is not from the paper.
     """
     if number < 2:
         return [mean] * number
@@ -36,7 +36,7 @@ def depth_ratios(number: int, mean: float) -> list[float]:
 
 
 def depth(ladders: Sequence[Ladder]) -> Ideal:
-    """Later blocks lose more; the ladders must be in order of depth."""
+    """Return the schedule in which later blocks lose more; the ladders must be in order of depth."""
 
     def ideal(s: float) -> dict[str, float]:
         ratios = depth_ratios(len(ladders), s)
@@ -46,9 +46,9 @@ def depth(ladders: Sequence[Ladder]) -> Ideal:
 
 
 def flap(ladders: Sequence[Ladder], scores: Mapping[str, Floats]) -> Ideal:
-    """One threshold for standardised scores of all units of all blocks.
+    """Return the schedule with one threshold for standardized scores of all units of all blocks.
 
-    Heads need no weight of their own here: the budget counts what units really cost.
+    Heads need no weight of their own here: the budget counts the true cost of units.
 
     References:
         An et al. 2024 (FLAP), AAAI, arXiv:2312.11983, adaptive structure over layers and modules.

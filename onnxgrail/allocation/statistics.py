@@ -1,4 +1,4 @@
-"""Statistics of the original model for a run, and the comparison that judges two sets of widths."""
+"""Statistics of the original model for a run, and the error by which two sets of widths are compared."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Progress
 
 TRIED = 4  # feeds that judge a trial
-ALONE = 2  # feeds that show what one block does
+ALONE = 2  # feeds that measure the impact of one block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatsFiles:
-    """Where statistics of the original model are read from and written to, if anywhere."""
+    """The files that statistics of the original model are read from and written to, None for no file."""
 
     read: Path | None = None
     write: Path | None = None
@@ -53,14 +53,14 @@ def known(
 
     Args:
         prepared: the model.
-        blocks: what may be narrowed.
-        job: choices and processes.
+        blocks: the blocks that may be narrowed.
+        job: recipe and processes.
         files: to read them from, or to write them to.
         shared: True if they will be needed more than once in this run.
         together: bytes of second moments to collect in one pass.
 
     Returns:
-        None where neither files nor sharing asks for them.
+        None if there are no files and `shared` is False.
 
     Raises:
         DataError: the file belongs to another model or other data.
@@ -88,16 +88,21 @@ def measured(
     progress: Progress,
     group: Group = SOLO,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Each block with its statistics in the original model, as `dense_pass` gives them."""
+    """Yield each block with its statistics in the original model, as `dense_pass` gives them."""
     nothing = weights.empty(prepared.survey)
     with stream_of(prepared, recipe, group) as stream:
         yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
 
 
 def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger]) -> float:
-    """Mean NMSE over the outputs of a narrowed model: fitted on all but the last quarter of the feeds, which judge.
+    """Compute the mean NMSE over the outputs of a narrowed model, fitted on the first three quarters of the feeds.
 
-    A single feed has to do both.
+    The last quarter is used for the error. A single feed is used for both.
+
+    Args:
+        prepared: the model and its data.
+        recipe: providers.
+        decide: decides the model on the given part of the data.
     """
     feeds = prepared.batches.feeds
     apart = -(-len(feeds) // 4) if len(feeds) > 1 else 0
@@ -107,12 +112,12 @@ def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger
 
 
 def impact_macs(prepared: Prepared) -> int:
-    """Multiply-accumulates that one `impact` costs, about: the original and the narrowed model on a few feeds."""
+    """Estimate the multiply-accumulates of one `impact`: the original and the narrowed model on a few feeds."""
     return 2 * len(prepared.batches.feeds[:ALONE]) * counting.macs(prepared.model, prepared.survey)
 
 
 def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:
-    """Mean NMSE over the outputs when nothing but this change is made, on a few feeds."""
+    """Compute the mean NMSE over the outputs if only this change is made, on a few feeds."""
     nothing = weights.empty(prepared.survey)
     ledger = weights.record(change, prepared.model, prepared.survey, nothing)
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:ALONE])

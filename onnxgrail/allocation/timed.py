@@ -1,4 +1,4 @@
-"""Widths under a latency that can only be measured, not computed."""
+"""Widths under a latency target, which can only be measured."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onnxgrail.machine.amounts import Target
 
 GRID = (0.25, 0.5, 0.75)
 TRIES = 8  # further measurements
-CLOSE = 0.97  # of the limit: nearer than this is not looked for, a clock is not that exact
+CLOSE = 0.97  # share of the limit that ends the search; timing is not more exact
 NOISE = 0.01
 Stopwatch = Callable[[Mapping[str, int]], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Widths with the milliseconds of the original, allowed, and found in the last measurement."""
+    """Widths with the milliseconds of the original, of the limit, and of the last measurement."""
 
     fit: Fit
     before: float
@@ -30,11 +30,17 @@ class Timing:
 
 
 def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch, target: Target) -> Timing:
-    """The least narrowing found whose measured latency is within the target.
+    """Find the least narrowing whose measured latency is within the target.
 
-    A few scalars are measured, the latency in between is interpolated as a falling function, and the guess is measured
-    until it is close.  Shares of the original's latency are compared, since both are timed in turn and a machine that
-    slows down slows both.  What is chosen is measured once more, and that is the number which is reported.
+    A few scalars are measured, the latency in between is interpolated as a decreasing function, and the guess is
+    measured until it is close. Latencies are compared as shares of the original's, since both are timed in turn and a
+    slow phase of the machine slows both. The chosen widths are measured once more, and that number is reported.
+
+    Args:
+        ladders: the blocks.
+        ideal: schedule.
+        stopwatch: milliseconds of the original and of the model at given widths.
+        target: the latency.
     """
     shares: dict[float, float] = {}
     widths: dict[float, Widths] = {}
@@ -70,14 +76,14 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
 
 
 def _guess(shares: Mapping[float, float], wanted: float) -> float:
-    """Where a falling function through the measurements has the wanted value."""
+    """Return the scalar at which a decreasing function through the measurements has the wanted value."""
     places = sorted(shares)
     falling = np.minimum.accumulate([shares[s] for s in places])
     return float(np.interp(-wanted, -falling, places))
 
 
 def _between(shares: Mapping[float, float], limit: float) -> float:
-    """Half way between the narrowest model that is too slow and the next one."""
+    """Return the middle between the narrowest model that is too slow and the next one."""
     places = sorted(shares)
     slow = max(n for n, s in enumerate(places) if n == 0 or shares[s] > limit)
     return (places[slow] + places[min(slow + 1, len(places) - 1)]) / 2
