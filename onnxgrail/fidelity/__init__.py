@@ -1,7 +1,7 @@
-"""How close one model's outputs are to another's.
+"""Measures how close one model's outputs are to another's.
 
-`sums` has the distances that every output has, `kinds` reads what an output holds, `measures` has the measure for each
-kind, and `tally` puts them together batch by batch.
+`sums` computes the distances that every output has, `kinds` detects the content of an output, `measures` has a measure
+for each kind, and `tally` combines them batch by batch.
 """
 
 from onnxgrail.fidelity.clues import Clues, clues_of

@@ -1,4 +1,4 @@
-"""What a model's inputs say about its outputs: tokens that are predicted, and states that are fed back."""
+"""Information from a model's inputs about its outputs: predicted tokens, and states that are fed back."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clues:
-    """What is known about the inputs of a model.
+    """Known facts about the inputs of a model.
 
     Attributes:
-        ids: shape (B, S) of an input of token ids, None where there is none.
-        predicts: the model predicts the next of these tokens, or nobody knows that it does not.
+        ids: shape (B, S) of an input of token ids, None if there is none.
+        predicts: True if the model predicts the next of these tokens, or if that is unknown.
         fed: shapes of floating-point inputs, by name.
-        synthetic: the inputs are random.
+        synthetic: True if the inputs are random.
     """
 
     ids: tuple[int, ...] | None = None
@@ -31,20 +31,20 @@ class Clues:
     synthetic: bool = False
 
     def is_state(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True if an output goes back into the model: named as a state, and like an input of its shape."""
+        """Return True if an output is fed back into the model: named as a state, and like an input of its shape."""
         if not STATES.search(_lower(name)):
             return False
         return any(_alike(name, other) and _one_grows(shape, given) for other, given in self.fed.items())
 
 
 def clues_of(feed: Feed, *, text: str | None, known: bool, synthetic: bool) -> Clues:
-    """Return what a feed says.
+    """Derive the clues from a feed.
 
     Args:
         feed: inputs by name.
-        text: the input whose next tokens the model predicts, None for none.
-        known: somebody looked for it.
-        synthetic: the feed is random.
+        text: the input whose next tokens the model predicts, None if there is none.
+        known: True if `text` is the result of a check, False if it is unknown.
+        synthetic: True if the feed is random.
     """
     ids = next((a.shape for a in feed.values() if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1), None)
     fed = {name: np.shape(a) for name, a in feed.items() if a.dtype.kind in "fV"}
@@ -52,17 +52,17 @@ def clues_of(feed: Feed, *, text: str | None, known: bool, synthetic: bool) -> C
 
 
 def _lower(name: str) -> str:
-    """A name in lower case with its words apart."""
+    """Return a name in lower case with its words separated."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _alike(name: str, other: str) -> bool:
-    """Return True if two names differ only in which side of the model they are on."""
+    """Return True if two names differ only in words that mark the side of the model, such as `past` and `present`."""
     mine, theirs = (set(re.findall(r"[a-z]+|\d+", _lower(n))) - SIDES for n in (name, other))
     numbers = [{word for word in words if word.isdigit()} for words in (mine, theirs)]
     return bool((mine & theirs) - numbers[0]) and (numbers[0] == numbers[1] or not all(numbers))
 
 
 def _one_grows(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Return True for equal shapes, but for the number of samples and one axis along which a cache grows."""
+    """Return True if shapes are equal except for the number of samples and one axis along which a cache grows."""
     return len(shape) == len(given) and sum(a != b for a, b in zip(shape[1:], given[1:], strict=True)) <= 1

@@ -1,4 +1,4 @@
-"""What scores should be highest where somebody knows: classes of samples or tokens, or the next token of a text."""
+"""Known classes for scores: labels of samples or tokens, or the next token of a text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from onnxgrail.core import Array, Bools, Ints, Labels
 
-UNKNOWN = -1  # any negative label counts as none, as the -100 of training scripts
+UNKNOWN = -1  # any negative label counts as unknown, such as the -100 of training scripts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Goals:
-    """What is known about one feed.
+    """The known classes of one feed.
 
     Attributes:
         labels: that came with the samples.
@@ -26,12 +26,12 @@ class Goals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hits:
-    """Sums over rows of scores whose class is known: of the reference (a) and of the other model (b).
+    """Sums over rows of scores with known class, for the reference (a) and the other model (b).
 
     Attributes:
-        rows: how many there are; texts: each is a token, not a sample.
-        right_a, right_b: rows whose largest score is that of the class; loss_a, loss_b: negative logarithms of its
-            probability, summed.
+        rows: number of rows; texts: True if each row is a token, not a sample.
+        right_a, right_b: rows whose largest score is that of the class; loss_a, loss_b: sums of the negative logarithms
+            of the class's probability.
     """
 
     rows: int = 0
@@ -42,7 +42,7 @@ class Hits:
     loss_b: float = 0.0
 
     def merge(self, other: Hits) -> Hits:
-        """Sums over both sets of rows."""
+        """Return the sums over both sets of rows."""
         return Hits(
             rows=self.rows + other.rows,
             texts=self.texts or other.texts,
@@ -54,10 +54,10 @@ class Hits:
 
 
 def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints | None:
-    """The right class of every row of scores, negative where it is not known; None where nothing is.
+    """Return the class of every row of scores, negative if unknown; None if no class is known.
 
     Args:
-        goals: what is known.
+        goals: the known classes.
         shape: of the scores, classes last.
         mask: (B, S) True at real tokens.
     """
@@ -66,7 +66,7 @@ def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints
     if labels is not None and labels.values.size == np.prod(rows) and labels.values.shape[:1] == rows[:1]:
         found = labels.values.reshape(rows).astype(np.int64)
         if found.max(initial=0) >= count or labels.classes not in (None, count):
-            return None  # classes of another model
+            return None  # labels belong to another model's classes
         return np.where(mask, found, UNKNOWN) if mask is not None and mask.shape == rows else found
     if tokens is None or len(shape) != 3 or tokens.shape != rows or tokens.max(initial=0) >= count:
         return None
@@ -76,7 +76,7 @@ def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints
 
 
 def hits(log_a: Array, log_b: Array, classes: Ints, *, texts: bool) -> Hits:
-    """How both models do: logarithms of probabilities (rows, classes), and the right class of each row."""
+    """Count correct rows of both models from log probabilities (rows, classes) and the class of each row."""
     known = np.flatnonzero(classes >= 0)
     right = classes[known]
     a, b = log_a[known], log_b[known]

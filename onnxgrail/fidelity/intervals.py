@@ -1,4 +1,4 @@
-"""Where a value may lie that was measured on a few samples."""
+"""Confidence intervals of values measured on a few samples."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from onnxgrail.core import Floats
 
-Z = 1.959963984540054  # of a normal distribution at 95 %
+Z = 1.959963984540054  # normal quantile for 95 %
 DRAWS = 1000  # resamples
-CELLS = 2**22  # counts that are drawn at once
+CELLS = 2**22  # most counts to sample at once
 
 
 def of_count(right: float, count: float) -> tuple[float, float] | None:
-    """Return where a share lies with 95 % confidence, from how many of some samples were right.
+    """Compute the 95 % confidence interval of a share, from the number of correct samples.
 
     References:
         Wilson (1927), "Probable inference, the law of succession, and statistical inference".
@@ -31,13 +31,16 @@ def of_count(right: float, count: float) -> tuple[float, float] | None:
 def of_samples(
     table: Floats, value: Callable[[Floats], Floats], *, seed: int = 0, draws: int = DRAWS
 ) -> tuple[float, float] | None:
-    """Return where a value of sums lies with 95 % confidence, by drawing the samples again (bootstrap).
+    """Compute the 95 % confidence interval of a value of sums, by resampling the samples (bootstrap).
 
     Args:
         table: (n, k) sums per sample.
         value: sums (..., k) to values.
-        seed: of the drawing.
-        draws: how many resamples.
+        seed: of the random resampling.
+        draws: number of resamples.
+
+    Returns:
+        None if there are fewer than two samples or no finite values.
     """
     count = len(table)
     if count < 2:

@@ -1,4 +1,4 @@
-"""What an output holds, read from its values, its shape and its name: that decides by which measure it is judged."""
+"""Detects the content of an output from its values, shape and name, to choose the measure for it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from onnxgrail.fidelity.sums import flat
 
 Form = Literal["values", "probabilities", "logits", "binary"]
 
-SLACK = 1e-3  # what a sum of probabilities may miss
-VECTOR = 64  # numbers per token from which on they are a vector
-VOCABULARY = 1000  # columns from which on scores per token are those of a vocabulary
-SHARP = 0.2  # mean highest probability from which on many columns look like class scores
-FEW = 16  # columns that are class scores although their softmax is flat
-SEEN = 8  # samples from which on it says something that all have the same highest column
-OFTEN = 0.5  # mean probability from which on a class is what most positions are, as a background
-PATTERN = 0.1  # share of the variance that samples have at most where all are one pattern
-CLEAR = 0.8  # mean highest probability from which on a map without a telling name holds classes
-QUIET = 0.05  # median below which a column of scores is mostly empty
-BOX = 4  # columns that boxes take
-CLASSES = 256  # columns at most of a map of classes
-WIDE = 1024  # columns at most of a list of detections
-SIDE = 8  # positions per axis from which on a map is an image
-DECIDED = 0.1  # how near to 0 or 1 a score is decided
-RARE = 0.3  # share of positions at most that something rare has
+SLACK = 1e-3  # tolerance of a sum of probabilities
+VECTOR = 64  # more numbers per token than this are a vector
+VOCABULARY = 1000  # least columns of scores of a vocabulary
+SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
+FEW = 16  # up to this many columns are class scores even if their softmax is flat
+SEEN = 8  # least samples for the test for one common pattern
+OFTEN = 0.5  # a class with a larger mean probability is the background
+PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
+CLEAR = 0.8  # least mean of the highest probability for a map without a telling name to hold classes
+QUIET = 0.05  # a column of scores with a smaller median is mostly empty
+BOX = 4  # columns of a box
+CLASSES = 256  # most columns of a map of classes
+WIDE = 1024  # most columns of a list of detections
+SIDE = 8  # least positions per axis of an image
+DECIDED = 0.1  # a score this near to 0 or 1 is decided
+RARE = 0.3  # largest share of positions of something rare
 
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
@@ -43,19 +43,19 @@ SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """What an output, or some of its columns, holds.
+    """The content of an output, or of some of its columns.
 
     Attributes:
         kind: classes (one row of scores per sample), scores (in 0..1, of many positions), tokens (one row of scores
             per token), labels (values that are equal or not), embedding, values (maps, boxes, waves, points) or state
             (values that are fed back).
-        why: what says so.
-        form: what turns the numbers into probabilities: nothing, they are; softmax (`logits`) or sigmoid (`binary`).
+        why: the reason for the kind.
+        form: conversion to probabilities: none (`probabilities`), softmax (`logits`) or sigmoid (`binary`).
         axis: of the classes or columns, counted with the samples as axis 0.
-        columns: numbers along `axis` that belong to the part, None for all.
-        rows: the entries along `axis` are one distribution.
-        dominant: the class that most positions are of, which is left out.
-        center: of values that are one pattern in all samples, that pattern: what matters is how samples differ from it.
+        columns: indices along `axis` that belong to the part, None for all.
+        rows: True if the entries along `axis` are one distribution.
+        dominant: the class of most positions, which is ignored.
+        center: the common pattern of values that are similar in all samples; differences from it are measured.
     """
 
     kind: str
@@ -69,12 +69,12 @@ class Part:
 
 
 def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ...]:
-    """Return what an output holds, from its values on some samples.
+    """Detect the content of an output from its values on some samples.
 
     Args:
         name: of the output.
         arrays: its values, one array per batch, samples first.
-        clues: what is known about the model's inputs.
+        clues: known facts about the model's inputs.
     """
     first = arrays[0]
     if first.dtype.kind in "biu":
@@ -97,7 +97,7 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Look:
-    """What the rules go by: the name in lower case, values on some samples, and what is known of the inputs."""
+    """The input of the rules: the name in lower case, values on some samples, and clues about the inputs."""
 
     words: str
     array: Floats
@@ -105,7 +105,7 @@ class _Look:
 
     @property
     def rows(self) -> Floats:
-        """One row of numbers per sample."""
+        """Return one row of numbers per sample."""
         return flat(self.array)
 
 
@@ -113,7 +113,7 @@ Rule = Callable[[_Look], tuple[Part, ...]]
 
 
 def _joined(arrays: Sequence[Array]) -> Floats:
-    """Values of all arrays that have the shape of the first."""
+    """Concatenate the arrays that have the shape of the first."""
     alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
     return np.concatenate(alike).astype(np.float64)
 
@@ -125,7 +125,7 @@ def _is_row(shape: tuple[int, ...]) -> bool:
 
 
 def _tokens(look: _Look) -> tuple[Part, ...]:
-    """Scores of a vocabulary, one row per token."""
+    """Detect scores of a vocabulary, one row per token."""
     array, ids = look.array, look.clues.ids
     if array.ndim != 3 or ids is None or "logit" not in look.words or array.shape[1] != ids[1]:
         return ()
@@ -136,7 +136,7 @@ def _tokens(look: _Look) -> tuple[Part, ...]:
 
 
 def _distribution(look: _Look) -> tuple[Part, ...]:
-    """Rows that sum to 1 along the last axis or the second one."""
+    """Detect rows that sum to 1 along the last axis or the second one."""
     array = look.array
     if array.ndim < 2 or array.min() < 0:
         return ()
@@ -150,7 +150,7 @@ def _distribution(look: _Look) -> tuple[Part, ...]:
 
 
 def _dense(array: Floats, axis: int, why: str, form: Form) -> Part:
-    """A distribution at each of many positions; what most of them are, as a background, is left out."""
+    """Return a part with a distribution at each of many positions; the class of most positions is ignored."""
     rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
     means = probabilities(rows, form).mean(axis=0)
     dominant = int(means.argmax()) if means.max() > OFTEN else None
@@ -158,7 +158,7 @@ def _dense(array: Floats, axis: int, why: str, form: Form) -> Part:
 
 
 def probabilities(values: Floats, form: Form) -> Floats:
-    """Return the probabilities that numbers stand for; distributions lie along the last axis."""
+    """Convert numbers to probabilities; distributions lie along the last axis."""
     if form == "logits":
         shifted = np.exp(values - values.max(axis=-1, keepdims=True))
         return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
@@ -199,7 +199,7 @@ def _features(look: _Look) -> tuple[Part, ...]:
 
 
 def _pattern(look: _Look) -> tuple[Part, ...]:
-    """Rows that hardly differ from their mean, as points of a face do and class scores do not."""
+    """Detect rows that hardly differ from their mean, such as points of a face; class scores differ."""
     rows = look.rows
     if len(rows) < SEEN or look.clues.synthetic or SCORES.search(look.words):
         return ()
@@ -223,7 +223,7 @@ def _class_row(look: _Look) -> tuple[Part, ...]:
 
 
 def _vectors(look: _Look) -> tuple[Part, ...]:
-    """One vector per token."""
+    """Detect one vector per token."""
     array, ids = look.array, look.clues.ids
     if array.ndim != 3 or "logit" in look.words:
         return ()
@@ -238,7 +238,7 @@ def _unit(array: Floats) -> bool:
 
 
 def _in_range(look: _Look) -> tuple[Part, ...]:
-    """Numbers in 0..1: scores, an image, or boxes in parts of the image beside scores."""
+    """Detect numbers in 0..1: scores, an image, or boxes in relative coordinates beside scores."""
     array = look.array
     if not _unit(array):
         return ()
@@ -258,7 +258,7 @@ def _in_range(look: _Look) -> tuple[Part, ...]:
 
 
 def _mixed(look: _Look) -> tuple[Part, ...]:
-    """A list of detections: columns in 0..1 beside others, such as four of a box and one per class."""
+    """Detect a list of detections: columns in 0..1 beside others, such as four of a box and one per class."""
     array = look.array
     if array.ndim != 3:
         return ()
@@ -282,7 +282,7 @@ def _split(axis: int, values: Sequence[int], scores: Sequence[int]) -> tuple[Par
 
 
 def _columns(array: Floats) -> int | None:
-    """The axis that counts classes or columns: the smaller one of the second and the last."""
+    """Return the axis that counts classes or columns: the smaller one of the second and the last."""
     if array.ndim < 3:
         return None
     axis = min((array.ndim - 1, 1), key=lambda axis: array.shape[axis])
@@ -290,7 +290,7 @@ def _columns(array: Floats) -> int | None:
 
 
 def _scores(look: _Look) -> tuple[Part, ...]:
-    """Raw scores of many positions: named so, or one class stands out at most of them."""
+    """Detect raw scores of many positions: by name, or because one class stands out at most positions."""
     array = look.array
     axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
     named = bool(SCORES.search(look.words))
@@ -307,7 +307,7 @@ def _scores(look: _Look) -> tuple[Part, ...]:
 
 
 def _rare(look: _Look) -> tuple[Part, ...]:
-    """Raw numbers that look like logits of something rare: nearly all far below 0, some above."""
+    """Detect logits of something rare: nearly all numbers far below 0, a few above."""
     chances = probabilities(look.array, "binary")
     sure = np.mean((chances < DECIDED) | (chances > 1 - DECIDED))
     if np.median(look.array) < -1 and sure > 1 - DECIDED and 0 < np.mean(look.array > 0) < RARE:

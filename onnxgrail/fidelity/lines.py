@@ -1,4 +1,4 @@
-"""One line per output: what was measured, and how both models do where the right answers are known."""
+"""The lines of a report: one per output with its measures, and accuracy if the right answers are known."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ SHOWN = 6  # outputs with a line of their own: a model with caches has two for e
 
 
 def report_lines(data: Data) -> tuple[str, ...]:
-    """Return the lines of a report, without the verdict that is its headline; of random inputs what was not compared.
+    """Return the lines of a report without the headline.
 
-    Of a quantized model there are those of the narrowed one, too; of one that was fitted to another, how they changed.
+    For random inputs these are only the outputs that were not compared. For a quantized model they include those of the
+    narrowed model. For a model fitted to a reference they show the change.
     """
     narrowed, quantized = data.get("verification") or {}, data.get("quantization") or {}
     outputs = narrowed.get("outputs") or ()
@@ -28,12 +29,12 @@ def report_lines(data: Data) -> tuple[str, ...]:
 
 
 def lines_of(outputs: Sequence[Data], *, mark: str = "", top: Data | None = None) -> tuple[str, ...]:
-    """Return one line per output, only of the furthest where there are many.
+    """Return one line per output, only for the furthest if there are many.
 
     Args:
         outputs: entries of a report.
-        mark: tells which model they are of.
-        top: the verdict that has been told, of which only the rest is told.
+        mark: text that names the model.
+        top: the verdict of the headline, which is not repeated.
     """
     near = [output for output in outputs if not output.get("not_compared")]
     shown = worst(near)
@@ -44,14 +45,14 @@ def lines_of(outputs: Sequence[Data], *, mark: str = "", top: Data | None = None
 
 
 def not_compared(outputs: Sequence[Data]) -> tuple[str, ...]:
-    """Return a line with the outputs that have no distance, and why; nothing where all have one."""
+    """Return a line with the outputs that have no distance and the reason; empty if all have one."""
     left = [f"{output['name']} ({output['not_compared']})" for output in outputs if output.get("not_compared")]
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return (f"Not compared: {', '.join(left[:SHOWN])}{more}",) if left else ()
 
 
 def changed(before: Sequence[Data], after: Sequence[Data]) -> tuple[str, ...]:
-    """Return how far outputs were from a reference, and how far they are."""
+    """Return lines with the distances of outputs to a reference before and after a fit."""
     lines = []
     known = {output["name"]: output for output in before}
     for output in worst(after):
@@ -66,7 +67,7 @@ def changed(before: Sequence[Data], after: Sequence[Data]) -> tuple[str, ...]:
 
 
 def worst(outputs: Sequence[Data]) -> Sequence[Data]:
-    """Return the outputs that get a line: all where they are few, else the furthest from the original."""
+    """Return the outputs that get a line: all if they are few, else the furthest from the original."""
     if len(outputs) <= SHOWN:
         return outputs
     return sorted(outputs, key=_furthest, reverse=True)[: SHOWN - 1]
@@ -87,7 +88,7 @@ def _line(output: Data, mark: str, top: Data) -> str:
 
 
 def scores(*outputs: Data) -> str:
-    """Return how the original and the results do where classes are known: `top-1 99.50 % -> 98.75 %`."""
+    """Return the accuracy of the original and of the results if classes are known: `top-1 99.50 % -> 98.75 %`."""
     for key, label, show in (("top1", "top-1", _percent), ("perplexity", "perplexity", "{:.4f}".format)):
         if all(output.get(key) is not None for output in outputs):
             values = (outputs[0][f"{key}_reference"], *(output[key] for output in outputs))

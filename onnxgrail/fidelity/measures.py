@@ -1,7 +1,7 @@
-"""The measures: what each makes of a batch, sample by sample, and what the sums over samples say.
+"""Measures per kind of output: each converts a batch to sums per sample, and sums over samples to values.
 
-A measure turns a batch into a table (n, k): one row of sums per sample.  Rows add up: `value` takes the sums over any
-set of samples, which is what an interval by resampling needs.
+A measure converts a batch to a table (n, k): one row of sums per sample. Rows can be added: `value` takes the sums over
+any set of samples, which resampling needs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.kinds import Part, probabilities
 from onnxgrail.fidelity.sums import Distances, cosines, flat
 
-ACTIVE = 0.1  # a score below it in both models says that there is nothing
+ACTIVE = 0.1  # scores below it in both models are ignored
 HALF = 0.5
-TOP = 100  # one score in so many is at the top
-LEAST = 1e-3  # a score of the top that is more than nothing
-QUIET = 0.1  # share of the mean energy below which a sample counts as having that much
+TOP = 100  # one score in 100 is at the top
+LEAST = 1e-3  # smallest score that can be at the top
+QUIET = 0.1  # lower bound of a sample's energy, as a share of the mean energy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -27,9 +27,9 @@ class Batch:
     """A part of an output in both models on some samples.
 
     Attributes:
-        part: what it holds.
-        a, b: (n, ...) values of the reference and of the other model, with nothing infinite.
-        shown: (n, S) positions that are no padding, where the output has a row for each.
+        part: its content.
+        a, b: (n, ...) finite values of the reference and of the other model.
+        shown: (n, S) mask of positions that are not padding, if the output has a row for each.
         distances: those of the whole output.
     """
 
@@ -42,19 +42,19 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Measure:
-    """How one kind of output is judged.
+    """The measure of one kind of output.
 
     Attributes:
-        name: of the value that is told.
-        higher: high values are good.
-        loss: what the continuous loss of a sample is.
+        name: of the reported value.
+        higher: True if high values are good.
+        loss: name of the continuous loss of a sample.
         table: a batch to (n, k) sums per sample.
-        value: (..., k) sums to values; NaN where these samples cannot tell.
-        losses: (n, k) sums per sample to losses; NaN where the sample cannot tell.
-        worst: (n, k) sums per sample to what is told of the sample that is worst off.
+        value: (..., k) sums to values; NaN if undefined for these samples.
+        losses: (n, k) sums per sample to losses; NaN if undefined for the sample.
+        worst: (n, k) sums per sample to the value that is reported for the worst sample.
         details: (n, k) to further measures by name.
-        trials: sums to how many things were counted as right or wrong, where that is what the value says.
-        counted: every sample counts as one of them, so that there is nothing to learn from resampling.
+        trials: sums to the number of things counted as right or wrong, if the value is such a share.
+        counted: True if every sample is one such thing, so that resampling adds no information.
     """
 
     name: str
@@ -74,7 +74,7 @@ def _nothing_more(_: Floats) -> Mapping[str, float]:
 
 
 def share(top: Floats, bottom: Floats) -> Floats:
-    """Return a ratio, NaN where there is nothing below the line."""
+    """Compute a ratio, NaN if the divisor is not positive."""
     with np.errstate(all="ignore"):
         return np.asarray(np.where(bottom > 0, top / bottom, np.nan))
 
@@ -83,7 +83,7 @@ def share(top: Floats, bottom: Floats) -> Floats:
 
 
 def _classes(batch: Batch) -> Floats:
-    """Total variation, whether the highest class is the same, margins of it in both models, 1."""
+    """Compute total variation, equality of the highest class, its margins in both models, and 1."""
     p, q = (_chances(batch.part, values) for values in (batch.a, batch.b))
     rows, best = np.arange(len(p)), p.argmax(axis=1)
     margins = []
@@ -96,7 +96,7 @@ def _classes(batch: Batch) -> Floats:
 
 
 def _chances(part: Part, values: Floats) -> Floats:
-    """Probabilities (n, classes); a single one has a counterpart."""
+    """Return probabilities (n, classes); a single one gets its complement."""
     chances = probabilities(flat(values), part.form)
     return np.concatenate([chances, 1 - chances], axis=1) if chances.shape[1] == 1 else chances
 
@@ -128,7 +128,10 @@ CLASSES = Measure(
 
 
 def _scores(batch: Batch) -> Floats:
-    """Sum of differences where there is something, and of how many; found in both, in a, in b; at the top, of these."""
+    """Compute per sample: sum of differences of active scores, their number, positives, and top scores.
+
+    Positives are counted in both models, in a, in b; top scores in both, and on average.
+    """
     part = batch.part
     rows = part.rows and part.axis is not None
     p, q = (np.moveaxis(v, part.axis or 0, -1) if rows else v for v in (batch.a, batch.b))
@@ -149,12 +152,12 @@ def _scores(batch: Batch) -> Floats:
 
 
 def _found(a: Bools, b: Bools) -> tuple[Floats, Floats, Floats]:
-    """Per sample, positions that both models, the first and the second one say are something."""
+    """Return per sample the number of positions that are positive in both models, in the first, in the second."""
     return tuple(np.asarray(flat(v).sum(axis=1), np.float64) for v in (a & b, a, b))  # type: ignore[return-value]
 
 
 def _labels(p: Floats, q: Floats, dominant: int | None, shown: Bools | None) -> tuple[Floats, Floats, Floats]:
-    """The same of the highest class per position, where that is not the one that most positions are of."""
+    """Return the same counts for the highest class per position, where it is not the dominant one."""
     first, second = p.argmax(axis=-1), q.argmax(axis=-1)
     a, b = (np.ones(v.shape, bool) if dominant is None else v != dominant for v in (first, second))
     if shown is not None and first.shape[:2] == shown.shape:
@@ -165,7 +168,7 @@ def _labels(p: Floats, q: Floats, dominant: int | None, shown: Bools | None) -> 
 
 
 def _top(p: Floats, q: Floats) -> tuple[Floats, Floats]:
-    """Per sample, how many of the highest 1 % of scores are the highest in both models, and of how many."""
+    """Return per sample the number of scores in the highest 1 % of both models, and the mean number per model."""
     count = p.shape[1]
     if count == 0:
         return np.zeros(len(p)), np.zeros(len(p))
@@ -195,7 +198,7 @@ SCORES = Measure(
     details=_overlaps,
     trials=lambda sums: float(sums[3] + sums[4]) / 2,
 )
-HIGHEST = Measure(  # where no score is above 0.5
+HIGHEST = Measure(  # if no score is above 0.5
     name="overlap of the top 1 % of scores",
     higher=True,
     loss=SCORES.loss,
@@ -257,7 +260,7 @@ LABELS = Measure(
 
 
 def _cosines(batch: Batch) -> Floats:
-    """Sum of the cosines of vectors, and how many there are: one per sample, or one per token."""
+    """Compute the sum of the cosines of vectors, and their number: one per sample, or one per token."""
     width = batch.a.shape[-1] if batch.part.axis is not None else flat(batch.a).shape[1]
     rows = cosines(batch.a.reshape(-1, width), batch.b.reshape(-1, width)).reshape(len(batch.a), -1)
     weights = np.ones_like(rows) if batch.shown is None else batch.shown.astype(np.float64)
@@ -277,7 +280,7 @@ EMBEDDING = Measure(
 
 
 def _squares(batch: Batch) -> Floats:
-    """Squared error, and energy: about the pattern that all samples share, where there is one."""
+    """Compute squared error and energy, relative to the common pattern of all samples if there is one."""
     if batch.part.columns is None and batch.part.center is None:
         return np.stack([batch.distances.error, batch.distances.energy], axis=1)
     a = batch.a if batch.part.center is None else batch.a - batch.part.center
@@ -285,13 +288,13 @@ def _squares(batch: Batch) -> Floats:
 
 
 def _nmse(sums: Floats) -> Floats:
-    """Squared error over energy; 0 for equal zeros, infinite where only the reference is zero."""
+    """Compute squared error over energy; 0 if both are zero, infinite if only the energy is zero."""
     with np.errstate(all="ignore"):
         return np.where(sums[..., 0] == 0, 0.0, sums[..., 0] / sums[..., 1])
 
 
 def _relative(table: Floats) -> Floats:
-    """NMSE per sample; what is nearly silent is taken for a little louder."""
+    """Compute NMSE per sample; the energy of quiet samples is raised to a lower bound."""
     energy = np.maximum(table[:, 1], QUIET * table[:, 1].mean())
     return _nmse(np.stack([table[:, 0], energy], axis=1))
 

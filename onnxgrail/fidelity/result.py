@@ -1,4 +1,4 @@
-"""What is told about one output: the distances every output has, and the verdict of the measure that suits it."""
+"""The result for one output: the distances every output has, and the verdict of its kind's measure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from onnxgrail.fidelity.sums import Sums
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """How close one output, or a part of it, is to the reference by the measure that suits what it holds.
+    """The closeness of one output, or a part of it, to the reference by the measure of its kind.
 
     Attributes:
-        kind: what it holds: classes, scores, tokens, labels, embedding, values or state.
-        why: what in the values, the shape or the name says so.
-        part: which columns, empty where the whole output is one part.
+        kind: classes, scores, tokens, labels, embedding, values or state.
+        why: the reason for the kind.
+        part: the columns, empty if the whole output is one part.
         measure: name of the measure.
-        value: over all samples; None where the samples cannot tell.
-        interval: where the value lies with 95 % confidence, from resampling the samples.
-        lowest: the value of the sample that is worst off.
-        higher: high values are good.
+        value: over all samples; None if undefined for these samples.
+        interval: 95 % confidence interval of the value, from resampling the samples.
+        lowest: the value of the worst sample.
+        higher: True if high values are good.
         loss: mean over samples of a continuous loss that orders outputs of all kinds, 0 is perfect.
-        loss_name: what that loss is.
-        loss_highest: of the sample that is worst off.
+        loss_name: name of that loss.
+        loss_highest: of the worst sample.
         details: further measures by name.
     """
 
@@ -46,23 +46,23 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fidelity:
-    """How close one output is to the reference; None where it makes no sense.
+    """The closeness of one output to the reference; fields are None if they don't apply.
 
     Attributes:
         name: of the output.
-        samples: how many were compared.
+        samples: number of compared samples.
         cosine: mean over samples of the cosine of the flattened rows.
-        cosine_min: of the sample that is worst off.
+        cosine_min: of the worst sample.
         nmse: squared error over the energy of the reference, 0 is perfect, 1 is as bad as zeros.
         max_abs: largest absolute difference.
-        broken: values that are NaN or infinite where the reference is finite.
+        broken: number of values that are NaN or infinite while the reference is finite.
         agreement: share of rows with the same largest entry (logits), or of equal elements (integers).
         kl: mean Kullback-Leibler divergence in nats per row of logits.
-        judged: samples, or tokens, whose class is known.
+        judged: number of samples, or tokens, with a known class.
         top1, top1_reference: share of these samples whose largest score is that class.
         perplexity, perplexity_reference: exp of the mean negative log-likelihood of these tokens.
-        verdicts: by the measure that suits the output, or each of its parts; the worst one first.
-        not_compared: what it holds that has no distance; empty where it was compared.
+        verdicts: by the measure of the output's kind, one per part; the worst one first.
+        not_compared: content that has no distance; empty if it was compared.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Fidelity:
 
 
 def finish(sums: Mapping[str, Sums], verdicts: Mapping[str, tuple[Verdict, ...]] | None = None) -> tuple[Fidelity, ...]:
-    """Means out of sums, per output."""
+    """Convert sums to means, per output."""
     return tuple(_finish(name, s, (verdicts or {}).get(name, ())) for name, s in sums.items())
 
 
@@ -112,7 +112,7 @@ def _finish(name: str, s: Sums, verdicts: tuple[Verdict, ...]) -> Fidelity:
 
 
 def _scores(known: Hits) -> dict[str, Any]:
-    """How both models do, where classes are known."""
+    """Return accuracy or perplexity of both models, if classes are known."""
     if not known.rows:
         return {}
     sides = (("", known.right_b, known.loss_b), ("_reference", known.right_a, known.loss_a))
@@ -122,9 +122,9 @@ def _scores(known: Hits) -> dict[str, Any]:
 
 
 def _perplexity(loss: float) -> float:
-    return exp(loss) if loss < 700 else inf  # further off than a float holds
+    return exp(loss) if loss < 700 else inf  # exp would overflow
 
 
 def entries(results: tuple[Fidelity, ...]) -> list[dict[str, Any]]:
-    """Results as plain data."""
+    """Convert results to plain data."""
     return [asdict(result) for result in results]

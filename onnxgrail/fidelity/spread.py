@@ -1,4 +1,4 @@
-"""Where the error of values lies: which channel is worst, and how much of what differs between samples is lost."""
+"""Locates the error of values: the worst channel, and the lost share of the differences between samples."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from onnxgrail.core import Floats
 from onnxgrail.fidelity.sums import flat
 
-ELEMENTS = 2**20  # numbers of one sample whose moments are kept one by one
-LEAST = 8  # samples from which on their spread means something
-FLOOR = 1e-2  # share of the mean energy below which a channel counts as having that much
+ELEMENTS = 2**20  # most numbers per sample for which moments are stored
+LEAST = 8  # least samples for their spread
+FLOOR = 1e-2  # lower bound of a channel's energy, as a share of the mean energy
 
 
 @dataclass(slots=True, eq=False)
 class Spread:
-    """Moments over samples, per element of one sample; adding a batch takes no more memory.
+    """Moments over samples, per element of one sample; memory does not grow with batches.
 
     Attributes:
         shape: of one sample.
-        count: samples.
+        count: number of samples.
         total, square, error: sums of the values, of their squares and of the squared differences.
-        whole: every batch had this shape, and it was small enough.
+        whole: True if all batches had this shape, and it was small enough.
     """
 
     shape: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Spread:
     whole: bool = True
 
     def add(self, a: Floats, b: Floats) -> None:
-        """Count in some samples of the reference and of the other model."""
+        """Add samples of the reference and of the other model."""
         shape = a.shape[1:]
         if self.count == 0:
             self.shape = shape
@@ -51,7 +51,7 @@ class Spread:
         self.error += np.einsum("ij,ij->j", far, far)
 
     def details(self) -> Mapping[str, float]:
-        """Return the worst channel with its error, and the share of the samples' spread that is lost."""
+        """Return the worst channel with its error, and the lost share of the differences between samples."""
         if not self.whole or not self.count:
             return {}
         found: dict[str, float] = {}
@@ -69,9 +69,9 @@ class Spread:
         return found
 
     def _channels(self) -> int | None:
-        """The axis of the channels, the first or the last: not one of two equal sides, else the smaller one.
+        """Return the channel axis, the first or the last: the smaller one, but not one of two equal sides.
 
-        None where there is only one channel.
+        None if there is only one channel.
         """
         wide = [axis for axis, size in enumerate(self.shape) if size > 1]
         if not wide:

@@ -1,4 +1,4 @@
-"""Distances between two models' outputs that every kind of output has: per sample, and summed, in float64."""
+"""Distances between two models' outputs that all kinds of outputs have: per sample, and summed, in float64."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from onnxgrail.fidelity.tables import alike
 
 CLASSES_LIMIT = 200_000
 NOT_LOGITS = ("embed", "pool", "hidden", "feature", "state")
-BLOCK = 2**22  # values of one output that are looked at together: float64 copies of more would fill the memory
+BLOCK = 2**22  # most values of one output to process at once, to limit the memory for float64 copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """Sums over samples of one output; adding two gives the sums over both sets of samples.
+    """Sums over samples of one output; sums of disjoint sets of samples can be merged.
 
     Attributes:
         samples: rows along the first axis.
         cosine: sum over samples of the cosine of the flattened rows.
-        worst: the lowest of them.
+        worst: the lowest of these cosines.
         error, energy: sums of squares of the difference and of the reference.
         max_abs: largest absolute difference.
-        broken: values that are NaN or infinite where the reference is finite.
-        rows, agree, kl: for logits, rows along the last axis, how many agree in their largest entry, and the sum of the
-            Kullback-Leibler divergences in nats; for integer outputs, elements and how many are equal.
-        real: the output is floating point.
-        logits: `kl` means something.
-        hits: how both models do at rows of logits whose class is known.
+        broken: number of values that are NaN or infinite while the reference is finite.
+        rows, agree, kl: for logits, rows along the last axis, rows with the same largest entry, and the sum of the
+            Kullback-Leibler divergences in nats; for integer outputs, number of elements and of equal elements.
+        real: True if the output is floating point.
+        logits: True if `kl` is defined.
+        hits: accuracy of both models for rows of logits with known class.
     """
 
     samples: int = 0
@@ -53,7 +53,7 @@ class Sums:
     hits: Hits = field(default_factory=Hits)
 
     def merge(self, other: Sums) -> Sums:
-        """Sums over both sets of samples."""
+        """Return the sums over both sets of samples."""
         both: dict[str, Any] = {
             f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "hits"
         }
@@ -66,7 +66,7 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Distances:
-    """What `Sums` adds up, one number per sample of a batch; `total` adds it up."""
+    """The terms of `Sums`, one number per sample of a batch."""
 
     cosine: Floats
     error: Floats
@@ -107,14 +107,14 @@ def add_batch(
     mask: Bools | None = None,
     goals: Goals | None = None,
 ) -> dict[str, Sums]:
-    """Sums with one more batch of outputs.
+    """Return the sums with one more batch of outputs.
 
     Args:
         sums: so far, by output name; empty at the start.
         reference: arrays by output name; the samples are the first axis.
         outputs: the same of the other model.
-        mask: (B, S) True at real tokens; padded positions of (B, S, ...) outputs are left out.
-        goals: what logits should say, where that is known.
+        mask: (B, S) True at real tokens; padded positions of (B, S, ...) outputs are ignored.
+        goals: known classes of logits.
 
     Raises:
         ModelError: an output is missing or differs in shape.
@@ -146,14 +146,22 @@ def pairs(reference: Feed, outputs: Feed) -> list[tuple[str, Array, Array]]:
 
 
 def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None) -> Sums:
-    """Sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
+    """Compute the sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
     return distances(wanted, got, name=name, mask=mask, goals=goals).total()
 
 
 def distances(
     wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None
 ) -> Distances:
-    """Return the same for every sample of the batch; an array without axes is one sample."""
+    """Compute the distances of every sample of a batch; an array without axes is one sample.
+
+    Args:
+        wanted: values of the reference, samples first.
+        got: values of the other model, of the same shape.
+        name: of the output.
+        mask: (samples, tokens) True at real tokens.
+        goals: known classes of logits.
+    """
     a, b = np.atleast_1d(wanted), np.atleast_1d(got)
     if wanted.dtype.kind in "biu":
         return _equal(flat(a == b))
@@ -170,7 +178,7 @@ def distances(
 
 
 def _equal(equal: Bools) -> Distances:
-    """Distances of values that are equal or not."""
+    """Return the distances of values that are equal or not."""
     none, rows = np.zeros(len(equal)), np.full(len(equal), equal.shape[1])
     counts = equal.sum(axis=1)
     shared: dict[str, Any] = {"cosine": none, "error": none, "energy": none, "max_abs": none, "kl": none}
@@ -181,7 +189,7 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
     if mask is not None:
         shown = mask.reshape(*mask.shape, *([1] * (a.ndim - 2)))
         a, b = np.where(shown, a, 0.0), np.where(shown, b, 0.0)
-    # Minus infinity is what masked logits hold: it carries no distance, only whether the other agrees.
+    # Masked logits hold minus infinity: they have no distance, but the other value must be infinite, too.
     finite = np.isfinite(a)
     bad = flat(finite & ~np.isfinite(b))
     usable = finite & np.isfinite(b)
@@ -204,7 +212,7 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
 
 
 def flat(array: Array) -> Array:
-    """Return one row per sample, also where there is none."""
+    """Return one row per sample, also for zero samples."""
     return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
@@ -222,7 +230,7 @@ def _joined(pieces: Sequence[Distances]) -> Distances:
 
 
 def looks_like_logits(name: str, array: Array) -> bool:
-    """Whether the last axis of an output seems to hold class scores."""
+    """Return True if the last axis of an output seems to hold class scores."""
     if array.ndim < 2 or not 2 <= array.shape[-1] <= CLASSES_LIMIT:
         return False
     lower = name.lower()
@@ -230,12 +238,12 @@ def looks_like_logits(name: str, array: Array) -> bool:
 
 
 def probable(array: Array) -> bool:
-    """Whether the last axis of an output that looks like logits holds probabilities already."""
+    """Return True if the last axis of an output that looks like logits holds probabilities already."""
     return bool((array >= 0).all() and np.allclose(array.sum(-1, dtype=np.float64), 1.0, atol=1e-3))
 
 
 def cosines(a: Floats, b: Floats) -> Floats:
-    """Cosine per row; 1 where both rows are zero, 0 where one is."""
+    """Compute the cosine per row; 1 if both rows are zero, 0 if one is."""
     norm_a, norm_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
     empty = (norm_a == 0) & (norm_b == 0)
     scale = norm_a * norm_b
@@ -244,7 +252,7 @@ def cosines(a: Floats, b: Floats) -> Floats:
 
 
 def _rows(a: Floats, b: Floats, mask: Bools | None, right: Ints | None) -> tuple[Ints, Ints, Floats, Hits]:
-    """Per sample, how many rows of scores there are, how many agree, and their divergences; and hits over all."""
+    """Return per sample the number of rows of scores, of agreeing rows, and their divergence; and hits over all."""
     count = len(a)
     rows_a, rows_b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     owner = np.repeat(np.arange(count), len(rows_a) // max(count, 1))

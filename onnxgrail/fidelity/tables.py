@@ -1,4 +1,4 @@
-"""Outputs that are no arrays of numbers as such arrays, so that they have a distance, too."""
+"""Converts outputs that are not numeric arrays (texts, maps) to such arrays, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TEXT = "OUS"
 
 
 def alike(wanted: Any, got: Any) -> tuple[Array, Array] | None:
-    """Return two values of one output as arrays of numbers, None where they cannot be compared.
+    """Return two values of one output as numeric arrays, None if they cannot be compared.
 
-    Texts become numbers that are equal where the texts are.  Maps with the same keys in all samples, as ZipMap makes
-    them, become a row of numbers per sample, in the order of their keys.
+    Texts become codes that are equal for equal texts. Maps with the same keys in all samples, as ZipMap creates them,
+    become a row of numbers per sample, in the order of their keys.
     """
     a, b = _array(wanted), _array(got)
     if a is None or b is None:
@@ -31,7 +31,7 @@ def alike(wanted: Any, got: Any) -> tuple[Array, Array] | None:
 
 
 def kind_of(value: Any) -> str:
-    """Return in words what an output holds that cannot be compared."""
+    """Describe the content of an output that cannot be compared."""
     inner = value[0] if isinstance(value, Sequence) and len(value) else value
     if isinstance(inner, dict):
         return "maps with other keys in every sample"
@@ -39,7 +39,7 @@ def kind_of(value: Any) -> str:
 
 
 def _array(value: Any) -> Array | None:
-    """A tensor, or maps with the same keys as rows of a table."""
+    """Return a tensor, or the table of maps with equal keys."""
     if isinstance(value, np.ndarray | np.generic):  # a scalar may arrive as a numpy number
         return np.asarray(value)
     rows = [value] if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Judge outputs batch by batch: what they hold is read from the first samples, then every sample is measured."""
+"""Judges outputs batch by batch: detects their kind from the first samples, then measures every sample."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 
-FIRST = 16  # samples from which it is read what an output holds
-HELD = 2**26  # bytes of them at most
-DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs nothing but distances
+FIRST = 16  # samples from which the content of an output is detected
+HELD = 2**26  # most bytes of these samples
+DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs only distances
 PER_SAMPLE = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")  # arrays of `Distances`
 
 
 class Tally:
-    """Distances and verdicts of all outputs, batch by batch.
+    """Distances and verdicts of all outputs, collected batch by batch.
 
     Attributes:
         sums: distances by output name.
-        clues: what is known about the model's inputs; to be set before the first batch.
-        judge: also judge every output by the measure that suits it.
+        clues: known facts about the model's inputs; to be set before the first batch.
+        judge: True to judge every output by the measure of its kind, too.
     """
 
     def __init__(self, clues: Clues | None = None, *, judge: bool = True) -> None:
@@ -41,7 +41,7 @@ class Tally:
         self._holds: dict[str, str] = {}
 
     def add(self, reference: Feed, outputs: Feed, *, mask: Bools | None = None, goals: Goals | None = None) -> None:
-        """Count in one more batch; arguments as in `add_batch`.
+        """Add one more batch; arguments as in `add_batch`.
 
         Raises:
             ModelError: an output is missing or differs in shape.
@@ -57,7 +57,7 @@ class Tally:
             judge.add(_Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask))
 
     def results(self) -> tuple[Fidelity, ...]:
-        """Return what was found, output by output."""
+        """Return the results, output by output."""
         verdicts = {name: judge.verdicts(broken=self.sums[name].broken > 0) for name, judge in self._judges.items()}
         others = (
             Fidelity(name=name, samples=0, cosine=None, nmse=None, max_abs=None, not_compared=holds)
@@ -77,7 +77,7 @@ class _Seen:
     mask: Bools | None
 
     def blocks(self, part: Part) -> Iterator[Batch]:
-        """Yield the part of the output, some samples at a time."""
+        """Yield the part of the output, a block of samples at a time."""
         count = len(self.wanted)
         mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
         if part.kind in DISTANT:
@@ -97,7 +97,7 @@ class _Seen:
 
 
 def _columns(values: Array, part: Part) -> Floats:
-    """The columns of a part, in float64."""
+    """Return the columns of a part, in float64."""
     if part.columns is not None and part.axis is not None:
         values = np.take(values, part.columns, axis=part.axis)
     return values.astype(np.float64)
@@ -105,13 +105,13 @@ def _columns(values: Array, part: Part) -> Floats:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Judge:
-    """What is known of one output so far.
+    """The state of one output.
 
     Attributes:
         name: of the output; clues: about the model's inputs.
-        waiting: the first batches, until it is read from them what the output holds.
-        parts: what it holds; tables: their sums per sample; spreads: where the error of values lies.
-        squares: error and energy per sample, should the output turn out to hold something else.
+        waiting: the first batches, until the content is detected.
+        parts: the content; tables: their sums per sample; spreads: location of the error of values.
+        squares: error and energy per sample, in case later batches contradict the detected kind.
     """
 
     name: str
@@ -123,7 +123,7 @@ class _Judge:
     squares: list[Floats] = field(default_factory=list)
 
     def add(self, seen: _Seen) -> None:
-        """Count in one more batch."""
+        """Add one more batch."""
         self.squares.append(np.stack([seen.far.error, seen.far.energy], axis=1))
         if self.parts:
             self._measure(seen)
@@ -134,7 +134,7 @@ class _Judge:
             self._read()
 
     def _read(self) -> None:
-        """Read what the output holds, and measure the batches that waited for it."""
+        """Detect the content of the output, and measure the waiting batches."""
         self.parts = parts_of(self.name, list(self._first()), self.clues)
         self.tables = [[] for _ in self.parts]
         self.spreads = [Spread() for _ in self.parts]
@@ -143,7 +143,7 @@ class _Judge:
         self.waiting = []
 
     def _first(self) -> Iterator[Array]:
-        """Yield the values of the first samples, as many of them whatever the size of a batch is."""
+        """Yield the values of the first samples, always the same number for any batch size."""
         left = FIRST
         for seen in self.waiting:
             if left > 0:
@@ -156,7 +156,7 @@ class _Judge:
             self.tables, self.spreads = [self.squares], [Spread(whole=False)]
             return
         if self.tables and self.tables[0] is self.squares:
-            return  # counted in already
+            return  # `add` has added it already
         for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True):
             for batch in seen.blocks(part):
                 table.append(MEASURES[part.kind].table(batch))
@@ -164,7 +164,7 @@ class _Judge:
                     spread.add(batch.a, batch.b)
 
     def _fits(self, seen: _Seen) -> bool:
-        """Return True if a batch can be what the first ones seemed to be."""
+        """Return True if a batch is consistent with the content detected from the first batches."""
         for part in self.parts:
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False
@@ -175,7 +175,7 @@ class _Judge:
         return True
 
     def verdicts(self, *, broken: bool) -> tuple[Verdict, ...]:
-        """Return what was found, the worst part first."""
+        """Return the verdicts, the worst part first."""
         if not self.parts and self.waiting:
             self._read()
         found = [

@@ -1,4 +1,4 @@
-"""From sums per sample to what is told: the value, its interval, the sample that is worst off, the worst output."""
+"""Converts sums per sample to verdicts: value, interval, worst sample; and finds the worst output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxgrail.fidelity.result import Fidelity, Verdict
 
 
 def verdict_of(part: Part, table: Floats, details: Mapping[str, float], *, broken: bool) -> Verdict:
-    """Return what the sums of all samples say about a part of an output.
+    """Compute the verdict on a part of an output from the sums of all samples.
 
     Args:
-        part: what it holds.
-        table: (n, k) sums per sample, as its measure makes them.
+        part: its content.
+        table: (n, k) sums per sample, from its measure.
         details: further measures.
-        broken: the output has values that are NaN or infinite where the reference is finite.
+        broken: True if the output has values that are NaN or infinite while the reference is finite.
     """
     measure = _measure(part, table)
     value, losses = float(measure.value(table.sum(axis=0))), measure.losses(table)
@@ -51,7 +51,7 @@ def verdict_of(part: Part, table: Floats, details: Mapping[str, float], *, broke
 
 
 def _measure(part: Part, table: Floats) -> Measure:
-    """The measure of a kind; scores need another one where none of them is above a half."""
+    """Return the measure of a kind; scores need another one if none of them is above 0.5."""
     measure = MEASURES[part.kind]
     if measure is SCORES and not table[:, 3:5].any():
         return HIGHEST
@@ -59,7 +59,7 @@ def _measure(part: Part, table: Floats) -> Measure:
 
 
 def _interval(measure: Measure, table: Floats, value: float) -> tuple[float, float] | None:
-    """Where a value lies: of few things that were counted no resampling tells how many more there could be."""
+    """Return the union of the intervals by count and by resampling; resampling underestimates for few counts."""
     trials = measure.trials(table.sum(axis=0)) if measure.trials else 0.0
     counted = intervals.of_count(value * trials, trials)
     drawn = None if measure.counted else intervals.of_samples(table, measure.value)
@@ -76,7 +76,7 @@ def _name(part: Part, measure: Measure) -> str:
 
 
 def _columns(part: Part) -> str:
-    """Which columns a part has, in words."""
+    """Describe the columns of a part."""
     if part.columns is None:
         return ""
     first, last = part.columns[0], part.columns[-1]
@@ -88,9 +88,10 @@ def _columns(part: Part) -> str:
 
 
 def rank(verdict: Verdict) -> float:
-    """Return a number that orders verdicts of all kinds: 0 for perfect, infinity for values that are no numbers.
+    """Return a number that orders verdicts of all kinds: 0 for perfect, infinity for values that are not numbers.
 
-    It is the loss, or what is surely missing of a share: scores may move little and cross the threshold all the same.
+    It is the loss, or the certain loss of a share if that is more: scores may move little and still cross the
+    threshold.
     """
     loss = -1.0 if verdict.loss is None else verdict.loss
     if verdict.kind == "tokens" and np.isfinite(loss):
@@ -103,7 +104,7 @@ def rank(verdict: Verdict) -> float:
 def worst(results: Sequence[Fidelity]) -> tuple[str, Verdict] | None:
     """Return the output that is furthest from the reference, with its verdict.
 
-    What is fed back as a state counts only where there is nothing else: its effect is in the other outputs.
+    States that are fed back count only if there are no other outputs: their effect is in the other outputs.
     """
     every = [(result.name, verdict) for result in results for verdict in result.verdicts]
     others = [one for one in every if one[1].kind != "state"]
@@ -111,6 +112,6 @@ def worst(results: Sequence[Fidelity]) -> tuple[str, Verdict] | None:
 
 
 def headline(results: Sequence[Fidelity]) -> dict[str, Any] | None:
-    """Return the same as plain data, None where no output has a distance."""
+    """Return the worst output and its verdict as plain data, None if no output has a distance."""
     found = worst(results)
     return None if found is None else {"output": found[0], **asdict(found[1])}

@@ -1,6 +1,6 @@
-"""Verdicts in words, with what they are worth: every value comes with its interval or its caveat.
+"""Verdicts in words, always with their interval or a caveat.
 
-Everything here reads plain data: a report, or the entries of its outputs.
+All functions read plain data: a report, or the entries of its outputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SHARES = frozenset({"classes", "scores", "labels"})  # kinds whose value is a share
-FAR = 0.1  # loss, or what is missing of a share, from which on a result is hardly of use
+FAR = 0.1  # a result with a larger loss, or a larger lost share, is hardly usable
 SILENT = "random inputs say nothing about quality"
 SEEN = "the fit has seen these samples"
 SAYS_NOTHING = "no measurable difference"
@@ -24,14 +24,14 @@ class Headline:
     """The verdict on the worst output, in words.
 
     Attributes:
-        output: its name, and which columns.
-        measure: what was measured; value: what was found, with its unit.
-        extent: the interval, and the sample that is worst off.
-        where: on how many samples of what.
-        caveat: why that may say little; empty where nothing is held against it.
-        share: the value as a share, None where it is none.
-        silent: it says nothing at all.
-        far: the result is hardly of use.
+        output: its name and columns.
+        measure: name of the measure; value: with its unit.
+        extent: the interval, and the worst sample.
+        where: number and kind of the samples.
+        caveat: the reason why the value may be unreliable; empty if there is none.
+        share: the value as a share, None if it is not a share.
+        silent: True if the value means nothing.
+        far: True if the result is hardly usable.
     """
 
     output: str
@@ -53,18 +53,18 @@ class Headline:
 
 
 def headline_of(data: Data) -> Headline | None:
-    """Return the verdict on the worst output of the model that a report is about, None where nothing was compared."""
+    """Return the verdict on the worst output of a report's model, None if nothing was compared."""
     last = last_of(data)
     return told(last["headline"], judged_of(data, last)) if last.get("headline") else None
 
 
 def last_of(data: Data) -> Data:
-    """Return what was found about the model that was written: the quantized one, where there is one."""
+    """Return the entry of the model that was written: the quantized one if there is one."""
     return data.get("quantization") or data.get("verification") or {}
 
 
 def told(verdict: Data, judged: Data) -> Headline:
-    """Return a verdict with its output in words, and with what judged it."""
+    """Convert a verdict and the description of its samples to words."""
     silent = judged["on"] == "random"
     return Headline(
         output=", ".join(filter(None, (str(verdict["output"]), verdict["part"]))),
@@ -80,7 +80,7 @@ def told(verdict: Data, judged: Data) -> Headline:
 
 
 def judged_of(data: Data, entry: Data) -> Data:
-    """Return what judged a model of a report; reports of before it was written down tell it otherwise."""
+    """Return the description of the samples that judged a model; it is derived for older reports without it."""
     if entry.get("judged"):
         return dict(entry["judged"])
     held, calibration = entry.get("held_out"), data.get("calibration") or {}
@@ -91,7 +91,7 @@ def judged_of(data: Data, entry: Data) -> Data:
 
 
 def where(judged: Data) -> str:
-    """Return on how many samples of what: `9 held-out samples`."""
+    """Return number and kind of the samples: `9 held-out samples`."""
     nouns = {"random": "random input", "given": "sample"}
     noun = nouns.get(judged["on"], f"{judged['on']} sample")
     count = judged.get("samples")
@@ -99,26 +99,26 @@ def where(judged: Data) -> str:
 
 
 def caveat(judged: Data) -> str:
-    """Return why a value may say little; empty for samples that no fit has seen."""
+    """Return the reason why a value may be unreliable; empty for samples that no fit has used."""
     if judged["on"] == "random":
         return SILENT
     return SEEN if judged.get("seen") else ""
 
 
 def distance(verdict: Data) -> float:
-    """Return the loss, or what is missing of a share where that is more; infinity for values that are no numbers."""
+    """Return the loss, or the lost share if that is more; infinity for values that are not numbers."""
     loss, found = verdict.get("loss"), verdict.get("value")
     lost = 1 - found if verdict["higher"] and found is not None else 0.0
     return math.inf if _broken(verdict) else max(lost, loss or 0.0)
 
 
 def is_far(verdict: Data) -> bool:
-    """Return True where a result is hardly of use."""
+    """Return True if a result is hardly usable."""
     return distance(verdict) > FAR
 
 
 def value(verdict: Data) -> str:
-    """Return the value with its unit, or that there is none."""
+    """Return the value with its unit, or a word if there is none."""
     found = verdict["value"]
     if _broken(verdict):
         return "not a number"
@@ -140,7 +140,7 @@ def _number(kind: str, number: float) -> str:
 
 
 def extent(verdict: Data) -> str:
-    """Return the interval, and the sample that is worst off: `35.6 to 60.0 %, lowest sample 12.0 %`."""
+    """Return the interval and the worst sample: `35.6 to 60.0 %, lowest sample 12.0 %`."""
     kind, interval, lowest = verdict["kind"], verdict["interval"], verdict["lowest"]
     words = []
     if interval is not None and None not in interval:
@@ -156,7 +156,7 @@ def extent(verdict: Data) -> str:
 
 
 def more(verdict: Data) -> str:
-    """Return what else was measured, in words."""
+    """Return the further measures in words."""
     found = verdict["details"]
     words = []
     if "margin" in found:
@@ -186,7 +186,7 @@ def sentence(verdict: Data) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """How many times as fast a model is as another: the ratio, and where it lies with 95 % confidence."""
+    """The speed of a model relative to another: the ratio, and its 95 % confidence interval."""
 
     ratio: float
     low: float
@@ -194,7 +194,7 @@ class Speed:
 
     @property
     def silent(self) -> bool:
-        """Return True where noise hides which of the two is faster."""
+        """Return True if noise hides which model is faster."""
         return self.low <= 1 <= self.high
 
     @property
@@ -209,7 +209,7 @@ class Speed:
 
 
 def speed(steps: Sequence[Data]) -> Speed | None:
-    """Return how the last of some timed models does beside the first; None where that was not measured.
+    """Return the speed of the last timed model relative to the first; None if it was not measured.
 
     Args:
         steps: with ratio and interval, as in `latency` of a report.
