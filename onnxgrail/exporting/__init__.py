@@ -1,1 +1,1 @@
-"""Torch modules to ONNX files.  The room is not called `export`, which would hide the function of that name."""
+"""Export of torch modules to ONNX files.  The folder is not called `export`, which would hide that function."""

@@ -1,4 +1,4 @@
-"""A draft against torch, at two shapes or more."""
+"""Comparison of an exported draft with torch, at two or more shapes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from onnxgrail.graph.io.widen import has_bfloat16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One run of the file beside torch.
+    """The comparison of a run of the file with a run in torch.
 
     Attributes:
         what: how its inputs differ from the example.
         shapes: of the inputs.
-        output: the worst one, or what could not be computed.
-        error: norm of its difference over the norm of torch's output; None where it could not be computed.
-        limit: for the error.
-        reason: why there is no error.
+        output: the output with the largest error, or the output that could not be computed.
+        error: norm of the difference relative to the norm of torch's output; None if it could not be computed.
+        limit: limit of the error.
+        reason: why there is no error value.
     """
 
     what: str
@@ -41,11 +41,11 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the file computes what torch does."""
+        """Return True if the file agrees with torch."""
         return self.error is not None and self.error <= self.limit
 
     def told(self) -> str:
-        """What is wrong, in a line."""
+        """Return the failure in a line."""
         shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self.shapes.items())
         what = self.reason or f"relative error {self.error:.1e} of {self.output!r} is above {self.limit:g}"
         return f"{what} (on {shapes})"
@@ -53,7 +53,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs, how they differ from the example, and what torch makes of them."""
+    """Inputs, how they differ from the example, and torch's outputs for them."""
 
     subject: Subject
     what: str
@@ -61,9 +61,9 @@ class Trial:
 
 
 def trials(subject: Subject) -> tuple[Trial, ...]:
-    """As given, with other numbers, with all open axes of other sizes, and with a batch of one.
+    """Run torch on the example, on other values, on other sizes of all open axes, and on a batch of one.
 
-    Other numbers find what an exporter that records one run took for constant.
+    Other values reveal what a tracing exporter wrongly recorded as a constant.
 
     Raises:
         ModelError: torch cannot run the module.
@@ -77,7 +77,7 @@ def trials(subject: Subject) -> tuple[Trial, ...]:
 
 
 def _turned(subject: Subject) -> Subject:
-    """Other numbers of the same shapes; floats change their sign, too."""
+    """Return the subject with other values of the same shapes; floats change their sign, too."""
     changed = dict(subject.arguments)
     for name, tensor in subject.inputs.items():
         if tensor.ndim and not is_mask(tensor):
@@ -86,7 +86,13 @@ def _turned(subject: Subject) -> Subject:
 
 
 def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tuple[Check, ...]:
-    """Run a draft on everything that torch was run on."""
+    """Run a draft on the inputs of all trials and compare with torch.
+
+    Args:
+        path: the draft.
+        trials: runs in torch.
+        tolerance: limit of the relative error; None for the default of the dtype.
+    """
     try:
         model = model_file.load(path)
         session = open_session(to_bytes(model) if has_bfloat16(model) else path)
@@ -97,7 +103,7 @@ def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tup
 
 
 def _check(session: Session, trial: Trial, tolerance: float | None) -> Check:
-    from onnxgrail.torchgraph.guard import LIMIT, distance  # torch stands at the head of that room
+    from onnxgrail.torchgraph.guard import LIMIT, distance  # that folder imports torch
 
     feed = {name: as_array(tensor) for name, tensor in trial.subject.inputs.items()}
     try:
@@ -120,7 +126,7 @@ def _check(session: Session, trial: Trial, tolerance: float | None) -> Check:
 
 
 def as_array(tensor: Any) -> Array:
-    """A tensor for the runtime; bfloat16, which numpy does not know, as float32."""
+    """Return a tensor as an array; bfloat16, which numpy lacks, as float32."""
     tensor = tensor.detach().cpu()
     return np.asarray((tensor.float() if tensor.dtype == torch().bfloat16 else tensor).numpy())
 

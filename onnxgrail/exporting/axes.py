@@ -1,4 +1,4 @@
-"""Open axes: which ones to expect, whether torch itself can do without their sizes, and inputs of other sizes."""
+"""Open axes: a guess of open axes, a test in torch if other sizes run, and inputs of other sizes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.exporting.subject import Axes, Subject, Tensor, caller, torch
 
 BATCH, SEQUENCE = "batch", "sequence"
-GROWTH = {BATCH: 1}  # how much larger the second size is
-STEP = 3  # for all other axes: no multiple of the usual sizes
+GROWTH = {BATCH: 1}  # growth of the second size
+STEP = 3  # growth of all other axes: not a multiple of usual sizes
 
 
 def guess(inputs: Mapping[str, Tensor]) -> Axes:
-    """The batch, if all inputs have one size in front, and the sequence of rows of numbers and of vectors."""
+    """Guess the open axes: the batch if all first axes agree, and the sequence of 2-D integers and 3-D inputs."""
     sizes = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
     if len(sizes) != 1:
         return {}
@@ -31,13 +31,18 @@ def guess(inputs: Mapping[str, Tensor]) -> Axes:
 
 
 def opened(subject: Subject, *, static: bool, dynamic: Axes | None) -> Subject:
-    """The subject with the axes that can stay open.
+    """Return the subject with the axes that can stay open.
 
-    Axes of size one grow to two, since an exporter takes one for a constant.  A guess is tried on torch itself: what
-    it cannot run is no open axis.
+    Axes of size one grow to two, since exporters treat size one as a constant.  A guess is tested in torch: axes that
+    it cannot run in other sizes are closed.
+
+    Args:
+        subject: the subject.
+        static: close all axes.
+        dynamic: names of open axes per input, in place of the guess.
 
     Raises:
-        UsageError: `dynamic` names an input or axis that is not there.
+        UsageError: `dynamic` names an input or axis that does not exist.
     """
     if static:
         return replace(subject, axes={})
@@ -60,7 +65,7 @@ def opened(subject: Subject, *, static: bool, dynamic: Axes | None) -> Subject:
 
 
 def without(subject: Subject, labels: list[str], why: str = "the model takes no other") -> Subject:
-    """The subject with some axes closed, and a note that says so."""
+    """Return the subject with some axes closed, and a note."""
     if not labels:
         return subject
     axes = {n: {a: label for a, label in some.items() if label not in labels} for n, some in subject.axes.items()}
@@ -69,7 +74,7 @@ def without(subject: Subject, labels: list[str], why: str = "the model takes no 
 
 
 def sizes(subject: Subject) -> dict[str, int]:
-    """Size of every open axis in the example inputs.
+    """Return the size of every open axis in the example inputs.
 
     Raises:
         UsageError: axes of one name have different sizes.
@@ -84,9 +89,9 @@ def sizes(subject: Subject) -> dict[str, int]:
 
 
 def resized(subject: Subject, wanted: Mapping[str, int]) -> dict[str, Tensor]:
-    """All arguments, with open axes of other sizes: entries are repeated, the last ones first.
+    """Return all arguments with other sizes of open axes: entries are repeated, in reversed order.
 
-    Masks keep their order: torch itself has no one answer for a token that may look at nothing.
+    Masks keep their order, because results for a token with all keys masked differ between implementations.
     """
     changed = dict(subject.arguments)
     for name, axes in subject.axes.items():
@@ -101,12 +106,12 @@ def resized(subject: Subject, wanted: Mapping[str, int]) -> dict[str, Tensor]:
 
 
 def is_mask(tensor: Tensor) -> bool:
-    """Whether a tensor holds flags."""
+    """Return True if a tensor holds flags (integers of at most 1)."""
     return not tensor.is_floating_point() and (not tensor.numel() or int(tensor.max()) <= 1)
 
 
 def runs(subject: Subject) -> bool:
-    """Whether torch can run the module on its example inputs."""
+    """Return True if torch can run the module on its example inputs."""
     try:
         outputs(subject)
     except ModelError:
@@ -115,9 +120,9 @@ def runs(subject: Subject) -> bool:
 
 
 def other(subject: Subject, labels: tuple[str, ...], *, doubled: bool = False) -> Subject | None:
-    """The subject with inputs larger along these axes, or smaller where that runs and larger does not; else None.
+    """Return the subject with larger inputs along these axes, or smaller ones if only those run; else None.
 
-    With `doubled`, twice the size is tried, too, which suits a network that halves its maps.
+    With `doubled`, twice the size is tried too, which suits networks that halve their feature maps.
     """
     now = sizes(subject)
     larger = {label: now[label] + GROWTH.get(label, STEP) for label in labels}
@@ -133,10 +138,10 @@ def other(subject: Subject, labels: tuple[str, ...], *, doubled: bool = False) -
 
 
 def outputs(subject: Subject) -> dict[str, Tensor]:
-    """What torch computes.
+    """Return torch's outputs.
 
     Raises:
-        ModelError: the module raises, or gives no tensor.
+        ModelError: the module raises, or returns no tensor.
     """
     try:
         with torch().no_grad():

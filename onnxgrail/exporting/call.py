@@ -1,4 +1,4 @@
-"""`onnxgrail.export`: attempts in a fixed order, the first that computes what torch does is kept."""
+"""`onnxgrail.export`: attempts in a fixed order; the first file that agrees with torch is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onnxgrail.machine.plain import SCHEMA, to_json
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.machine.scripts import is_named
 
-OPSET = 20  # the newest that both exporters write, and that runs with batches everywhere
+OPSET = 20  # the newest that both exporters write and that runs with any batch size
 OLDEST = 9  # ONNX Runtime runs older ones, but no exporter writes them well
 RECORDED = (
     "written by torchscript, which records one run: where a branch depends on values, check it with your own data"
@@ -37,20 +37,20 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """A written model.
+    """An exported model.
 
     Attributes:
         output: the file.
-        source: what was exported.
+        source: name of the exported model.
         exporter: `dynamo` or `torchscript`, whichever wrote it.
-        attention: how attention is computed, for models of transformers.
+        attention: the attention implementation, for models of transformers.
         opset: of the file.
-        inputs: per input, sizes of axes, names where they are open.
+        inputs: per input, sizes of fixed axes and names of open axes.
         outputs: names.
         params: number of parameters.
         bytes: of the file, external data included.
-        checks: runs beside torch; none without the check.
-        notes: what was assumed, and what other attempts failed on.
+        checks: comparisons with torch; empty without the check.
+        notes: notes on assumptions, and failures of other attempts.
     """
 
     output: Path
@@ -67,22 +67,22 @@ class Export:
 
     @property
     def gates_passed(self) -> bool:
-        """Whether the file computes what torch does, at every shape that was tried."""
+        """Return True if the file agrees with torch at every tested shape."""
         return all(check.passed for check in self.checks)
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the result as plain data."""
         checks = [{**asdict(check), "passed": check.passed} for check in self.checks]
         return {"schema": SCHEMA} | asdict(self) | {"output": str(self.output), "checks": checks}
 
     def to_json(self) -> str:
-        """As indented JSON."""
+        """Return the result as indented JSON."""
         return to_json(self.to_data())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Way:
-    """One attempt."""
+    """An attempt."""
 
     exporter: str
     attention: str | None
@@ -123,7 +123,7 @@ def export(
     force: bool = False,
     progress: Progress = silent,
 ) -> Export:
-    """Write a torch module as ONNX, and hold the file against torch at several shapes.
+    """Export a torch module to ONNX, and compare the file with torch at several shapes.
 
     Args:
         source: a module, of which a copy is exported; `file.py:function`, which is run; `torchvision:NAME`,
@@ -131,18 +131,18 @@ def export(
         target: the file to write.
         inputs: for a module: a tensor, several in the order of `forward`, or a mapping by name.
         static: fix all sizes to those of the example inputs.
-        dynamic: open axes with their names, per input, instead of the guess (batch and sequence).
-        input_shapes: shapes of inputs that are drawn.
+        dynamic: names of open axes per input, in place of the guess (batch and sequence).
+        input_shapes: shapes of random inputs.
         opset: version of the standard operators.
-        dtype: `float32`, `float16` or `bfloat16`; None leaves the type, but for bfloat16, which becomes float32.
-        exporter: only `dynamo` or only `torchscript`; None tries both in this order.
-        attention: only `eager` or only `sdpa`, for models of transformers; None tries both.
-        task: what a model of transformers is for; None takes what it was saved as.
-        random_weights: draw the weights of a hub's model.
-        seed: of everything drawn.
-        check: run the file beside torch.
-        tolerance: largest relative error of an output; None takes 1e-3, or 3e-2 in half precision.
-        save_as_external_data: weights in a file beside the model; None: only over 2 GB, where they always are.
+        dtype: `float32`, `float16` or `bfloat16`; None keeps the dtype, except that bfloat16 becomes float32.
+        exporter: use only `dynamo` or only `torchscript`; None tries both in this order.
+        attention: use only `eager` or only `sdpa`, for models of transformers; None tries both.
+        task: task of a transformers model; None for the class that it was saved from.
+        random_weights: use random weights for a hub's model.
+        seed: seed of all random values.
+        check: compare the file with torch.
+        tolerance: maximum relative error of an output; None for 1e-3, or 3e-2 in half precision.
+        save_as_external_data: write weights to a separate file; None: only over 2 GB, when it is required.
         force: replace an existing target.
         progress: called once per attempt.
 
@@ -167,10 +167,10 @@ def export(
     check_output(path, force=force)
     torch()
     if check:
-        runtime()  # missing packages are told before minutes of work
+        runtime()  # reports a missing package before minutes of work
     wish = Wish(shapes=input_shapes or {}, task=task, random=random_weights, seed=seed)
     subject = _typed(find(source, inputs, wish), dtype)
-    outputs(subject)  # a module that torch cannot run is told from one that cannot be exported
+    outputs(subject)  # fails here if torch cannot run the module at all
     subject = opened(subject, static=static, dynamic=dynamic)
     ways = list(_ways(subject, exporter, attention, guessed=dynamic is None))
     with drafts.draft(existing(path.parent)) as folder:
@@ -189,7 +189,7 @@ def export(
 
 
 def _reads(source: Any) -> list[Read]:
-    """Return what is read of a source: a script, or the folder of a hub's model, in which models may be written."""
+    """Return the inputs of a source: a script, or the folder of a hub's model, in which models may be written."""
     spec = str(source) if isinstance(source, str | os.PathLike) else ""
     if is_named(spec):
         return [Read(path=Path(spec.rpartition(":")[0]), what="the input")]
@@ -202,7 +202,7 @@ def _is_saved(file: Path) -> bool:
 
 
 def _ways(subject: Subject, exporter: str | None, attention: str | None, *, guessed: bool) -> Iterator[_Way]:
-    """Attempts, the preferred one first; at last only the batch stays open, where the other axes were a guess."""
+    """Yield attempts, the preferred one first; at last, if the axes are a guess, only the batch stays open."""
     tools = (exporter,) if exporter else EXPORTERS
     kinds = attentions(subject.module, attention)
     for tool in tools:
@@ -216,10 +216,10 @@ def _ways(subject: Subject, exporter: str | None, attention: str | None, *, gues
 
 
 def _first(ways: list[_Way], attempt: Callable[[int], _Draft], name: str) -> tuple[_Draft, list[str]]:
-    """The first draft that passes its checks, else the first at all, and what the others failed on.
+    """Return the first draft that passes its checks, else the first draft, and the failures of the others.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no draft.
     """
     kept: _Draft | None = None
     notes: list[str] = []
@@ -253,7 +253,7 @@ def _draft(way: _Way, path: Path, opset: int, check: bool, tolerance: float | No
 
 
 def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
-    """Move a draft to its place."""
+    """Move a draft to the target; return the result."""
     subject = draft.way.subject
     model_file.move(draft.path, path)
     model = model_file.load(path)
@@ -277,7 +277,7 @@ def _finished(draft: _Draft, path: Path, name: str, notes: list[str]) -> Export:
 
 
 def _unseen(subject: Subject, checks: tuple[Check, ...]) -> list[str]:
-    """Open axes that stood at one size in all runs."""
+    """Return a note on open axes that had only one size in all runs."""
     sizes = {
         label: {check.shapes[name][axis] for check in checks}
         for name, axes in subject.axes.items()
@@ -288,7 +288,7 @@ def _unseen(subject: Subject, checks: tuple[Check, ...]) -> list[str]:
 
 
 def _typed(subject: Subject, dtype: str | None) -> Subject:
-    """The subject in another floating-point type."""
+    """Return the subject in another floating-point dtype."""
     lib, notes = torch(), subject.notes
     held = {t.dtype for t in subject.module.state_dict().values() if t.is_floating_point()}
     if dtype is None and lib.bfloat16 not in held:

@@ -1,4 +1,4 @@
-"""Checkpoints of transformers: loaded as what they were saved as, and fed by what their configuration says."""
+"""Checkpoints of transformers: loaded in the class they were saved from, with inputs made from their configuration."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ TASKS = {
     "speech-ctc": "AutoModelForCTC",
     "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
 }
-ROWS, LENGTH, SAMPLES = 2, 8, 16000  # of examples: samples, tokens, numbers of a sound
+ROWS, LENGTH, SAMPLES = 2, 8, 16000  # sizes of example inputs: samples, tokens, audio samples
 OWN_CODE = "Code of checkpoints is not run; read it, and export through a file.py:function of yours"
 
 
 def load(library: ModuleType, name: str, *, task: str | None, random: bool) -> tuple[Any, tuple[str, ...]]:
-    """A model and notes; a folder is read without a look at the network.
+    """Load a model; return it with notes.  A local folder is read without network access.
+
+    Args:
+        library: the transformers package.
+        name: a folder or a name of the hub.
+        task: a key of `TASKS`; None for the class that the checkpoint was saved from.
+        random: make random weights.
 
     Raises:
-        ModelError: no such folder, or the model brings its own code.
+        ModelError: no such folder, or the model contains its own code.
         UsageError: an unknown task.
     """
     if task is not None and task not in TASKS:
@@ -68,7 +74,7 @@ def load(library: ModuleType, name: str, *, task: str | None, random: bool) -> t
 
 
 def _class(library: ModuleType, config: Any, task: str | None) -> Any:
-    """For a task its auto class; else the class that the checkpoint was saved from, else the bare model."""
+    """Return the auto class of a task; else the class that the checkpoint was saved from; else AutoModel."""
     if task is not None:
         return getattr(library, TASKS[task])
     for name in getattr(config, "architectures", None) or ():
@@ -79,7 +85,7 @@ def _class(library: ModuleType, config: Any, task: str | None) -> Any:
 
 @contextlib.contextmanager
 def _quiet(library: ModuleType) -> Iterator[None]:
-    """No bars and tables while loading; what matters is in the notes."""
+    """Suppress progress bars and tables while loading; the notes hold all that matters."""
     log = library.utils.logging
     before, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
@@ -93,19 +99,25 @@ def _quiet(library: ModuleType) -> Iterator[None]:
 
 
 def is_hugging(module: Any) -> bool:
-    """Whether a module is a model of transformers."""
+    """Return True if a module is a transformers model."""
     return hasattr(module, "config") and hasattr(module, "main_input_name") and hasattr(module, "from_pretrained")
 
 
 def described(name: str, module: Any, shapes: Shapes, notes: tuple[str, ...] = ()) -> Subject:
-    """A model with inputs that fit its configuration.
+    """Return a model as a subject, with inputs that fit its configuration.
+
+    Args:
+        name: its name in messages.
+        module: the model.
+        shapes: shapes of inputs, in place of those from the configuration.
+        notes: notes on how the model was loaded.
 
     Raises:
-        ModelError: its inputs are of no kind that is known here.
-        UsageError: a shape for an input that it does not have.
+        ModelError: its inputs are of an unknown kind.
+        UsageError: a shape is given for an input that it does not have.
     """
     if hasattr(module, "set_experts_implementation"):
-        with contextlib.suppress(Exception):  # not a mixture of experts; else loops over experts depend on the data
+        with contextlib.suppress(Exception):  # fails without experts; loops over experts would depend on the data
             module.set_experts_implementation("batched_mm")
     parameters = inspect.signature(module.forward).parameters
     inputs, axes = _examples(module, parameters)
@@ -121,7 +133,7 @@ def described(name: str, module: Any, shapes: Shapes, notes: tuple[str, ...] = (
 
 
 def drawn(name: str, shape: tuple[int, ...], vocabulary: int = 2) -> Tensor:
-    """Numbers for an input: ids and masks by their names, else normal."""
+    """Return random values for an input: ids and masks by their names, else normal values."""
     if re.search(r"mask", name):
         return torch().ones(shape, dtype=torch().int64)
     if re.search(r"(^|_)ids?($|_)|token|label", name):
@@ -130,7 +142,7 @@ def drawn(name: str, shape: tuple[int, ...], vocabulary: int = 2) -> Tensor:
 
 
 def _examples(module: Any, takes: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, dict[int, str]]]:
-    """Inputs by name, and their open axes."""
+    """Return inputs by name, and their open axes."""
     config, main = module.config, module.main_input_name
     inputs: dict[str, Tensor] = {}
     axes: dict[str, dict[int, str]] = {}
@@ -159,7 +171,7 @@ def _examples(module: Any, takes: Mapping[str, Any]) -> tuple[dict[str, Tensor],
 
 
 def _mask(rows: int, length: int) -> Tensor:
-    """All tokens but one are real, so that the mask has something to do."""
+    """Return a mask in which one token is padding, so that the mask affects the outputs."""
     mask = torch().ones(rows, length, dtype=torch().int64)
     if length > 1:
         mask[-1, -1] = 0
@@ -167,7 +179,7 @@ def _mask(rows: int, length: int) -> Tensor:
 
 
 def _part(config: Any, name: str, default: Any) -> Any:
-    """A number of the configuration, or of the part for texts or pictures."""
+    """Return an entry of the configuration, or of its part for text or images."""
     for place in (config, *(getattr(config, key, None) for key in ("text_config", "vision_config"))):
         found = getattr(place, name, None)
         if found is not None:
@@ -180,7 +192,7 @@ def _vocabulary(config: Any) -> int:
 
 
 def _length(config: Any) -> int:
-    """Short enough that another length fits, too."""
+    """Return a sequence length, small enough that other lengths fit, too."""
     return max(2, min(LENGTH, int(_part(config, "max_position_embeddings", 2 * LENGTH)) // 2))
 
 

@@ -1,4 +1,4 @@
-"""From what the user names to a module with example inputs."""
+"""Sources of an export: from the user's text or module to a module with example inputs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from onnxgrail.machine.scripts import called, is_named
 
 SPECS = "file.py:function, torchvision:NAME, timm:NAME-or-folder or transformers:NAME-or-folder"
 PICTURE = (3, 224, 224)
-FRAMES = 16  # of a video
+FRAMES = 16  # frames of a video
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NO_NET = "Fetch the weights where there is a network, or take --random-weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What the user says about the source.
+    """The user's options for the source.
 
     Attributes:
-        shapes: of inputs that are drawn.
-        task: what a transformers model is for; None takes what it was saved as.
-        random: draw the weights.
-        seed: of everything drawn.
+        shapes: of random inputs.
+        task: task of a transformers model; None for the class that it was saved from.
+        random: use random weights.
+        seed: seed of all random values.
     """
 
     shapes: Shapes
@@ -44,7 +44,12 @@ class Wish:
 
 
 def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
-    """The module that a text names, or that is given.
+    """Return the given module, or the module that a text names, with example inputs.
+
+    Args:
+        spec: a module or a text.
+        inputs: example inputs of a module.
+        wish: the user's options.
 
     Raises:
         UsageError: the text has no known form.
@@ -53,7 +58,7 @@ def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
     """
     with _drawn(wish.seed):
         if not isinstance(spec, str | os.PathLike):
-            # A copy: exporting turns a module to evaluation, and may change its type and its attention.
+            # Copied, because export sets evaluation mode and may change dtype and attention.
             return _given(type(spec).__name__, copy.deepcopy(spec), inputs, wish)
         text = os.fspath(spec)
         if inputs is not None:
@@ -74,15 +79,15 @@ def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
 
 
 def _of_file(text: str, wish: Wish) -> Subject:
-    """What a function makes: a module, or a module with inputs.  This runs the file."""
+    """Run a function of a file and return its module, with its inputs if it returns them."""
     with called(text, ModelError) as made:
         module, inputs = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
         return _given(Path(text).name, module, inputs, wish)
 
 
 def _given(name: str, module: Any, inputs: Any, wish: Wish) -> Subject:
-    """A module whose inputs are given, known from what it is, or drawn by shape."""
-    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps, whose names and arguments it hides
+    """Return a module with inputs that are given, derived from its kind, or random with given shapes."""
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile, which hides names and arguments
     check_module(name, module)
     if inputs is not None:
         if wish.shapes:
@@ -99,7 +104,7 @@ def _given(name: str, module: Any, inputs: Any, wish: Wish) -> Subject:
 
 @contextlib.contextmanager
 def _drawn(seed: int) -> Iterator[None]:
-    """Draw from a seed, and leave the caller's generator as it was."""
+    """Seed the random generator in the context, and restore the caller's generator after it."""
     with torch().random.fork_rng(devices=[]):
         torch().manual_seed(seed)
         yield
@@ -107,7 +112,7 @@ def _drawn(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _weights_only() -> Iterator[None]:
-    """Let torch.load take numbers only: a pickle from a hub could run code."""
+    """Restrict torch.load to tensors, because a pickle from a hub could run code."""
     before = os.environ.get(_FORCED)
     os.environ[_FORCED] = "1"
     try:
@@ -122,10 +127,10 @@ def _weights_only() -> Iterator[None]:
 
 
 def package(name: str) -> ModuleType:
-    """A package of a hub.
+    """Import a hub's package.
 
     Raises:
-        MissingExtraError: not installed, or not of one piece.
+        MissingExtraError: it is not installed, or its import fails.
     """
     try:
         return importlib.import_module(name)
@@ -133,23 +138,23 @@ def package(name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             hint = f"{install('export')} (or only: pip install {name})"
             raise MissingExtraError(f"{name}: models need {name}, which is not installed", hint=hint) from error
-        # torchvision, for one, fails with a RuntimeError beside a torch it was not built for.
+        # torchvision, for example, raises a RuntimeError with a torch version it was not built for.
         hint = f"Install a release of {name} that fits torch {torch().__version__}"
         raise MissingExtraError(f"{name} cannot be imported: {type(error).__name__}: {error}", hint=hint) from error
 
 
 @contextlib.contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Turn what a hub raises into one line."""
+    """Turn a hub's exceptions into a `ModelError` with one line."""
     try:
-        with quiet(printed=False):  # bars of downloads stay
+        with quiet(printed=False):  # keeps progress bars of downloads
             yield
     except OnnxGrailError:
         raise
     except Exception as error:
         away = isinstance(error, OSError) or "connect" in str(error).lower()
         text = _line(error)
-        if isinstance(error, ImportError) and _root(error) is not error:  # transformers tells of it in a log only
+        if isinstance(error, ImportError) and _root(error) is not error:  # transformers only logs the cause
             text += f" ({type(_root(error)).__name__}: {_line(_root(error))})"
         raise ModelError(f"cannot load {name}: {text}", hint=NO_NET if away else "") from error
 
@@ -159,7 +164,7 @@ def _line(error: BaseException) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What an error goes back to."""
+    """Return the root cause of an error."""
     before = error.__cause__ or error.__context__
     return error if before is None else _root(before)
 
@@ -177,7 +182,7 @@ def _torchvision(name: str, wish: Wish) -> Subject:
     weights = models.get_model_weights(name)
     best = getattr(weights, "DEFAULT", None)
     with loading(f"torchvision:{name}"):
-        # Without weights some networks draw theirs for minutes, or print that they will do so.
+        # Without weights, some networks initialize theirs for minutes, or print that they will.
         module = models.get_model(name, **_chosen(models.get_model_builder(name), None if wish.random else best))
     crop = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", PICTURE[-1])
     side = tuple(crop) if isinstance(crop, tuple | list) else (crop, crop)
@@ -190,7 +195,7 @@ def _torchvision(name: str, wish: Wish) -> Subject:
 
 
 def _chosen(builder: Any, weights: Any) -> dict[str, Any]:
-    """Arguments of a network's builder: none fetches the weights of a part while those of the whole are drawn."""
+    """Return arguments of a model builder: random weights exclude pretrained weights of the backbone, too."""
     parts = weights is None and "weights_backbone" in inspect.signature(builder).parameters
     return {"weights": weights} | ({"weights_backbone": None} if parts else {})
 
@@ -215,7 +220,7 @@ def _timm_size(module: Any) -> tuple[int, ...]:
 
 
 def _pictures(name: str, module: Any, size: tuple[int, ...], wish: Wish) -> Subject:
-    """A module of one input of pictures, whose batch stays open."""
+    """Return a module with a single image input whose batch stays open."""
     made = subject(name, module, (torch().randn(2, *size),))
     key = next(iter(made.inputs))
     shapes = dict(wish.shapes)

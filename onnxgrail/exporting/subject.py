@@ -1,4 +1,4 @@
-"""What is exported: a module with inputs that it takes, and which of their axes stay open."""
+"""The subject of an export: a module with example inputs and open axes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 
 from onnxgrail.errors import MissingExtraError, ModelError
 
-Tensor = Any  # torch has no types here
+Tensor = Any  # torch is optional, so its types are not available
 Axes = Mapping[str, Mapping[int, str]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def torch() -> ModuleType:
-    """The torch module.
+    """Import and return torch.
 
     Raises:
-        MissingExtraError: not installed.
+        MissingExtraError: torch is not installed.
     """
     try:
         import torch as found
@@ -34,24 +34,24 @@ def torch() -> ModuleType:
 
 
 def install(extra: str) -> str:
-    """The fix for a package that is missing."""
+    """Return the hint for a missing package."""
     return f"Run: pip install 'onnxgrail[{extra}]'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Subject:
-    """A module, ready to be called.
+    """A module with arguments for a call.
 
     Attributes:
-        name: what messages call it.
-        module: in evaluation mode.
-        arguments: by name, in the order of the call; what is no tensor is part of the model.
-        positional: whether arguments are passed in order, and not by name.
-        takes: what `forward` takes, by name, with a `Part` wherever one of the arguments stands: in lists and mappings
-            of tensors, each is an input.
-        axes: by input, which axes are open and what they are called.
-        guessed: the axes are a guess, that may be given up.
-        notes: what was assumed.
+        name: its name in messages.
+        module: the module in evaluation mode.
+        arguments: by name, in the order of the call; those that are not tensors become part of the model.
+        positional: True if arguments are passed by position instead of by name.
+        takes: the arguments of `forward` by name, with a `Part` for each entry of `arguments`: every tensor in lists
+            and mappings is an input.
+        axes: names of the open axes, by input.
+        guessed: True if the axes are a guess that may be dropped.
+        notes: notes on assumptions.
     """
 
     name: str
@@ -65,24 +65,30 @@ class Subject:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """The arguments that are tensors."""
+        """Return the arguments that are tensors."""
         return {name: value for name, value in self.arguments.items() if is_tensor(value)}
 
     def labels(self) -> list[str]:
-        """Names of open axes, each once."""
+        """Return the names of open axes without duplicates."""
         return list(dict.fromkeys(label for axes in self.axes.values() for label in axes.values()))
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is a tensor of torch."""
+    """Return True if a value is a torch tensor."""
     return isinstance(value, torch().Tensor)
 
 
 def subject(name: str, module: Any, inputs: Any, **more: Any) -> Subject:
-    """A module with its example inputs: a tensor, several in the order of `forward`, or a mapping by name.
+    """Make a subject from a module and its example inputs.
+
+    Args:
+        name: its name in messages.
+        module: the module.
+        inputs: a tensor, several in the order of `forward`, or a mapping by name.
+        **more: other attributes of the subject.
 
     Raises:
-        ModelError: no module, or inputs that `forward` does not take.
+        ModelError: not a module, or inputs that `forward` does not accept.
     """
     check_module(name, module)
     positional = not isinstance(inputs, Mapping)
@@ -103,7 +109,7 @@ def subject(name: str, module: Any, inputs: Any, **more: Any) -> Subject:
 
 
 def check_module(name: str, module: Any) -> None:
-    """Whether something is a module that can be exported.
+    """Check that a value is a module that can be exported.
 
     Raises:
         ModelError: it is not.
@@ -116,19 +122,19 @@ def check_module(name: str, module: Any) -> None:
 
 
 def _tensor(value: Any) -> Any:
-    """Arrays become tensors; everything else stays."""
+    """Convert an array to a tensor; return other values unchanged."""
     return torch().from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "ndim") else value
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The place of an argument in what `forward` takes."""
+    """The place of an argument within the arguments of `forward`."""
 
     name: str
 
 
 def _apart(name: str, value: Any, flat: dict[str, Any]) -> Any:
-    """What stands for a value in the call; all that it holds goes into `flat`, by the way to it."""
+    """Return the template of a value for the call; store its contents in `flat`, named by their path."""
     if _holds(value) and isinstance(value, Mapping):
         return {key: _apart(f"{name}_{key}", part, flat) for key, part in value.items()}
     if _holds(value) and isinstance(value, tuple | list):
@@ -140,7 +146,7 @@ def _apart(name: str, value: Any, flat: dict[str, Any]) -> Any:
 
 
 def _holds(value: Any) -> bool:
-    """Whether there are tensors in a list or mapping."""
+    """Return True if a list or mapping contains tensors."""
     if isinstance(value, Mapping | tuple | list):
         parts = value.values() if isinstance(value, Mapping) else value
         return any(is_tensor(_tensor(part)) or _holds(part) for part in parts)
@@ -148,12 +154,12 @@ def _holds(value: Any) -> bool:
 
 
 def _like(kind: Any, parts: list[Any]) -> Any:
-    """A list, a tuple, or a tuple with names."""
+    """Return a list, a tuple or a named tuple like `kind`."""
     return type(kind)(*parts) if hasattr(kind, "_fields") else type(kind)(parts)
 
 
 def _whole(template: Any, values: Mapping[str, Any]) -> Any:
-    """What `forward` takes, out of its parts."""
+    """Return an argument of `forward`, assembled from its parts."""
     if isinstance(template, Part):
         return values[template.name]
     if isinstance(template, Mapping):
@@ -174,9 +180,9 @@ def _names(parameters: Mapping[str, inspect.Parameter], count: int, name: str) -
 
 
 def caller(subject: Subject) -> Callable[..., dict[str, Tensor]]:
-    """The module as a function from its tensors, in order, to its outputs by name.
+    """Return the module as a function from its tensors, in order, to its outputs by name.
 
-    What calls it may replace `forward` of the module, so the original is held here.
+    Its caller may replace the module's `forward`, so the function keeps the original.
     """
     forward, names = subject.module.forward, list(subject.inputs)
 
@@ -193,7 +199,7 @@ def caller(subject: Subject) -> Callable[..., dict[str, Tensor]]:
 
 
 def _flat(name: str, made: Any) -> list[tuple[str, Tensor]]:
-    """Every tensor in an output, by the way to it; caches and other objects are left out."""
+    """Return every tensor in an output, named by its path; caches and other objects are left out."""
     if is_tensor(made):
         return [(name, made)]
     found: Sequence[tuple[str, Any]] = ()
@@ -209,13 +215,13 @@ def _flat(name: str, made: Any) -> list[tuple[str, Tensor]]:
 
 
 def replaced(subject: Subject, arguments: Mapping[str, Any]) -> Subject:
-    """The same module with other inputs."""
+    """Return the subject with other arguments."""
     return replace(subject, arguments=arguments)
 
 
 @contextlib.contextmanager
 def quiet(*, printed: bool = True) -> Iterator[None]:
-    """Neither warnings nor log lines, nor (with `printed`) what is printed: what matters comes as an exception."""
+    """Suppress warnings, log messages and, with `printed`, output; errors are exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

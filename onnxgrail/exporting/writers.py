@@ -1,4 +1,4 @@
-"""The two exporters of torch: each writes one draft, or says in a line why it cannot."""
+"""The two exporters of torch: each writes a draft, or raises the reason why it cannot."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onnxgrail.machine.files.temporary import out_of_room
 
 EXPORTERS = ("dynamo", "torchscript")
 ATTENTIONS = ("eager", "sdpa")
-NEWEST = {"torchscript": 20}  # opsets that an exporter does not know
+NEWEST = {"torchscript": 20}  # newest opset of an exporter
 
 
-class NotWritten(OnnxGrailError):  # noqa: N818  one of several attempts
+class NotWritten(OnnxGrailError):  # noqa: N818  a failed attempt, after which others follow
     """An exporter could not write a module."""
 
 
@@ -30,11 +30,11 @@ def write(
 
     Args:
         subject: the module.
-        path: in a folder of its own.
-        exporter: which one.
-        opset: that the file must have.
-        outputs: what torch computes, for the names.
-        external: weights beside the model, also where they would fit into it.
+        path: the draft file, in a folder of its own.
+        exporter: name of the exporter.
+        opset: opset of the file.
+        outputs: torch's outputs, for the names.
+        external: write weights to a separate file, even if they fit into the model file.
 
     Raises:
         NotWritten: the exporter fails, or writes another opset.
@@ -47,7 +47,7 @@ def write(
             _WRITERS[exporter](subject, path, opset, list(outputs), external)
     except Exception as error:
         full = out_of_room(error)
-        if full is not None:  # no other way would fare better
+        if full is not None:  # every other attempt would fail too
             why = full.strerror or str(full)
             raise OutputError(f"cannot write {path.name}: {why}", hint="Choose another output folder") from error
         raise NotWritten(reason(error)) from error
@@ -57,14 +57,14 @@ def write(
 
 
 def opset_of(path: Path) -> int:
-    """Version of the standard operators in a file."""
+    """Return the version of the standard operators in a file."""
     model = onnx.load(path, load_external_data=False)
     return max(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
 @contextlib.contextmanager
 def _flattened(subject: Subject) -> Iterator[None]:
-    """Tensors in, tensors out: the module itself, so that its weights keep their names, with another `forward`."""
+    """Replace the module's `forward` by one with tensors in and out, so that weights keep their names."""
     module, call = subject.module, caller(subject)
     own = module.__dict__.get("forward")
 
@@ -73,7 +73,7 @@ def _flattened(subject: Subject) -> Iterator[None]:
 
     module.forward = forward
     fast = torch().backends.mha.get_fastpath_enabled()
-    torch().backends.mha.set_fastpath_enabled(False)  # one operator that no exporter knows
+    torch().backends.mha.set_fastpath_enabled(False)  # a fused operator that no exporter supports
     try:
         with torch().no_grad():
             yield
@@ -103,7 +103,7 @@ def _dynamo(subject: Subject, path: Path, opset: int, names: list[str], external
 def _torchscript(subject: Subject, path: Path, opset: int, names: list[str], external: bool) -> None:
     weights = sum(t.numel() * t.element_size() for t in subject.module.state_dict().values())
     apart = external or weights > model_file.LIMIT
-    draft = path.with_name("loose") / path.name if apart else path  # over 2 GB it writes a file for each weight
+    draft = path.with_name("loose") / path.name if apart else path  # over 2 GB it writes a file per weight
     draft.parent.mkdir(exist_ok=True)
     torch().onnx.export(
         subject.module,
@@ -126,17 +126,17 @@ _WRITERS: dict[str, Callable[[Subject, Path, int, list[str], bool], None]] = {
 
 
 def attentions(module: Any, wanted: str | None) -> tuple[str | None, ...]:
-    """Ways to compute attention that are worth a try: plain products and a softmax first, which every opset has."""
+    """Return the attention implementations to try; plain products and softmax, which every opset has, come first."""
     if not hasattr(module, "set_attn_implementation"):
         return (None,)
     return (wanted,) if wanted else ATTENTIONS
 
 
 def attend(module: Any, way: str | None) -> None:
-    """Let a model compute attention in this way.
+    """Set the model's attention implementation.
 
     Raises:
-        NotWritten: it cannot.
+        NotWritten: the model does not support it.
     """
     if way is None:
         return
@@ -148,7 +148,7 @@ def attend(module: Any, way: str | None) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The first line that says something, of what was raised first."""
+    """Return the first nonempty line of the root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     for line in str(error).splitlines():
