@@ -1,6 +1,6 @@
-"""How channels pass through each op: a file per family in `layers` and `tensors`.
+"""Rules for how channels pass through each op: one file per op family in `layers` and `tensors`.
 
-Importing this package imports, and so registers, them all.
+Importing this package imports all of these files and so registers their rules.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The registry: how channels pass through an op, and how a node of it is rewritten when they go.
+"""The registry of op rules: how channels pass through an op, and how its nodes are rewritten when narrowed.
 
-`@rule("Reshape", since=5)` registers a function `(site) -> None` that states how marks flow.  `@narrow("Reshape")`
-registers a function `(cut) -> None` that repairs what weights alone do not say: attributes, shape operands, sizes.
-Both live in this folder, so adding an op is one place.
+`@rule("Reshape", since=5)` registers a function `(site) -> None` that states how marks pass.  `@narrow("Reshape")`
+registers a function `(cut) -> None` that updates what depends on sizes besides weights: attributes and shape operands.
 """
 
 from __future__ import annotations
@@ -23,7 +22,16 @@ _STANDARD = ("", "ai.onnx")
 
 
 def rule(*ops: str, since: int = 1, domain: str = "") -> Callable[[Rule], Rule]:
-    """Register a rule for ops from an opset on.  A second rule for the same op and opset is a mistake and raises."""
+    """Register a channel rule for ops.
+
+    Args:
+        ops: names of the ops.
+        since: first opset version that the rule covers.
+        domain: domain of the ops; empty for the standard.
+
+    Raises:
+        ValueError: an op already has a rule for this opset.
+    """
 
     def register(function: Rule) -> Rule:
         for op in ops:
@@ -38,7 +46,15 @@ def rule(*ops: str, since: int = 1, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 def narrow(*ops: str, domain: str = "") -> Callable[[Narrow], Narrow]:
-    """Register the rewriting of an op's nodes."""
+    """Register the rewrite of an op's nodes.
+
+    Args:
+        ops: names of the ops.
+        domain: domain of the ops; empty for the standard.
+
+    Raises:
+        ValueError: an op already has a rewrite.
+    """
 
     def register(function: Narrow) -> Narrow:
         for op in ops:
@@ -51,19 +67,25 @@ def narrow(*ops: str, domain: str = "") -> Callable[[Narrow], Narrow]:
 
 
 def find_rule(domain: str, op: str, version: int) -> Rule | None:
-    """The newest rule that is not newer than the model's opset."""
+    """Return the newest rule that is not newer than the model's opset; None if there is none."""
     known = _RULES.get(("" if domain in _STANDARD else domain, op), [])
     found = [function for since, function in known if since <= version]
     return found[-1] if found else None
 
 
 def find_narrow(domain: str, op: str) -> Narrow | None:
-    """The op's rewrite, if weights alone do not do."""
+    """Return the op's rewrite; None if cutting its weights is enough."""
     return _NARROWS.get(("" if domain in _STANDARD else domain, op))
 
 
 class Row(NamedTuple):
-    """One rule, for the documentation: `passing` is its first line, `rewritten` that of the op's rewrite or ''."""
+    """A rule as shown in the documentation.
+
+    Attributes:
+        domain, op, since: the op and the first opset of the rule.
+        rewritten: first docstring line of the op's rewrite, '' if there is none.
+        passing: first docstring line of the rule.
+    """
 
     domain: str
     op: str
@@ -73,12 +95,12 @@ class Row(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, int, str]:
-        """Everything but the op: rows that agree in it share a line."""
+        """Return everything but the op: rows with equal values share a line."""
         return self.domain, self.passing, self.since, self.rewritten
 
 
 def table() -> list[Row]:
-    """Every rule of an op that files have, sorted by domain, op and opset."""
+    """Return the rules of all ops that occur in files, sorted by domain, op and opset."""
     return sorted(
         Row(domain, op, since, _first_line(_NARROWS.get((domain, op))), _first_line(function))
         for (domain, op), entries in _RULES.items()

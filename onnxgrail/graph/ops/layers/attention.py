@@ -1,4 +1,4 @@
-"""Fused attention and rotary embedding of the standard: a head is one unit in query, key and value."""
+"""Standard fused attention and rotary embedding: a head is one unit in query, key and value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MICROSOFT = "com.microsoft"
 
 
 def heads_of(site: Site, marks: Sequence[Mark], axis: int, count: int) -> Ints | None:
-    """One label per head, given marks of an axis that holds `count` heads of any size; None when there are none."""
+    """Return one label per head for an axis that holds `count` heads of any size; None if the axis has no marks."""
     found = None
     for mark in marks:
         if axis in mark.axes:
@@ -34,9 +34,10 @@ def heads_of(site: Site, marks: Sequence[Mark], axis: int, count: int) -> Ints |
 
 
 def key_value(site: Site, places: Sequence[tuple[int, int]], count: int, groups: int) -> tuple[list[Ints | None], str]:
-    """Labels of the key and value heads at (operand, axis), and why there are none; a single one for all stays.
+    """Return the labels of the key and value heads at (operand, axis), and the reason if they have none.
 
-    Four axes without labels are a cache that is all there is, as in attention to an encoder.
+    A single key-value head shared by all query heads stays.  A four-axis operand without labels may be a cache that is
+    used alone, as in cross attention to an encoder; it gets labels of its own.
     """
     if groups == 1 < count:
         site.freeze([m for operand, _ in places for m in site.marks(operand) if m.axes != (0,)], SHARED)
@@ -53,10 +54,20 @@ def key_value(site: Site, places: Sequence[tuple[int, int]], count: int, groups:
 
 
 def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups: int, why: str = "") -> Ints | None:
-    """What goes together among the query heads; None, and all frozen, when none can go.
+    """Tie heads across query, key and value, and return the labels of the query heads.
 
-    A key-value head takes the query heads that read it along.  Where key-value heads stay (there is one for all, or
-    `why` says something else), every group must lose as many query heads as the others: one of each goes.
+    A key-value head is removed together with the query heads that read it.  If key-value heads stay, because all query
+    heads share one or for the reason `why`, every group must lose the same number of query heads.
+
+    Args:
+        site: the attention node.
+        query: labels of the query heads.
+        shared: labels of the key and value heads.
+        groups: number of key-value heads.
+        why: the reason why key-value heads stay, if any.
+
+    Returns:
+        The labels; None if no head can be removed: then all are frozen.
     """
     held = [labels for labels in shared if labels is not None]
     if query is None:
@@ -81,7 +92,7 @@ def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups
 
 
 def bias(site: Site, operand: int, heads: Ints) -> None:
-    """A mask or bias of shape (batch, heads, ...) follows the heads unless it is broadcast over them."""
+    """Tie a mask or bias of shape (batch, heads, ...) to the heads, unless it is broadcast over them."""
     shape = site.shape(operand) if site.name(operand) else ()
     if len(shape) < 3 or shape[-3] == 1:
         return
@@ -97,7 +108,7 @@ def bias(site: Site, operand: int, heads: Ints) -> None:
 
 
 def caches(site: Site, operands: Sequence[int], shared: Sequence[Ints | None], outputs: Sequence[int]) -> str:
-    """Past keys and values follow their heads on axis 1, and so do the present ones; why not, if they cannot."""
+    """Tie past and present keys and values to their heads on axis 1; return the reason if that is not possible."""
     reasons = []
     for operand, output, labels in zip(operands, outputs, shared, strict=True):
         if labels is None:
@@ -109,7 +120,7 @@ def caches(site: Site, operands: Sequence[int], shared: Sequence[Ints | None], o
 
 @rule("Attention", since=23)
 def attention(site: Site) -> None:
-    """Heads are tied across query, key and value; a key-value head takes its query heads along, unless it must stay."""
+    """Tie heads across query, key and value, and query heads to their key-value head unless that must stay."""
     rank = len(site.shape(0))
     axis = 1 if rank == 4 else 2
     declared = [int(site.attribute(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
@@ -126,7 +137,7 @@ def attention(site: Site) -> None:
 
 @narrow("Attention")
 def narrow_attention(cut: Cut) -> None:
-    """The head counts of the three-dimensional form follow."""
+    """Update the head counts of the three-dimensional form."""
     if "q_num_heads" in cut.node.attributes:
         cut.recount("q_num_heads", cut.input_name(0), 2)
         cut.recount("kv_num_heads", cut.input_name(1), 2)
@@ -135,12 +146,12 @@ def narrow_attention(cut: Cut) -> None:
 @rule("RotaryEmbedding", since=23)
 @rule("RotaryEmbedding", domain=MICROSOFT)
 def rotary(site: Site) -> None:
-    """Heads pass, the features of a head are one unit."""
+    """Pass heads; tie the features of a head."""
     if len(site.shape(0)) == 4:
         site.emit(mix(site, site.marks(0), {3}))
         return
     count = int(site.attribute("num_heads", 0))
-    if not count:  # com.microsoft: the tables cover a whole head, two positions at a time
+    if not count:  # com.microsoft: the tables hold half of a head's positions
         count = site.shape(0)[2] // (2 * site.shape(2)[-1])
     heads_of(site, site.marks(0), 2, count)
     site.emit(site.marks(0))
@@ -149,7 +160,7 @@ def rotary(site: Site) -> None:
 @narrow("RotaryEmbedding")
 @narrow("RotaryEmbedding", domain=MICROSOFT)
 def narrow_rotary(cut: Cut) -> None:
-    """The head count follows."""
+    """Update the head count."""
     if integer(cut.node, "num_heads"):
         name = cut.input_name(0)
         cut.recount("num_heads", name, 1 if len(cut.shape(name)) == 4 else 2)

@@ -1,4 +1,4 @@
-"""Fused attention of ONNX Runtime: packed and separate forms, key-value caches, grouped queries."""
+"""Fused attention of ONNX Runtime: packed and separate inputs, key-value caches, grouped queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECODING = "its cache is shared by the beams of a search, which is not followed"
 
 @rule("MultiHeadAttention", domain=MICROSOFT)
 def multi_head(site: Site) -> None:
-    """Heads are tied across query, key and value, packed or not; the packed bias is cut, caches follow."""
+    """Tie heads across query, key and value, packed or not, and caches; cut the packed bias."""
     count = int(site.attribute("num_heads"))
     query = heads_of(site, site.marks(0), 2, count)
     # (batch, length, width), (batch, length, heads, 2, size) when packed, (batch, heads, length, size) as a past
@@ -41,7 +41,7 @@ def multi_head(site: Site) -> None:
 
 
 def _bias_of_projections(site: Site, heads: Ints) -> None:
-    """Three biases in one: those of query, key and value."""
+    """Cut the concatenated biases of query, key and value."""
     width = site.out_shape()[2]
     first = (site.shape(3)[0] - width) // 2
     if not site.is_constant(3):
@@ -53,19 +53,19 @@ def _bias_of_projections(site: Site, heads: Ints) -> None:
 
 @narrow("MultiHeadAttention", domain=MICROSOFT)
 def narrow_multi_head(cut: Cut) -> None:
-    """The head count follows."""
+    """Update the head count."""
     cut.recount("num_heads", cut.input_name(0), 2)
 
 
 @rule("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
 def decoder_masked(site: Site) -> None:
-    """Left alone: its cache is a buffer that beams share."""
+    """Refuse: its cache is a buffer shared by the beams of a search."""
     site.freeze([m for k in site.operands for m in site.marks(k) if m.axes != (0,)], DECODING)
 
 
 @rule("Attention", domain=MICROSOFT)
 def packed_attention(site: Site) -> None:
-    """The packed weight consumes the input and produces query, key and value heads, which are tied."""
+    """Consume the input and produce query, key and value heads by the packed weight; tie the heads."""
     if not site.is_constant(1):
         site.freeze([*site.marks(0), *site.marks(1)], "its weight is computed at run time")
         return
@@ -96,7 +96,7 @@ def packed_attention(site: Site) -> None:
 
 @narrow("Attention", domain=MICROSOFT)
 def narrow_packed_attention(cut: Cut) -> None:
-    """The head count and the three widths follow."""
+    """Update the head count and the three widths."""
     heads = integer(cut.node, "num_heads")
     cut.recount("num_heads", cut.output_name(), 2)
     if "qkv_hidden_sizes" in cut.node.attributes:
@@ -107,7 +107,7 @@ def narrow_packed_attention(cut: Cut) -> None:
 
 @rule("GroupQueryAttention", domain=MICROSOFT)
 def group_query(site: Site) -> None:
-    """A key-value head takes its query heads along, unless it must stay; packed or not, caches and sinks follow."""
+    """Tie key-value heads to their query heads, packed or not, and caches and sinks, unless key-value heads stay."""
     count, groups = (int(site.attribute(name)) for name in ("num_heads", "kv_num_heads"))
     if site.name(12) or site.name(13):
         site.refuse(QUANTISED)
@@ -127,7 +127,7 @@ def group_query(site: Site) -> None:
 
 
 def _unpacked(site: Site, count: int, groups: int) -> tuple[Ints | None, list[Ints | None]]:
-    """Heads of query, key and value that lie one behind the other in the last axis of one tensor."""
+    """Split the labels of query, key and value heads that are concatenated on the last axis of one tensor."""
     mark = next((m for m in site.marks(0) if 2 in m.axes), None)
     site.freeze([m for m in site.marks(0) if 2 not in m.axes and m.axes != (0,)], "attention mixes these positions")
     if mark is None:
@@ -143,7 +143,7 @@ def _unpacked(site: Site, count: int, groups: int) -> tuple[Ints | None, list[In
 
 
 def _sink(site: Site, operand: int, heads: Ints) -> None:
-    """One number per query head."""
+    """Cut the attention sink, one number per query head."""
     if not site.name(operand):
         return
     if site.is_constant(operand):
@@ -154,7 +154,7 @@ def _sink(site: Site, operand: int, heads: Ints) -> None:
 
 @narrow("GroupQueryAttention", domain=MICROSOFT)
 def narrow_group_query(cut: Cut) -> None:
-    """Both head counts follow."""
+    """Update both head counts."""
     count, groups = (integer(cut.node, name) for name in ("num_heads", "kv_num_heads"))
     cut.recount("num_heads", cut.output_name(), 2)
     if cut.input_name(1):

@@ -1,4 +1,4 @@
-"""Convolutions that ONNX Runtime has laid out anew for one kind of processor: left alone, with their weights named."""
+"""Refuse convolutions that ONNX Runtime has converted to a processor-specific layout, and report their weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NCHWC = "com.microsoft.nchwc"
 @rule("Conv", domain=NCHWC)
 @rule("NhwcConv", "NhwcFusedConv", domain="com.microsoft")
 def blocked_conv(site: Site) -> None:
-    """Nothing passes: its weight is laid out for one kind of processor."""
+    """Refuse: its weight has a processor-specific layout."""
     blocked(site)
     if site.is_constant(1):
         labels = site.weight(1, 0)
@@ -26,5 +26,5 @@ def blocked_conv(site: Site) -> None:
     domain=NCHWC,
 )  # fmt: skip
 def blocked(site: Site) -> None:
-    """Nothing passes: channels lie in blocks of a size that the processor sets."""
+    """Refuse: channels are stored in blocks of a processor-specific size."""
     site.refuse(BLOCKED)

@@ -1,8 +1,8 @@
-"""Key-value caches: model inputs that take the labels of the heads they are joined to, and outputs that hand heads out.
+"""Key-value caches: model inputs that are joined with heads, and model outputs that return heads.
 
-A cache belongs to the interface, so its heads stay unless the user gave the interface away (`Flow.interface`).  What is
-a cache follows from the graph, not from names: an input that is concatenated with heads, or fed as the past of a fused
-attention, and an output that shows heads as their projections made them.
+A cache is part of the interface, so its heads stay unless the user allows narrowing the interface (`Flow.interface`).
+Caches are recognized by the graph, not by names: an input that is concatenated with heads or is the past of a fused
+attention, and an output that returns heads as their projections computed them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,23 @@ from onnxgrail.graph.trace.labels import Mark
 CACHE = "its key-value cache is an input/output of the model; --kv-io narrows the interface too"
 READ = "its key-value cache is also read by {}, before its heads are known"
 OUTPUT = "it is an output of the model"
-RANKS = (4, 5)  # (batch, heads, length, size) or (batch, length, heads, size), keys and values stacked in front or not
+RANKS = (4, 5)  # (batch, heads, length, size) or (batch, length, heads, size), with or without a leading key/value axis
 SIZES = frozenset({"Shape", "Size"})
 PRESENT = {"Attention": (1, 2), "MultiHeadAttention": (1, 2), "GroupQueryAttention": (1, 2)}
 
 
 def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
-    """Give an unmarked model input the labels of the heads it is joined to; '' when that is done, else why not."""
+    """Give an unmarked model input the labels of the heads that it is joined with.
+
+    Args:
+        site: the node that joins them.
+        operand: position of the input.
+        mark: labels of the heads.
+        otherwise: the reason to return if the operand is not a cache.
+
+    Returns:
+        '' if done, else the reason why not.
+    """
     chain = _chain(site, operand)
     if chain is not None and not site.flow.interface and chain[-1].name in site.flow.state_axes:
         return STATE
@@ -50,12 +60,12 @@ def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
 
 
 def is_input(site: Site, operand: int) -> bool:
-    """Whether an operand is an input of the model, or a copy of one."""
+    """Return True if an operand is an input of the model, or a copy of one."""
     return _chain(site, operand) is not None
 
 
 def past(site: Site, operand: int, axis: int, heads: np.ndarray, otherwise: str) -> str:
-    """A cache operand of a fused attention follows the heads; '' when it does, else why not."""
+    """Tie a cache operand of a fused attention to the heads; return '' if done, else the reason why not."""
     if not site.name(operand):
         return ""
     mark = Mark((axis,), heads)
@@ -71,14 +81,14 @@ def past(site: Site, operand: int, axis: int, heads: np.ndarray, otherwise: str)
 
 
 def present(site: Site, output: int) -> str:
-    """Why a cache output of a fused attention keeps its heads; '' when it may lose some."""
+    """Return why a cache output of a fused attention keeps its heads; '' if it may lose some."""
     outputs = site.node.outputs
     leaves = output < len(outputs) and outputs[output].is_graph_output()
     return CACHE if leaves and not site.flow.interface else ""
 
 
 def settle(flow: Flow, model: ir.Model) -> None:
-    """Keep what leaves the model, except caches and states of an interface that may be narrowed."""
+    """Freeze channels of model inputs and outputs, except caches and states of an interface that may be narrowed."""
     shapes = flow.facts.shapes
     of_states = {shapes[name] for name in flow.state_axes}
     handed = set()
@@ -99,7 +109,7 @@ def settle(flow: Flow, model: ir.Model) -> None:
 
 
 def _chain(site: Site, operand: int) -> list[ir.Value] | None:
-    """Values from an operand back to the model input that it is a copy of; None when it is computed."""
+    """Return the values from an operand back to the model input that it copies; None if it is computed."""
     value = site.node.inputs[operand]
     found: list[ir.Value] = []
     while value is not None:
@@ -116,7 +126,7 @@ def _chain(site: Site, operand: int) -> list[ir.Value] | None:
 
 
 def _before(node: ir.Node | None, mark: Mark) -> Mark:
-    """A mark of a copy, as it was in front of the node that made it."""
+    """Return the mark of a copy on the axes of the input of the node that made the copy."""
     if node is None or node.op_type != "Transpose" or "perm" not in node.attributes:
         return mark
     order = node.attributes["perm"].as_ints()
@@ -126,7 +136,7 @@ def _before(node: ir.Node | None, mark: Mark) -> Mark:
 
 
 def _holds_heads(flow: Flow, marks: Iterable[Mark], value: ir.Value) -> bool:
-    """Whether all that can go from a tensor are whole heads on an axis of their own."""
+    """Return True if all removable parts of a tensor are whole heads on an axis of their own."""
     shape = flow.facts.shapes[value.name or ""]
     why = _why(value, OUTPUT)
     found = [n for n in (flow.labels.normal(m, why) for m in marks) if n is not None]
@@ -137,7 +147,7 @@ def _holds_heads(flow: Flow, marks: Iterable[Mark], value: ir.Value) -> bool:
 
 
 def _attended(flow: Flow, output: ir.Value) -> bool:
-    """Whether scores or results of attention reach an output without a weight in between."""
+    """Return True if attention scores or results reach an output without a weight in between."""
     queue, seen = [output], set[str]()
     while queue:
         value = queue.pop()

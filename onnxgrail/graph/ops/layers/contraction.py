@@ -1,7 +1,7 @@
-"""A constant times an activation, both with a letter for every axis: Einsum, stacks of matrices, matrices on the left.
+"""Products of a constant and an activation, with a letter per axis: Einsum, stacked matrices, matrices on the left.
 
-Letters that vanish are consumed, letters of the constant alone are produced, letters that both have pass: a constant
-with a matrix for every head or every member of an ensemble is cut along these too.
+Summed letters are consumed, letters of the constant alone are produced, letters of both operands pass: a constant with
+a matrix per head or per ensemble member is cut along these axes too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTRACTED = "it is summed over in a product of two activations, none of them a 
 
 
 def contract(site: Site, w: int, terms: Sequence[str], result: str) -> list[Mark]:
-    """Marks of the product; `w` is the constant operand of the two."""
+    """Return the marks of the product; `w` is the position of the constant operand."""
     x = 1 - w
     inner, weight = terms[x], terms[w]
     marks = [_narrowest(site, m, inner, weight, result) for m in site.marks(x)]
@@ -41,10 +41,17 @@ def contract(site: Site, w: int, terms: Sequence[str], result: str) -> list[Mark
 def product_letters(
     shapes: Sequence[tuple[int, ...]], turned: Sequence[bool], moved: Sequence[bool]
 ) -> tuple[list[str], str]:
-    """Letters of a batched product of matrices: k is contracted, m and n stay, others are batch axes.
+    """Return the letters of a batched matrix product: k is contracted, m and n stay, others are batch axes.
 
-    An operand may have its last two axes swapped, after its first axis was moved in front of its last one.  An axis of
-    size 1 that is broadcast has a letter that the result lacks.
+    A broadcast axis of size 1 gets a letter that the result lacks.
+
+    Args:
+        shapes: of the two operands.
+        turned: per operand, True if its last two axes are swapped.
+        moved: per operand, True if its first axis was moved before its last one (before the swap).
+
+    Returns:
+        The letters of both operands, and of the result.
     """
     orders = [order_of(len(s), moved=m) for s, m in zip(shapes, moved, strict=True)]
     counted = [tuple(s[a] for a in order)[:-2] for s, order in zip(shapes, orders, strict=True)]
@@ -61,19 +68,19 @@ def product_letters(
 
 
 def order_of(rank: int, *, moved: bool) -> list[int]:
-    """Axes in the order in which they count."""
+    """Return the axes in the order of the product: batch axes, then the two matrix axes."""
     return [*range(1, rank - 1), 0, rank - 1] if moved else list(range(rank))
 
 
 def placed(mark: Mark, own: str, result: str) -> Mark:
-    """A mark in the result's coordinates."""
+    """Return a mark on the axes of the result."""
     places = [result.index(own[a]) for a in mark.axes]
     order = sorted(range(len(places)), key=places.__getitem__)
     return Mark(tuple(sorted(places)), mark.labels.transpose(order))
 
 
 def _narrowest(site: Site, mark: Mark, inner: str, weight: str, result: str) -> Mark:
-    """A mark on one axis where it meets the constant or is summed."""
+    """Reduce a mark to one axis if that axis is in the constant or is summed."""
     met = [a for a in mark.axes if inner[a] in weight] + [a for a in mark.axes if inner[a] not in result]
     return Mark((met[0],), site.collapse(mark, met[0])) if met else mark
 

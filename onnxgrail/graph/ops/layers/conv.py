@@ -1,4 +1,4 @@
-"""Convolutions and spatial ops on NCHW tensors."""
+"""Op rules of convolutions and spatial ops on NCHW tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHUFFLED = "groups, then a shuffle: channels of one group are dealt out to sever
 
 @rule("Conv", "ConvTranspose")
 def conv(site: Site) -> None:
-    """Consumes axis 1 and produces axis 1; depthwise passes, grouped goes by whole groups."""
+    """Consume axis 1 and produce axis 1; depthwise channels pass, grouped channels are removed by whole groups."""
     site.emit(conv_marks(site))
 
 
 def conv_marks(site: Site) -> list[Mark]:
-    """Marks of a convolution's output."""
+    """Return the marks of a convolution's output."""
     if not site.is_constant(1):
         site.refuse("its weight is computed at run time")
         return []
@@ -50,7 +50,7 @@ def conv_marks(site: Site) -> list[Mark]:
 
 
 def channels_of(site: Site, operand: int) -> Ints | None:
-    """Labels of axis 1, constant over space; marks on other axes stop at a convolution."""
+    """Return the labels of axis 1; freeze marks on the spatial axes."""
     found = None
     for mark in site.marks(operand):
         if 1 in mark.axes:
@@ -61,7 +61,7 @@ def channels_of(site: Site, operand: int) -> Ints | None:
 
 
 def batch_of(site: Site, operand: int) -> list[Mark]:
-    """Marks of the batch axis alone."""
+    """Return the marks of the batch axis alone."""
     return [m for m in site.marks(operand) if m.axes == (0,)]
 
 
@@ -80,7 +80,7 @@ def _dense(site: Site, fed: Ints | None) -> Ints:
 
 
 def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
-    """Each channel is filtered alone: it rides along, repeated by the multiplier."""
+    """Pass the channels of a depthwise convolution, repeated by the channel multiplier."""
     if fed is None:
         return None
     labels = np.repeat(fed, site.out_shape()[1] // channels)
@@ -90,12 +90,12 @@ def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
 
 
 def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
-    """A whole group goes: its inputs, its filters and its outputs."""
+    """Tie each group's inputs, filters and outputs."""
     if fed is None:
         return None
     inputs = fed.reshape(groups, -1)
     tied = _dealt(site.flow.labels.find(inputs))
-    if site.node.op_type == "ConvTranspose":  # its weight is (inputs, outputs of one group, ...)
+    if site.node.op_type == "ConvTranspose":  # the weight has the shape (inputs, outputs per group, ...)
         site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
         site.carry(1, Mark((0,), fed))
         site.kind(fed, "conv")
@@ -109,7 +109,7 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
 
 
 def _dealt(inputs: Ints) -> str:
-    """Why the groups depend on each other; `inputs` holds the classes of each group's channels."""
+    """Return why the groups depend on each other; `inputs` holds the label classes of each group's channels."""
     classes = [np.unique(row) for row in inputs]
     shared = np.unique(np.concatenate(classes)).size < sum(map(len, classes))
     return SHUFFLED if shared and len(classes) > 1 else GROUPED
@@ -117,7 +117,7 @@ def _dealt(inputs: Ints) -> str:
 
 @narrow("Conv", "ConvTranspose", "DeformConv")
 def narrow_conv(cut: Cut) -> None:
-    """`group` follows the input channels of a depthwise or grouped convolution."""
+    """Update `group` of a depthwise or grouped convolution from its input channels."""
     if integer(cut.node, "group", 1) > 1:
         cut.recount("group", cut.input_name(0), 1)
 
@@ -126,7 +126,7 @@ def narrow_conv(cut: Cut) -> None:
     "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "Resize", "Upsample",
 )  # fmt: skip
 def spatial(site: Site) -> None:
-    """Axis 1 passes, space changes."""
+    """Pass axis 1."""
     labels = channels_of(site, 0)
     marks = batch_of(site, 0)
     if site.out_shape()[0] != site.shape(0)[0]:
@@ -144,7 +144,7 @@ def spatial(site: Site) -> None:
 
 @narrow("Resize")
 def narrow_resize(cut: Cut) -> None:
-    """A `sizes` operand that names the channel count follows it."""
+    """Update the channel count in a `sizes` operand."""
     stays = cut.alive(cut.output_name()).get(1)
     name = cut.input_name(3)
     if stays is None or not name or name not in cut.facts.values:
@@ -155,13 +155,13 @@ def narrow_resize(cut: Cut) -> None:
         computed = cut.node.inputs[3]
         if name in cut.facts.constants or computed is None:
             cut.set_operand(3, sizes, "sizes")
-        else:  # the sizes of space follow the input and stay computed
+        else:  # spatial sizes depend on the input and stay computed
             cut.compute_operand(3, "Where", [np.arange(sizes.size) == 1, sizes, computed], "sizes")
 
 
 @rule("DeformConv", since=19)
 def deformable(site: Site) -> None:
-    """As Conv where all channels share their offsets, which are no channels."""
+    """Pass as Conv if all channels share their offsets; refuse several offset groups."""
     for operand in (2, 4):
         if site.name(operand):
             site.freeze(site.marks(operand), "it reads them as coordinates")
@@ -172,19 +172,19 @@ def deformable(site: Site) -> None:
 
 @rule("DepthToSpace")
 def depth_to_space(site: Site) -> None:
-    """A block of r*r channels becomes one."""
+    """Tie each block of r*r channels, which becomes one channel."""
     _shuffle(site, lambda labels: _to_space(labels, int(site.attribute("blocksize")), site.attribute("mode", "DCR")))
 
 
 @rule("SpaceToDepth")
 def space_to_depth(site: Site) -> None:
-    """One channel becomes a block of r*r."""
+    """Repeat each channel to a block of r*r channels."""
     size = int(site.attribute("blocksize"))
     _shuffle(site, lambda labels: np.tile(labels, size * size))
 
 
 def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
-    """Channels trade places with space; `move` gives the labels of each new channel, or all that meet in it."""
+    """Exchange channels and space; `move` returns the labels of each new channel, or all that meet in it."""
     labels = channels_of(site, 0)
     marks = batch_of(site, 0)
     if labels is not None:
@@ -197,6 +197,6 @@ def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
 
 
 def _to_space(labels: Ints, size: int, mode: str) -> Ints:
-    """(channels out, r*r) labels that meet in one output channel."""
+    """Return the (output channels, r*r) labels that meet in each output channel."""
     block = size * size
     return labels.reshape(-1, block) if mode == "CRD" else labels.reshape(block, -1).T

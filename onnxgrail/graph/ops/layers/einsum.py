@@ -1,4 +1,4 @@
-"""Einsum: a batched product in letters."""
+"""Op rule of Einsum, a batched product written with letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORM = "an Einsum with a repeated letter, or with a constant beside several oper
 
 @rule("Einsum", since=12)
 def einsum(site: Site) -> None:
-    """Summed letters become one unit, shared letters (heads) are tied; a constant operand consumes and produces."""
+    """Tie summed letters, and shared letters (heads) between operands; a constant operand consumes and produces."""
     terms, result = _letters(site)
     constants = [k for k in site.operands if site.is_constant(k)]
     plain = all(len(set(term)) == len(term) for term in (*terms, result))
@@ -26,10 +26,10 @@ def einsum(site: Site) -> None:
 
 
 def _letters(site: Site) -> tuple[list[str], str]:
-    """A letter for every axis of every operand and of the result.
+    """Return a letter for every axis of every operand, and of the result.
 
-    An ellipsis stands for letters of its own; without an arrow, the result has these and then the letters that occur
-    once in alphabetical order.
+    An ellipsis gets letters of its own.  Without an arrow, the result has these first, then the letters that occur
+    once, in alphabetical order.
     """
     left, arrow, right = str(site.attribute("equation")).replace(" ", "").partition("->")
     terms = left.split(",")
@@ -43,13 +43,13 @@ def _letters(site: Site) -> tuple[list[str], str]:
 
 
 def _agree(site: Site, terms: list[str], constants: list[int]) -> bool:
-    """Whether the letters of a constant have the same size wherever they stand, so that nothing is broadcast."""
+    """Return True if the letters of a constant have the same size in all operands, so that nothing is broadcast."""
     sizes = [dict(zip(t, site.shape(k), strict=True)) for k, t in enumerate(terms)]
     return all(sizes[k][c] == other.get(c, sizes[k][c]) for k in constants for other in sizes for c in terms[k])
 
 
 def _operand(site: Site, position: int, terms: list[str], result: str) -> Operand:
-    """An operand in the result's coordinates."""
+    """Return an operand on the axes of the result."""
     own = terms[position]
     shared = {c for k, term in enumerate(terms) if k != position for c in term}
     marks = []

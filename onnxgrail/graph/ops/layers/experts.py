@@ -1,7 +1,7 @@
-"""Matrices chosen at run time out of a stack of weights, as a mixture of experts does for every token.
+"""Matrices gathered at run time from a stack of weights, as in a mixture of experts.
 
-All matrices of a stack share their two widths, so a position goes from all of them: one block per layer.  What is
-chosen is a weight wherever it goes, and the product that contracts it is the one that consumes its channels.
+All matrices of a stack share their two widths, so a position is removed from all of them: one block per layer.  The
+gathered matrices are followed to the product that contracts them, which consumes their channels.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ CHOSEN = "each position of this axis is multiplied with a matrix of its own"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What was gathered out of a stack: the node that did it, and for every axis that of the stack (None: chosen)."""
+    """Matrices gathered from a stack.
+
+    Attributes:
+        gather: key of the gathering node.
+        axes: for every axis the axis of the stack; None for the axes of the choice.
+    """
 
     gather: str
     axes: tuple[int | None, ...]
 
 
 def stack(site: Site) -> None:
-    """Both widths of a stack of three axes, gathered along the first, are produced until a product consumes one."""
+    """Produce both widths of a stack of three axes, gathered along the first; a product may consume one later."""
     rank = len(site.out_shape())
     marks = []
     for axis in (1, 2):
@@ -39,7 +44,7 @@ def stack(site: Site) -> None:
 
 
 def chosen(site: Site, operand: int) -> Chosen | None:
-    """The stack behind an operand, seen through copies, transpositions and reshapes of what chooses."""
+    """Return the stack that an operand was gathered from, seen through copies, transpositions and reshapes."""
     value = site.node.inputs[operand]
     order: list[int | None] = list(range(len(site.shape(operand))))
     while value is not None and (node := value.producer()) is not None:
@@ -58,7 +63,7 @@ def chosen(site: Site, operand: int) -> Chosen | None:
 
 
 def _before(site: Site, node: ir.Node) -> Sequence[int | None] | None:
-    """For every axis of a copy where it was in front of the node; None for other nodes."""
+    """Return, for every axis of a copy, the axis of the node's input; None for nodes that do not copy."""
     if node.op_type not in ("Identity", "Cast", "Transpose", "Squeeze", "Unsqueeze", "Reshape"):
         return None
     source = node.inputs[0]
@@ -72,7 +77,7 @@ def _before(site: Site, node: ir.Node) -> Sequence[int | None] | None:
 
 
 def consume(site: Site, found: Chosen, axis: int, source: tuple[str, int]) -> None:
-    """The stack consumes `source` through its `axis`, instead of producing it."""
+    """Change a stack's use: it consumes `source` through its `axis` instead of producing it."""
     uses = site.flow.uses
     for position, use in enumerate(uses):
         if (use.node, use.operand, use.mark.axes) == (found.gather, 0, (axis,)):

@@ -1,4 +1,4 @@
-"""Fusions that ONNX Runtime writes into files: a known op with an activation, a bias or a residual sum inside."""
+"""Fused ops of ONNX Runtime: a standard op combined with an activation, a bias or a residual sum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ narrow("FusedConv", domain=MICROSOFT)(narrow_conv)
 
 @rule("FusedConv", domain=MICROSOFT)
 def fused_conv(site: Site) -> None:
-    """As Conv; a summed tensor is tied to the outputs position by position."""
+    """Pass as Conv; tie a summed tensor to the outputs position by position."""
     marks = conv_marks(site)
     if site.name(3):
         shape = site.out_shape()
@@ -39,7 +39,7 @@ def fused_conv(site: Site) -> None:
 
 @rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(site: Site) -> None:
-    """As MatMul, with either operand transposed, or its first axis moved behind its other batch axes."""
+    """Pass as MatMul, with either operand transposed, or its first axis moved after its other batch axes."""
     transposed, moved = (
         tuple(bool(site.attribute(f"{name}{letter}", 0)) for letter in "AB") for name in ("trans", "transBatch")
     )
@@ -62,7 +62,7 @@ def fused_matmul(site: Site) -> None:
 
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_normalisation(site: Site) -> None:
-    """Input and skip are tied; the normalised last axis becomes one unit."""
+    """Tie input and skip; tie all positions of the normalized last axis."""
     shape = site.out_shape()
     joined = combine(site, [operand(site, k, len(shape)) for k in (0, 1)], shape)
     passing = mix(site, tuple(joined), {len(shape) - 1})
@@ -72,7 +72,7 @@ def skip_normalisation(site: Site) -> None:
 
 @rule("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_normalisation(site: Site) -> None:
-    """Its tables make channels that it mixes at once: they are one unit."""
+    """Freeze the channels of its tables, which are normalized at once."""
     tables = [k for k in (2, 3, 4) if site.name(k) and site.is_constant(k)]
     for k in tables:
         produced = site.weight(k, 1)
@@ -82,7 +82,7 @@ def embed_normalisation(site: Site) -> None:
 
 @rule("GemmFastGelu", domain=MICROSOFT)
 def gemm_fast_gelu(site: Site) -> None:
-    """A constant matrix consumes the last axis and produces one; the bias is cut with the outputs."""
+    """Consume the last axis and produce a new one by a constant matrix; cut the bias with the outputs."""
     if site.is_constant(1) and len(site.shape(1)) == 2:
         linear(site, 0, 1, inward=0, outward=1, bias=2)
     else:
@@ -91,7 +91,7 @@ def gemm_fast_gelu(site: Site) -> None:
 
 @rule("BiasSplitGelu", domain=MICROSOFT)
 def bias_split_gelu(site: Site) -> None:
-    """The two halves of the last axis gate each other: position i goes with its partner in the second half."""
+    """Tie the two halves of the last axis: position i gates position i of the other half."""
     shape = site.shape(0)
     last = len(shape) - 1
     joined = combine(site, [operand(site, k, len(shape)) for k in (0, 1)], shape)
@@ -108,7 +108,7 @@ def bias_split_gelu(site: Site) -> None:
 
 @rule("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
 def group_norm(site: Site) -> None:
-    """Channels of one norm group are one unit; they are the last axis unless `channels_last` is 0."""
+    """Tie the channels of each norm group; they are on the last axis unless `channels_last` is 0."""
     shape = site.shape(0)
     axis = len(shape) - 1 if site.attribute("channels_last", 1) else 1
     groups = int(site.attribute("groups"))
@@ -133,6 +133,6 @@ def group_norm(site: Site) -> None:
 
 @narrow("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
 def narrow_group_norm(cut: Cut) -> None:
-    """The number of groups follows."""
+    """Update the number of groups."""
     axis = len(cut.shape(cut.input_name(0))) - 1 if integer(cut.node, "channels_last", 1) else 1
     cut.recount("groups", cut.input_name(0), axis)

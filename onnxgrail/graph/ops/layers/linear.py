@@ -1,4 +1,4 @@
-"""MatMul and Gemm: a constant matrix consumes the last axis and produces a new one; products of activations mix."""
+"""Op rules of MatMul and Gemm: a constant matrix consumes the last axis and produces a new one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ COMPUTED = "its weight is computed at run time"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Per operand: whether its last two axes are swapped, after its first axis was moved behind its batch axes."""
+    """The layout of a product's two operands.
+
+    Attributes:
+        transposed: per operand, True if its last two axes are swapped (after the move).
+        moved: per operand, True if its first axis was moved after the batch axes.
+    """
 
     transposed: tuple[bool, bool] = (False, False)
     moved: tuple[bool, bool] = (False, False)
@@ -35,7 +40,7 @@ PLAIN = Form()
 
 @rule("MatMul")
 def matmul(site: Site) -> None:
-    """A constant consumes and produces, as a matrix, a stack of matrices or from the left; activations tie (heads)."""
+    """Consume and produce by a constant matrix, stack of matrices or left matrix; tie two activations (heads)."""
     constant = [site.is_constant(k) for k in (0, 1)]
     ranks = [len(site.shape(k)) for k in (0, 1)]
     if constant == [False, True] and ranks[1] == 2:
@@ -50,7 +55,7 @@ def matmul(site: Site) -> None:
 
 @rule("Gemm")
 def gemm(site: Site) -> None:
-    """A constant matrix consumes one axis and produces another; the bias is cut with the outputs."""
+    """Consume one axis and produce another by a constant matrix; cut the bias with the outputs."""
     turned = [bool(site.attribute(name, 0)) for name in ("transA", "transB")]
     if site.is_constant(1) and not turned[0]:
         linear(site, 0, 1, inward=int(turned[1]), outward=int(not turned[1]), bias=2)
@@ -64,7 +69,7 @@ def gemm(site: Site) -> None:
 
 
 def stacked(site: Site, *, form: Form = PLAIN) -> None:
-    """One operand is constant: a stack of matrices, one on the left, or a vector."""
+    """Pass a product with one constant operand: a stack of matrices, a left matrix or a vector."""
     site.emit(_letters(site, form))
 
 
@@ -76,9 +81,16 @@ def _letters(site: Site, form: Form) -> list[Mark]:
 def linear(
     site: Site, x: int, w: int, *, inward: int, outward: int, bias: int | None = None, transposed: bool = False
 ) -> None:
-    """A matrix that consumes `x`'s last axis through its axis `inward` and produces through `outward`.
+    """Consume the last axis of `x` by a matrix, and produce a new last axis.
 
-    Of a transposed `x` it consumes the last axis but one.
+    Args:
+        site: the node.
+        x: position of the activation.
+        w: position of the matrix.
+        inward: axis of the matrix that meets `x`.
+        outward: axis of the matrix that is produced.
+        bias: position of a bias, which is cut with the outputs.
+        transposed: consume the second-last axis of `x` instead.
     """
     rank = len(site.out_shape())
     last = len(site.shape(x)) - (2 if transposed else 1)
@@ -103,7 +115,7 @@ def linear(
 
 
 def _bias(site: Site, operand: int, produced: Ints) -> None:
-    """A bias of full width is cut with the outputs; one that is the same for all stays."""
+    """Cut a bias of full width with the outputs; a bias with one number stays."""
     shape = site.shape(operand)
     if not shape or shape[-1] == 1:
         return
@@ -114,9 +126,9 @@ def _bias(site: Site, operand: int, produced: Ints) -> None:
 
 
 def product(site: Site, *, form: Form = PLAIN) -> None:
-    """Two activations: what is contracted becomes one unit, batch axes (heads) are tied between the operands.
+    """Pass a product of two activations: tie the contracted axis, and batch axes (heads) between the operands.
 
-    A matrix out of a stack of experts is no activation: it consumes what is contracted.
+    A matrix gathered from a stack of experts is a weight: it consumes the contracted axis.
     """
     shape = site.out_shape()
     rank = len(shape)
@@ -132,7 +144,7 @@ def product(site: Site, *, form: Form = PLAIN) -> None:
         for mark in placed:
             if min(mark.axes) < rank - 2:
                 site.kind(mark.labels, "heads")
-        sizes = [1] * rank  # the contracted axis is no longer there to disagree
+        sizes = [1] * rank  # the contracted axis is not in the output
         for axis, position in place.items():
             sizes[position] = side.shape[axis]
         operands.append(Operand(k, tuple(sizes), tuple(placed), constant=False, offset=offset))
@@ -141,7 +153,7 @@ def product(site: Site, *, form: Form = PLAIN) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """One operand of a product with its first axis where it counts: `order` says which axes these were."""
+    """An operand of a product with its axes in the order of the product; `order` holds their original positions."""
 
     operand: int
     order: list[int]
@@ -160,20 +172,20 @@ def _side(site: Site, k: int, form: Form) -> _Side:
 
 
 def _placed(mark: Mark, place: Mapping[int, int]) -> Mark:
-    """A mark on the axes of the output; their order may change."""
+    """Return a mark on the axes of the output; their order may change."""
     where = [place[a] for a in mark.axes]
     ranking = np.argsort(where)
     return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
 
 
 def _tied(site: Site, side: _Side) -> list[Mark]:
-    """An operand's marks with nothing left along the contracted axis."""
+    """Return an operand's marks after tying the contracted axis."""
     tied = [site.tie(m, [side.contracted], CONTRACTED) if side.contracted in m.axes else m for m in side.marks]
     return [m for m in tied if m is not None]
 
 
 def _fed(site: Site, sides: Sequence[_Side]) -> list[list[Mark]] | None:
-    """Marks that pass where one operand is chosen from a stack of weights and consumes the other; None elsewhere."""
+    """Consume one operand by the other if that was gathered from a stack; return the passing marks, None otherwise."""
     stacks = [chosen(site, k) for k in (0, 1)]
     weight = next((side for side, found in zip(sides, stacks, strict=True) if found is not None), None)
     found = stacks[weight.operand] if weight is not None else None
@@ -195,7 +207,7 @@ def _fed(site: Site, sides: Sequence[_Side]) -> list[list[Mark]] | None:
 
 
 def _cached(site: Site) -> None:
-    """A cache that is all there is, as in attention to an encoder, goes with the heads that read it."""
+    """Tie a cache that is used alone, as in attention to an encoder, to the heads that read it."""
     for k, other in ((0, 1), (1, 0)):
         shape = site.shape(k)
         if site.marks(k) or len(shape) != len(site.shape(other)):
@@ -209,7 +221,7 @@ def _cached(site: Site) -> None:
 
 
 def _unshared(site: Site, operands: list[Operand], rank: int) -> list[Operand]:
-    """Heads or features: where query heads share one value head, merging both into one axis would tie them all."""
+    """Freeze the features of a value head that several query heads share: merging axes would tie all query heads."""
     batched = any(min(m.axes) < rank - 2 for o in operands for m in o.marks)
     found = []
     for o in operands:

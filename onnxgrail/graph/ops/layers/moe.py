@@ -1,4 +1,4 @@
-"""MoE and QMoE: all experts of a layer in one node."""
+"""Op rules of MoE and QMoE: all experts of a layer in one node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVEN = "it puts out as many channels as it reads, and those that it reads stay"
 
 @rule("MoE", "QMoE", domain=MICROSOFT)
 def mixture(site: Site) -> None:
-    """The hidden width goes from all experts alike; what it reads and makes is one stream; the experts stay."""
+    """Remove hidden channels from all experts alike; tie input and output as one stream; experts stay."""
     form = mixture_of(site.node)
     last = len(site.shape(INPUT)) - 1
     marks = site.marks(INPUT)
@@ -55,7 +55,7 @@ def mixture(site: Site) -> None:
 
 
 def _fused(site: Site, form: Mixture) -> int:
-    """How many rows of the first stack make one position of the hidden width; 0 where that is not known."""
+    """Return how many rows of the first stack produce one hidden channel; 0 if the layout is not known."""
     stacks = [m for m in (form.up, form.down, form.gate) if site.name(m.weight)]
     operands = [k for m in stacks for k in (m.weight, m.scale, m.bias, m.zero) if k >= 0 and site.name(k)]
     if not is_plain(site.node) or not all(site.is_constant(k) for k in operands):
@@ -74,12 +74,12 @@ def _fused(site: Site, form: Mixture) -> int:
 
 
 def _spread(inner: Ints, fused: int, *, interleaved: bool) -> Ints:
-    """Labels of the rows that make each position of the hidden width."""
+    """Return the labels of the rows that produce each hidden channel."""
     return np.repeat(inner, fused) if interleaved else np.tile(inner, fused)
 
 
 def _hidden(site: Site, stack: Matrix, labels: Ints) -> None:
-    """A stack makes the hidden width."""
+    """Produce the hidden channels by a stack."""
     rows = site.weight(stack.weight, 1)
     site.union(rows, labels)
     site.carry(stack.weight, Mark((1,), rows), "producer")

@@ -1,4 +1,4 @@
-"""Quantised graphs: integers with scales pass like the floats they stand for; fused integer kernels are left alone."""
+"""Op rules of quantized graphs: integers with scales pass like floats; fused integer kernels are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
 @rule("QuantizeLinear", "DequantizeLinear")
 @rule("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
 def quantise(site: Site) -> None:
-    """Pass unchanged; scales and zero points per channel are cut."""
+    """Pass unchanged; cut scales and zero points per channel."""
     shape = site.shape(0)
     scale = site.shape(1)
     axis = int(site.attribute("axis", 1)) % max(len(shape), 1)
@@ -43,7 +43,7 @@ def quantise(site: Site) -> None:
 
 @rule("MatMulNBits", domain=MICROSOFT)
 def packed_matmul(site: Site) -> None:
-    """As MatMul; the inputs go by whole blocks that share a scale."""
+    """Pass as MatMul; inputs are removed in whole blocks that share a scale."""
     if site.name(4) or site.source(1) not in site.flow.facts.stored:
         site.freeze(site.marks(0), "its weight is reordered, computed at run time or packed in an unknown way")
         return
@@ -52,7 +52,7 @@ def packed_matmul(site: Site) -> None:
 
 @narrow("MatMulNBits", domain=MICROSOFT)
 def narrow_packed_matmul(cut: Cut) -> None:
-    """The two widths follow."""
+    """Update the two widths."""
     for attribute, name in (("K", cut.input_name(0)), ("N", cut.output_name())):
         stays = cut.alive(name).get(len(cut.shape(name)) - 1)
         if stays is not None:
@@ -61,7 +61,7 @@ def narrow_packed_matmul(cut: Cut) -> None:
 
 @rule("DynamicQuantizeLinear")
 def dynamic_range(site: Site) -> None:
-    """Nothing passes: one range is taken over all channels."""
+    """Refuse: one range is computed over all channels."""
     site.freeze(site.marks(0), ONE_RANGE)
 
 
@@ -71,7 +71,7 @@ def dynamic_range(site: Site) -> None:
     domain=MICROSOFT,
 )  # fmt: skip
 def fused_kernel(site: Site) -> None:
-    """Nothing passes: a kernel of one runtime with its weights built in."""
+    """Refuse: an integer kernel with built-in weights."""
     operand, axis = WEIGHTS[site.node.op_type]
     reason = ONE_RANGE if "Integer" in site.node.op_type or "Dynamic" in site.node.op_type else COMPRESS_FIRST
     site.refuse(reason)
@@ -87,5 +87,5 @@ def fused_kernel(site: Site) -> None:
     domain=MICROSOFT,
 )  # fmt: skip
 def integer_pointwise(site: Site) -> None:
-    """Nothing passes: integers with ranges of their own."""
+    """Refuse: integers with their own scales."""
     site.refuse(COMPRESS_FIRST)

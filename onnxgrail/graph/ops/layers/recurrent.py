@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: the input width, and the hidden width, which the recurrence feeds back into the layer itself."""
+"""Op rules of LSTM, GRU and RNN: the input width, and the hidden width that the layer feeds back to itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSEEN = "none of its outputs holds the hidden state, which its own recurrent we
 
 @rule("LSTM", "GRU", "RNN")
 def recurrent(site: Site) -> None:
-    """The last axis is consumed; a hidden unit goes with its gates, its state and its recurrent column."""
+    """Consume the last axis; tie a hidden unit to its gates, states and recurrent column."""
     if not all(site.is_constant(k) for k in (WEIGHT, RECURRENCE)):
         site.refuse("its weights are computed at run time")
         return
@@ -35,7 +35,7 @@ def recurrent(site: Site) -> None:
 
 
 def _consume(site: Site) -> None:
-    """The input's features meet the last axis of W (directions, gates * hidden, input)."""
+    """Consume the input's features by the last axis of W (directions, gates * hidden, input)."""
     last = len(site.shape(INPUT)) - 1
     consumed = site.weight(WEIGHT, 2)
     fed = False
@@ -51,10 +51,10 @@ def _consume(site: Site) -> None:
 
 
 def _hidden(site: Site) -> Ints:
-    """One label per hidden unit; its rows in W and R stand once per gate, both directions share it.
+    """Return one label per hidden unit, tied to its rows in W and R for every gate and both directions.
 
-    R reads the state of the step before, so the layer's own output is what its columns contract: the sequence of
-    states where it is there, else the last one.
+    R reads the state of the previous step, so its columns contract the layer's own output: the sequence of states if
+    present, else the last state.
     """
     hidden = site.weight(RECURRENCE, 2)
     for operand in (WEIGHT, RECURRENCE):
@@ -71,7 +71,7 @@ def _hidden(site: Site) -> Ints:
 
 
 def _passenger(site: Site, operand: int, hidden: Ints) -> None:
-    """Biases and peepholes (directions, n * hidden) repeat the units n times."""
+    """Cut biases and peepholes (directions, n * hidden), which repeat the hidden units n times."""
     if not site.name(operand):
         return
     if site.is_constant(operand):
@@ -81,7 +81,7 @@ def _passenger(site: Site, operand: int, hidden: Ints) -> None:
 
 
 def _state(site: Site, operand: int, hidden: Ints) -> None:
-    """An initial state is tied to the units where it has channels; a rewrite picks from any other."""
+    """Tie an initial state to the hidden units if it has channels; the rewrite gathers from any other."""
     if not site.name(operand):
         return
     last = len(site.shape(operand)) - 1
@@ -96,7 +96,7 @@ def _state(site: Site, operand: int, hidden: Ints) -> None:
 
 @narrow("LSTM", "GRU", "RNN")
 def narrow_recurrent(cut: Cut) -> None:
-    """`hidden_size` follows; from an initial state of full width (zeros, an input) the units that stay are picked."""
+    """Update `hidden_size`; gather the kept units from an initial state of full width (zeros, an input)."""
     outputs = [cut.output_name(k) for k in range(len(cut.node.outputs)) if cut.output_name(k)]
     stays = cut.alive(outputs[0]).get(len(cut.shape(outputs[0])) - 1)
     if stays is None:

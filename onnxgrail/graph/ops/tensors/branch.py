@@ -1,4 +1,4 @@
-"""The choice between the branches of an If, which are laid out in the graph around it."""
+"""Op rule of a choice between the flattened branches of an If."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNLIKE = "the branches of {} make tensors of different shapes"
 
 @rule(CHOICE, domain=OWN)
 def choice(site: Site) -> None:
-    """Channels that leave an If are tied across its branches; a constant that one branch gives is cut."""
+    """Tie channels that leave an If across its branches; a constant returned by one branch is cut."""
     count = len(site.node.outputs)
     site.marks(0)
     for output in range(count):

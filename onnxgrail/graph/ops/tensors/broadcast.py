@@ -1,4 +1,4 @@
-"""Broadcasting: how marks of several operands meet in one output, shared by pointwise ops and batched products."""
+"""Combine the marks of broadcast operands, for pointwise ops and batched products."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ UNLABELLED = "it is combined with another tensor of the same width that cannot b
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operand:
-    """One operand in the output's coordinates: its size per output axis (1 where broadcast) and its marks.
+    """An operand aligned to the output's axes.
 
-    `operand` is its position among the node's inputs; `offset` is the output's rank minus its own.
+    Attributes:
+        operand: its position among the node's inputs.
+        sizes: its size per output axis, 1 if broadcast.
+        marks: its marks on output axes.
+        constant: it is a constant.
+        offset: the output's rank minus its own.
     """
 
     operand: int
@@ -30,12 +35,12 @@ class Operand:
     offset: int
 
     def full(self, axes: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-        """Which of the axes it spans itself."""
+        """Return the axes along which the operand has full size."""
         return tuple(a for a in axes if self.sizes[a] == shape[a])
 
 
 def operand(site: Site, position: int, rank: int) -> Operand:
-    """An input aligned to an output of the given rank."""
+    """Return an input aligned to an output of the given rank."""
     shape = site.shape(position)
     offset = rank - len(shape)
     marks = tuple(Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(position))
@@ -45,9 +50,13 @@ def operand(site: Site, position: int, rank: int) -> Operand:
 def combine(
     site: Site, operands: Sequence[Operand], shape: tuple[int, ...], *, filled: Sequence[int] = ()
 ) -> list[Mark]:
-    """Marks of the output of a broadcasting op, after tying what must live together and claiming constants.
+    """Return the marks of a broadcasting op's output, after tying operands and claiming constants.
 
-    The node's rewrite takes what it needs of the operands in `filled`, so they tie nothing.
+    Args:
+        site: the node.
+        operands: its aligned operands.
+        shape: of the output.
+        filled: positions of operands from which the node's rewrite gathers what it needs, so they are not tied.
     """
     dynamic = [o for o in operands if not o.constant]
     held = [o for o in dynamic if o.operand not in filled]
@@ -67,14 +76,14 @@ def combine(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shared:
-    """A mark of the output, and the operands that go with it."""
+    """A mark of the output and the operands that share its labels."""
 
     mark: Mark
     owners: frozenset[int]
 
 
 def _meet(site: Site, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[_Shared]:
-    """Union the marks of all dynamic operands so that the resulting marks have disjoint axes."""
+    """Union the marks of all activations so that the resulting marks have disjoint axes."""
     own = {o.operand: o for o in dynamic}
     result: list[_Shared] = []
     queue = [_Shared(mark, frozenset({o.operand})) for o in dynamic for mark in o.marks]
@@ -90,7 +99,7 @@ def _meet(site: Site, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> lis
 
 
 def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape: tuple[int, ...]) -> list[_Shared]:
-    """Two overlapping marks become one, or fewer axes and then one."""
+    """Unite two overlapping marks with equal axes, or tie them along the axes that only one of them has."""
     if a.mark.axes == b.mark.axes:
         site.union(a.mark.labels, b.mark.labels)
         return _still(site.flow.labels.normal(a.mark, site.why_none(a.mark)), a.owners | b.owners)
@@ -101,7 +110,7 @@ def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape:
     rest = [axis for axis in first.axes if axis not in second.axes]
     last = len(shape) - 1
     if last in both and set(second.axes) <= set(first.axes) and not any(own[k].full(rest, shape) for k in b.owners):
-        # rotary tables and per-feature scales: the wide mark keeps its outer axes (heads), the table stays whole
+        # rotary tables and per-feature scales: the joint mark keeps its outer axes (heads), the table stays whole
         site.freeze([second], TABLE)
         return _still(site.tie(first, both, TABLE), a.owners)
     reason = f"the channels of its operands {UNALIGNED}"
@@ -113,12 +122,12 @@ def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape:
 
 
 def _still(mark: Mark | None, owners: frozenset[int]) -> list[_Shared]:
-    """A mark that a tie left over; nothing where it froze all."""
+    """Return the mark left by a tie with its owners; empty if the tie froze everything."""
     return [] if mark is None else [_Shared(mark, owners)]
 
 
 def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tuple[int, ...]) -> list[Mark]:
-    """An activation of full size along an axis that does not go with it keeps that axis whole."""
+    """Tie a mark along axes at which another activation of full size has no matching labels."""
     current: Mark | None = shared.mark
     for other in dynamic:
         if current is None:
@@ -131,7 +140,7 @@ def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tup
 
 
 def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Mark | None:
-    """A constant that spans the mark's axes is cut with it, in front of the node that repeats it where there is one."""
+    """Cut a constant that spans the mark's axes with it, before the node that repeats it if there is one."""
     spanned = other.full(mark.axes, shape)
     if not spanned:
         return mark
@@ -154,7 +163,7 @@ def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Ma
 def _alone(
     site: Site, other: Operand, operands: Sequence[Operand], found: Sequence[Mark], shape: tuple[int, ...]
 ) -> list[Mark]:
-    """A float constant that alone carries an outer axis (per-head slopes or biases) brings channels of its own."""
+    """Produce channels from a float constant that alone spans an outer axis (per-head slopes or biases)."""
     if site.letter(other.operand) != "f":
         return []
     taken = {a for m in found for a in m.axes}

@@ -1,4 +1,4 @@
-"""What the rewrite of one node sees: the node in the model being narrowed, and which positions stay."""
+"""The interface through which an op's rewrite narrows one node."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onnxgrail.graph.trace.survey import Sizes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """One node during narrowing.
+    """A node during narrowing.
 
     Attributes:
         node: the node, edited in place.
         facts: shapes and values of the *original* model.
-        marks: marks of the original model's tensors, labels being unit numbers.
-        dead: (ids,) which units go; entry 0 is False.
-        sizes: which computed sizes come right by themselves.
+        marks: marks of the original model's tensors, with unit numbers as labels.
+        dead: (ids,) mask of removed units; entry 0 is False.
+        sizes: computed sizes that are right without a correction.
     """
 
     node: ir.Node
@@ -36,25 +36,25 @@ class Cut:
 
     @property
     def version(self) -> int:
-        """Opset of the standard operators."""
+        """Return the opset of the standard operators."""
         graph = self.node.graph
         return graph.opset_imports.get("", 13) if isinstance(graph, ir.Graph) else 13
 
     def input_name(self, operand: int) -> str:
-        """Name of an input in the original model, '' when absent."""
+        """Return the name of an input in the original model, '' if absent."""
         value = self.node.inputs[operand] if operand < len(self.node.inputs) else None
         return (value.name or "") if value is not None else ""
 
     def output_name(self, output: int = 0) -> str:
-        """Name of an output, '' when absent."""
+        """Return the name of an output, '' if absent."""
         return (self.node.outputs[output].name or "") if output < len(self.node.outputs) else ""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Original shape of a tensor."""
+        """Return the original shape of a tensor."""
         return self.facts.shapes[name]
 
     def alive(self, name: str) -> dict[int, Bools]:
-        """For each axis of a tensor that loses positions: which stay."""
+        """Return, for each axis of a tensor that loses positions, a mask of the kept positions."""
         found: dict[int, Bools] = {}
         for mark in self.marks.get(name, ()):
             (axis,) = mark.axes
@@ -64,11 +64,11 @@ class Cut:
         return found
 
     def labels(self, name: str, axis: int) -> Ints | None:
-        """Unit numbers along an axis, None when nothing there can go."""
+        """Return the unit numbers along an axis; None if nothing there can be removed."""
         return next((m.labels for m in self.marks.get(name, ()) if m.axes == (axis,)), None)
 
     def set_operand(self, operand: int, array: Array, hint: str) -> None:
-        """Give the node a constant of its own as input."""
+        """Replace an input by a new constant."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
         while operand >= len(self.node.inputs):
@@ -83,7 +83,7 @@ class Cut:
         hint: str,
         attributes: Sequence[ir.Attr] = (),
     ) -> None:
-        """Give the node an input computed by one new node in front of it."""
+        """Replace an input by the output of a new node, inserted before this node."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
         name = free_name(graph, f"{self.output_name()}/{hint}")
@@ -94,7 +94,7 @@ class Cut:
         self.node.replace_input_with(operand, node.outputs[0])
 
     def correct_output(self, steps: Sequence[tuple[str, Callable[[ir.Value], Sequence[ir.Value | Array]]]]) -> None:
-        """Put nodes behind the first output; whoever read it reads the last of them instead."""
+        """Insert nodes after the first output; its readers then read the output of the last node."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
         value, last = self.node.outputs[0], self.node
@@ -116,7 +116,7 @@ class Cut:
         self.node.attributes[name] = ir.AttrInt64(name, value)
 
     def recount(self, attribute: str, name: str, axis: int) -> None:
-        """Set a count of groups or heads from those that stay along an axis of a tensor; each goes as a whole."""
+        """Set a count of groups or heads from the kept positions of an axis; groups are kept or removed as a whole."""
         labels = self.labels(name, axis)
         if labels is not None:
             groups = labels.reshape(self.node.attributes[attribute].as_int(), -1)
@@ -124,10 +124,16 @@ class Cut:
 
 
 def constant(graph: ir.Graph, array: Array, name: str, *, old: ir.Value | None = None) -> ir.Value:
-    """A new constant under a name that is free in the graph.
+    """Create a constant under a name that is free in the graph.
 
-    It becomes an initializer, or a Constant node where every initializer is a model input too (IR version 3), since
-    inputs are the model's interface.  What replaces an `old` one that lay in a file lies in a file.
+    It becomes an initializer, or a Constant node if all initializers are model inputs too (IR version 3), since inputs
+    are the model's interface.
+
+    Args:
+        graph: the graph.
+        array: its numbers.
+        name: the preferred name.
+        old: the constant it replaces; if that is in a file, the new one goes to a file too.
     """
     name = free_name(graph, name)
     tensor = ir.tensor(np.array(array, order="C"), name=name)

@@ -1,7 +1,7 @@
-"""Tensors that hold one number at every position, such as the zero state of a recurrent cell.
+"""Tensors with the same number at every position, such as the zero state of a recurrent cell.
 
-They have no channels of their own.  Each reader takes as many positions as it needs, so readers are not tied to each
-other by a tensor of which any part is as good as another.
+They have no channels of their own.  Each reader gathers as many positions as it needs, so such a tensor does not tie
+its readers to each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COPIES = frozenset(
 
 
 def is_filled(site: Site, operand: int) -> bool:
-    """Whether an operand without labels is filled with one number, in a shape that is computed."""
+    """Return True if an operand without labels is filled with one number, in a computed shape."""
     value = site.node.inputs[operand]
     facts = site.flow.facts
     while value is not None and value.name not in facts.constants and value.name not in site.flow.marks:
@@ -39,7 +39,7 @@ def is_filled(site: Site, operand: int) -> bool:
 
 
 def pick(cut: Cut, operand: int, lost: Mapping[int, Bools]) -> None:
-    """Of an operand that keeps its width take, per axis, as many positions as stay."""
+    """Gather, per axis, the kept positions from an operand of full width."""
     for axis, stays in lost.items():
         value = cut.node.inputs[operand]
         assert value is not None

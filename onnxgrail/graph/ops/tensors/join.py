@@ -1,4 +1,4 @@
-"""Concat, Split and the gathers: several tensors share an axis, or one is dealt out."""
+"""Op rules of Concat, Split and the gathers."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ UNEVEN = "another piece of the Concat cannot be narrowed"
 
 @rule("Concat")
 def concat(site: Site) -> None:
-    """Along the channels labels are strung together; along another axis the pieces are tied."""
+    """Concatenate labels along the channel axis; along other axes tie the pieces."""
     shape = site.out_shape()
     axis = int(site.attribute("axis")) % len(shape)
     pieces = [k for k in site.operands if site.shape(k)[axis] > 0]
     marks = [m for k in pieces for m in site.marks(k)]
     strung = {a for m in marks if axis in m.axes for a in m.axes}
     if not marks and axis == len(shape) - 1 and any(_loose(site, k) for k in pieces):
-        strung = {axis}  # the first state of an unrolled cell, beside its input
+        strung = {axis}  # the initial state of an unrolled cell, concatenated with its input
     through = _distinct(site, [m for m in marks if not strung & set(m.axes)])
     found = [_tied(site, mark, pieces) for mark in through]
     site.emit([*found, _string(site, axis, sorted(strung), pieces)] if strung else found)
 
 
 def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Mark:
-    """Labels strung along the concatenated axis; a piece without labels is permanent there,
-    unless it is a constant, repeated or not, which is cut, or filled with one number, of which any part will do.
+    """Concatenate the labels of the pieces; a piece without labels is frozen.
 
-    The two halves of a rotary embedding are strung per head, so other axes stay told apart.
+    An exception is a piece that is a constant, repeated or not, which is cut, or is filled with one number.  Marks may
+    have other axes too: the two halves of a rotary embedding are concatenated per head.
     """
     parts = []
     for k in pieces:
@@ -70,12 +70,12 @@ def _string(site: Site, axis: int, axes: list[int], pieces: Sequence[int]) -> Ma
 
 
 def _loose(site: Site, k: int) -> bool:
-    """Whether a piece has no labels, and can be cut all the same."""
+    """Return True if a piece has no labels but can be cut nevertheless."""
     return not site.marks(k) and (site.letter(k) == "f" if site.is_constant(k) else is_filled(site, k))
 
 
 def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
-    """Marks on other axes, united where they share an axis; none of two where that cannot be."""
+    """Unite marks with equal axes; tie marks with overlapping axes, and freeze them if that leaves only one of them."""
     found: list[Mark] = []
     queue = list(marks)
     while queue:
@@ -98,7 +98,7 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
 
 
 def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
-    """A mark that runs through all pieces: each must have it, or be a constant or a cache that can be cut."""
+    """Pass a mark through all pieces: each must have it, or be a constant or a cache that can be cut."""
     for k in pieces:
         if any(set(m.axes) & set(mark.axes) for m in site.marks(k)):
             continue
@@ -116,7 +116,7 @@ def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
 
 @narrow("Concat")
 def narrow_concat(cut: Cut) -> None:
-    """Of a piece filled with one number as many positions are taken as stay."""
+    """Gather the kept positions from a piece filled with one number."""
     axis = integer(cut.node, "axis") % len(cut.shape(cut.output_name()))
     alive = cut.alive(cut.output_name())
     start = 0
@@ -132,7 +132,7 @@ def narrow_concat(cut: Cut) -> None:
 
 @rule("Split")
 def split(site: Site) -> None:
-    """Each piece keeps its own labels; sizes are rewritten."""
+    """Pass the labels of each piece."""
     axis = int(site.attribute("axis", 0)) % len(site.shape(0))
     start = 0
     for output in range(len(site.node.outputs)):
@@ -149,7 +149,7 @@ def split(site: Site) -> None:
 
 @narrow("Split")
 def narrow_split(cut: Cut) -> None:
-    """Sizes are counted anew; `num_outputs` goes when the pieces are no longer what it would deal."""
+    """Recompute the sizes; remove `num_outputs` if the pieces have other sizes than it implies."""
     axis = integer(cut.node, "axis") % len(cut.shape(cut.input_name(0)))
     if axis not in cut.alive(cut.input_name(0)):
         return
@@ -167,7 +167,7 @@ def narrow_split(cut: Cut) -> None:
 
 @rule("Gather")
 def gather(site: Site) -> None:
-    """Positions are picked; an embedding table produces its last axis."""
+    """Pass the gathered positions; an embedding table produces its last axis."""
     axis = int(site.attribute("axis", 0)) % len(site.shape(0))
     if site.is_constant(0):
         _table(site, axis)
@@ -198,7 +198,7 @@ def _picked(mark: Mark, axis: int, index: np.ndarray) -> Mark:
 
 
 def _table(site: Site, axis: int) -> None:
-    """An embedding: rows are looked up, the remaining axis is produced; of experts whole matrices are."""
+    """Produce the last axis of an embedding table, or both widths of a stack of experts."""
     shape = site.shape(0)
     if site.is_constant(1) or site.letter(0) != "f" or axis != 0:
         return
@@ -212,7 +212,7 @@ def _table(site: Site, axis: int) -> None:
 
 @narrow("Gather")
 def narrow_gather(cut: Cut) -> None:
-    """Picked positions are renumbered."""
+    """Renumber the gathered positions."""
     axis = integer(cut.node, "axis") % len(cut.shape(cut.input_name(0)))
     stays = cut.alive(cut.input_name(0)).get(axis)
     if stays is None or cut.input_name(1) not in cut.facts.values:
@@ -228,7 +228,7 @@ def narrow_gather(cut: Cut) -> None:
 @rule("GatherND")
 @rule("GatherND", domain="com.microsoft")
 def gather_nd(site: Site) -> None:
-    """Positions are picked along the axes after the batch; later axes pass, as do rows of a table."""
+    """Pass positions gathered along the axes after the batch, later axes, and rows of a table."""
     batch = int(site.attribute("batch_dims", 0))
     depth = site.shape(1)[-1]
     if site.is_constant(0):
@@ -249,7 +249,7 @@ def gather_nd(site: Site) -> None:
 
 
 def _picked_nd(mark: Mark, index: Ints) -> Mark:
-    """A mark after positions were picked by an index that counts along the first axes at once."""
+    """Return a mark after positions were gathered by an index over the first axes."""
     depth, outer = index.shape[-1], index.ndim - 1
     labels = mark.labels[tuple(index[..., a] for a in mark.axes if a < depth)]
     return Mark((*range(outer), *(a + outer - depth for a in mark.axes if a >= depth)), labels)
@@ -258,7 +258,7 @@ def _picked_nd(mark: Mark, index: Ints) -> Mark:
 @narrow("GatherND")
 @narrow("GatherND", domain="com.microsoft")
 def narrow_gather_nd(cut: Cut) -> None:
-    """Picked positions are renumbered."""
+    """Renumber the gathered positions."""
     name = cut.input_name(1)
     if name not in cut.facts.constants or name not in cut.facts.values:
         return

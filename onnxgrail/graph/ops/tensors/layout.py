@@ -1,4 +1,4 @@
-"""Ops that move positions: the op is run on the labels."""
+"""Op rules that move positions: the op is applied to the labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNTIME = "which positions it takes is computed at run time"
 
 
 def factor(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Smallest groups of axes that a reshape maps onto each other."""
+    """Yield the smallest groups of axes that a reshape maps onto each other."""
     i = j = 0
     while i < len(before) or j < len(after):
         start, stop = i, j
@@ -36,7 +36,7 @@ def factor(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[tuple[
 
 
 def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | None:
-    """A mark after a reshape, on the output axes of every group it touches."""
+    """Return a mark after a reshape, on the output axes of every group that it touches."""
     inner: list[int] = []
     outer: list[int] = []
     for left, right in factor(before, after):
@@ -49,7 +49,7 @@ def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | 
 
 @rule("Reshape", since=1)
 def reshape_by_attribute(site: Site) -> None:
-    """Nothing passes: the shape is an attribute."""
+    """Refuse: the shape is an attribute."""
     site.freeze(site.marks(0), "its shape is an attribute: convert the model to opset 13 or newer")
 
 
@@ -57,7 +57,7 @@ def reshape_by_attribute(site: Site) -> None:
 @rule("Flatten", "Squeeze", "Unsqueeze")
 @rule("ExpandDims", domain="com.microsoft")
 def reshape(site: Site) -> None:
-    """Labels are re-indexed exactly; the shape operand is rewritten."""
+    """Reshape the labels."""
     before, after = site.shape(0), site.out_shape()
     if math.prod(before) == 0:
         site.freeze(site.marks(0), "its tensor was empty in the trial run: give an input of another size")
@@ -67,14 +67,14 @@ def reshape(site: Site) -> None:
 
 @rule("Transpose")
 def transpose(site: Site) -> None:
-    """Axes are permuted."""
+    """Permute the labels."""
     rank = len(site.shape(0))
     order = list(site.attribute("perm", range(rank)[::-1]))
     site.emit(permuted(m, order) for m in site.marks(0))
 
 
 def permuted(mark: Mark, order: list[int]) -> Mark:
-    """A mark after a transposition; `order` says for each axis which one it was."""
+    """Return a mark after a transposition; `order` holds the original axis of each axis."""
     where = [order.index(a) for a in mark.axes]
     ranking = np.argsort(where)
     return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
@@ -82,13 +82,13 @@ def permuted(mark: Mark, order: list[int]) -> Mark:
 
 @rule("Expand")
 def expand(site: Site) -> None:
-    """Broadcast axes repeat; an axis that exists only by expansion brings channels of its own."""
+    """Repeat labels along broadcast axes; an axis that only the expansion creates produces channels."""
     before, after = site.shape(0), site.out_shape()
     offset = len(after) - len(before)
     sizes = [1] * offset + list(before)
     marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
     if all(m.axes == (len(after) - 1,) for m in marks) and site.letter(0) in "fb":
-        # copies made along an axis (a mask or a shared key for every head) can go one by one; the last holds features
+        # copies along an axis (a mask or a shared key per head) can be removed one by one; the last axis holds features
         varying = site.flow.facts.varying.get(site.out_name(), frozenset())
         grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1 and a not in varying]
         marks += [Mark((a,), site.flow.labels.fresh(after[a])) for a in grown]
@@ -97,7 +97,7 @@ def expand(site: Site) -> None:
 
 @rule("Tile")
 def tile(site: Site) -> None:
-    """Axes repeat."""
+    """Repeat the labels."""
     before, after = site.shape(0), site.out_shape()
     moved = []
     for mark in site.marks(0):
@@ -107,7 +107,7 @@ def tile(site: Site) -> None:
 
 
 def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
-    """A mark after positions were picked along one axis."""
+    """Return a mark after positions were gathered along one axis."""
     if axis not in mark.axes:
         return mark
     return Mark(mark.axes, np.take(mark.labels, positions, axis=mark.along(axis)))
@@ -115,7 +115,7 @@ def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
 
 @rule("Slice", since=10)
 def slicing(site: Site) -> None:
-    """Positions at equal distances are kept; the bounds are rewritten."""
+    """Slice the labels."""
     ranges = slices(site)
     if ranges is None:
         site.freeze(site.marks(0), RUNTIME)
@@ -129,7 +129,7 @@ def slicing(site: Site) -> None:
 
 @rule("Slice", since=1)
 def slicing_by_attribute(site: Site) -> None:
-    """A range of positions is kept."""
+    """Slice the labels."""
     shape = site.shape(0)
     starts, ends = site.attribute("starts"), site.attribute("ends")
     axes = site.attribute("axes", range(len(starts)))
@@ -140,7 +140,7 @@ def slicing_by_attribute(site: Site) -> None:
 
 
 def slices(site: Site) -> dict[int, slice] | None:
-    """Axis -> slice of a Slice node, None when it is not known."""
+    """Return axis -> slice of a Slice node; None if not known."""
     values = [site.value(k) if site.name(k) else None for k in range(1, 5)]
     if values[0] is None or values[1] is None or (site.name(3) and values[2] is None):
         return None
@@ -148,7 +148,7 @@ def slices(site: Site) -> dict[int, slice] | None:
 
 
 def bounds_of(rank: int, values: Sequence[Ints | None]) -> dict[int, slice]:
-    """Axis -> slice from the operands starts, ends, axes, steps of a Slice node."""
+    """Return axis -> slice from the operands starts, ends, axes, steps of a Slice node."""
     assert values[0] is not None
     assert values[1] is not None
     starts, ends = values[0].ravel().tolist(), values[1].ravel().tolist()

@@ -1,4 +1,4 @@
-"""Pad: positions of one constant beside those of a tensor."""
+"""Op rule of Pad: positions of a constant are added to a tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgrail.graph.ops.tensors.layout import RUNTIME
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
-Pads = dict[int, tuple[int, int]]  # axis -> positions added in front and at the end, where there are any
+Pads = dict[int, tuple[int, int]]  # axis -> positions added at the start and the end; only padded axes
 OPERAND, AXES = 1, 3
 NAMES = ("pads", "paddings")  # of the attribute, in old files
 COPIED = "it copies or crops channels"
@@ -26,7 +26,7 @@ UNTOLD = "how many positions it adds is computed at run time"
 @rule("Pad")
 @rule("Pad", domain="com.microsoft")
 def pad(site: Site) -> None:
-    """Passes; added positions have labels of their own, so that they go with the heads or channels they meet."""
+    """Pass; added positions get labels of their own, so that they can be tied to heads or channels downstream."""
     given = site.attribute("pads", site.attribute("paddings"))
     padded = _pads(len(site.shape(0)), given, *(site.value(k) if site.name(k) else None for k in (OPERAND, AXES)))
     marks = site.marks(0)
@@ -41,7 +41,7 @@ def pad(site: Site) -> None:
 
 
 def _pads(rank: int, given: Sequence[int] | None, counts: Ints | None, axes: Ints | None) -> Pads | None:
-    """What is added along each axis; None where that is not known."""
+    """Return the positions added along each axis; None if not known."""
     if given is None and counts is None:
         return None
     numbers = counts.ravel().tolist() if given is None and counts is not None else list(given or ())
@@ -51,7 +51,7 @@ def _pads(rank: int, given: Sequence[int] | None, counts: Ints | None, axes: Int
 
 
 def _widened(site: Site, mark: Mark, padded: Pads, *, fixed: bool) -> Mark | None:
-    """A mark with labels of their own for what is added; where their number cannot be rewritten they stay."""
+    """Return a mark with new labels for the added positions; they are frozen if the count cannot be rewritten."""
     along = [a for a in mark.axes if a in padded]
     if not along:
         return mark
@@ -69,7 +69,7 @@ def _widened(site: Site, mark: Mark, padded: Pads, *, fixed: bool) -> Mark | Non
 @narrow("Pad")
 @narrow("Pad", domain="com.microsoft")
 def narrow_pad(cut: Cut) -> None:
-    """As many positions are added as stay."""
+    """Update the counts of added positions."""
     given = next((integers(cut.node, name) for name in NAMES if name in cut.node.attributes), None)
     rank = len(cut.shape(cut.output_name()))
     counts, axes = (cut.facts.values.get(cut.input_name(k)) for k in (OPERAND, AXES))

@@ -1,4 +1,4 @@
-"""Ops that pick, sort or scatter positions along an axis: other axes pass, the index goes with them."""
+"""Op rules that select, sort or scatter positions along an axis: the other axes pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCATTER = "it writes into a tensor at numbered positions, which is not followed"
 
 
 def _whole_along(site: Site, axes: set[int], reason: str) -> list[Mark]:
-    """Marks of input 0 with nothing that can go alone along the given axes."""
+    """Return the marks of input 0 after tying the given axes."""
     tied = [site.tie(m, sorted(axes), reason) if axes & set(m.axes) else m for m in site.marks(0)]
     return [m for m in tied if m is not None]
 
@@ -30,7 +30,7 @@ def _axis(site: Site, default: int = 0) -> int:
 
 @rule("GatherElements", since=11)
 def gather_elements(site: Site) -> None:
-    """Axes that are not picked along pass; the index is tied to them, or loses the same positions."""
+    """Pass axes other than the gathered one; tie the index to them or narrow it too."""
     passing = []
     for mark in _whole_along(site, {_axis(site)}, RUNTIME):
         found = _with_index(site, mark)
@@ -43,7 +43,7 @@ def gather_elements(site: Site) -> None:
 
 
 def _with_index(site: Site, mark: Mark) -> Mark | None:
-    """A mark of the data as it lies on the index: of every axis the first positions."""
+    """Return a mark of the data for the index, which covers the first positions of every axis."""
     shape = site.shape(1)
     if len(mark.axes) > 1:
         site.freeze([mark], RUNTIME)
@@ -62,7 +62,7 @@ def _with_index(site: Site, mark: Mark) -> Mark | None:
 
 @narrow("GatherElements")
 def narrow_gather_elements(cut: Cut) -> None:
-    """An index without channels of its own loses the positions that go."""
+    """Narrow an index that has no channels of its own."""
     name = cut.input_name(1)
     own = cut.alive(name)
     lost = {axis: stays for axis, stays in cut.alive(cut.output_name()).items() if axis not in own}
@@ -81,7 +81,7 @@ def narrow_gather_elements(cut: Cut) -> None:
 
 @rule("TopK")
 def top_k(site: Site) -> None:
-    """The ranked axis stays whole, others pass."""
+    """Tie the ranked axis; pass the others."""
     passing = _whole_along(site, {_axis(site, -1)}, RANKED)
     for output in (0, 1):
         site.emit(passing, output)
@@ -90,21 +90,21 @@ def top_k(site: Site) -> None:
 @rule("Trilu", since=14)
 @rule("Trilu", domain="com.microsoft")
 def trilu(site: Site) -> None:
-    """Rows and columns stay whole, others pass."""
+    """Tie rows and columns; pass the other axes."""
     rank = len(site.shape(0))
     site.emit(_whole_along(site, {rank - 2, rank - 1}, POSITION))
 
 
 @rule("ReverseSequence", since=10)
 def reverse_sequence(site: Site) -> None:
-    """Time and batch stay whole, others pass."""
+    """Tie the time and batch axes; pass the others."""
     axes = {int(site.attribute("time_axis", 0)), int(site.attribute("batch_axis", 1))}
     site.emit(_whole_along(site, axes, POSITION))
 
 
 @rule("Compress", since=9)
 def compress(site: Site) -> None:
-    """A constant condition picks channels; axes it does not pick along pass."""
+    """Select channels by a constant condition; pass the other axes."""
     condition = site.value(1)
     if site.attribute("axis") is None:
         site.freeze(site.marks(0), "it has no axis, so channels are mixed with positions")
@@ -119,7 +119,7 @@ def compress(site: Site) -> None:
 
 @narrow("Compress")
 def narrow_compress(cut: Cut) -> None:
-    """The condition loses the positions that go."""
+    """Narrow the condition."""
     if "axis" not in cut.node.attributes:
         return
     stays = cut.alive(cut.input_name(0)).get(integer(cut.node, "axis") % len(cut.shape(cut.input_name(0))))
@@ -130,23 +130,23 @@ def narrow_compress(cut: Cut) -> None:
 
 @rule("TensorScatter")
 def tensor_scatter(site: Site) -> None:
-    """Nothing passes: the positions it writes to span the channels."""
+    """Refuse: the positions it writes to span the channels."""
     site.refuse(SCATTER)
 
 
 @rule("OneHot", "Unique", "Multinomial")
 def numbered(site: Site) -> None:
-    """Nothing passes: values become positions, or the other way round."""
+    """Refuse: values become positions, or positions become values."""
     site.refuse(POSITION)
 
 
 @rule("If")
 def whole(site: Site) -> None:
-    """Both branches are entered, as far as samples take them; nothing passes an If that makes sequences."""
+    """Flatten branches that samples take; refuse an If whose branches return sequences."""
     site.refuse(f"the body of {site.node.op_type} handles it")
 
 
 @rule("Loop", "Scan")
 def body(site: Site) -> None:
-    """Nothing passes: what a body does with a tensor is not traced."""
+    """Refuse: bodies are not traced."""
     site.refuse(f"the body of {site.node.op_type} handles it")

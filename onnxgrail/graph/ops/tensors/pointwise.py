@@ -1,4 +1,4 @@
-"""Ops that act on every position alone: activations, arithmetic with broadcasting, selection."""
+"""Op rules of pointwise ops: activations, arithmetic with broadcasting, selection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BINARY = (
 
 @rule(*BINARY)
 def binary(site: Site) -> None:
-    """Operands of full width are tied position by position; constants along the channels are cut."""
+    """Tie operands of full width position by position; cut constants along the channels."""
     shape = site.out_shape()
     operands = [operand(site, k, len(shape)) for k in site.operands]
     if site.node.op_type in ("Add", "Sub", "Sum"):
@@ -50,7 +50,7 @@ def binary(site: Site) -> None:
 
 @narrow(*BINARY)
 def narrow_binary(cut: Cut) -> None:
-    """Of an operand filled with one number as many positions are taken as stay."""
+    """Gather the kept positions from an operand filled with one number."""
     shape, alive = cut.shape(cut.output_name()), cut.alive(cut.output_name())
     for k in range(len(cut.node.inputs)):
         name = cut.input_name(k)
@@ -66,7 +66,7 @@ def narrow_binary(cut: Cut) -> None:
 
 
 def _note_stream(site: Site, shape: tuple[int, ...]) -> None:
-    """Two different activations of full size added on the same channels: a residual stream."""
+    """Record a residual stream if two different activations of full size are added on the same channels."""
     full = [site.marks(k) for k in site.operands if site.shape(k) == shape and not _tabled(site, k)]
     if len(full) < 2:
         return
@@ -77,7 +77,7 @@ def _note_stream(site: Site, shape: tuple[int, ...]) -> None:
 
 
 def _tabled(site: Site, operand: int) -> bool:
-    """Return True for a constant, and for what is looked up in one: the biases of experts are no stream."""
+    """Return True for a constant, and for values gathered from one: gathered biases of experts are not a stream."""
     value = site.node.inputs[operand]
     while value is not None and value.name not in site.flow.facts.constants:
         node = value.producer()

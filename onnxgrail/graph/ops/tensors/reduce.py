@@ -1,4 +1,4 @@
-"""Ops that mix an axis: reductions, softmax, normalisations.  What they mix becomes one unit."""
+"""Op rules that mix an axis: reductions, softmax, normalizations.  The positions of a mixed axis are tied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIXED = "it mixes the whole channel axis, so the width behind it is fixed"
 
 
 def mix(site: Site, marks: tuple[Mark, ...], axes: set[int]) -> list[Mark]:
-    """Marks with everything along the given axes tied."""
+    """Return the marks after tying everything along the given axes."""
     tied = (site.tie(m, sorted(axes), MIXED) if axes & set(m.axes) else m for m in marks)
     return [m for m in tied if m is not None]
 
@@ -25,7 +25,7 @@ def mix(site: Site, marks: tuple[Mark, ...], axes: set[int]) -> list[Mark]:
     "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin",
 )  # fmt: skip
 def reduce(site: Site) -> None:
-    """The reduced axes become one unit, others pass."""
+    """Tie the reduced axes; pass the others."""
     rank = len(site.shape(0))
     if site.node.op_type.startswith("Arg"):
         axes = {int(site.attribute("axis", 0)) % rank}
@@ -49,7 +49,7 @@ def reduce(site: Site) -> None:
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def softmax(site: Site) -> None:
-    """The normalised axis becomes one unit, others pass."""
+    """Tie the normalized axis; pass the others."""
     rank = len(site.shape(0))
     axis = int(site.attribute("axis", -1 if site.version >= 13 else 1)) % rank
     axes = {axis} if site.version >= 13 else set(range(axis, rank))
@@ -59,7 +59,7 @@ def softmax(site: Site) -> None:
 @rule("CumSum")
 @rule("CumProd", since=26)
 def cumulative(site: Site) -> None:
-    """The axis that is summed or multiplied up becomes one unit."""
+    """Tie the accumulated axis; pass the others."""
     axis = site.value(1)
     rank = len(site.shape(0))
     site.emit(mix(site, site.marks(0), set(range(rank)) if axis is None else {int(axis.ravel()[0]) % rank}))
@@ -67,13 +67,13 @@ def cumulative(site: Site) -> None:
 
 @rule("LpNormalization")
 def lp_normalisation(site: Site) -> None:
-    """The normalised axis becomes one unit."""
+    """Tie the normalized axis; pass the others."""
     site.emit(mix(site, site.marks(0), {int(site.attribute("axis", -1)) % len(site.shape(0))}))
 
 
 @rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def layer_normalisation(site: Site) -> None:
-    """The normalised axes become one unit; leading axes (heads under a query norm) pass."""
+    """Tie the normalized axes; pass the leading axes (heads under a query norm)."""
     rank = len(site.shape(0))
     axis = int(site.attribute("axis", -1)) % rank
     passing = mix(site, site.marks(0), set(range(axis, rank)))
@@ -82,7 +82,7 @@ def layer_normalisation(site: Site) -> None:
 
 
 def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:
-    """One value per channel in each of these operands is cut with the channels."""
+    """Cut these operands, with one value per channel, with the channels."""
     labels = site.collapse(mark, 1)
     for k in operands:
         if site.is_constant(k):
@@ -93,7 +93,7 @@ def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:
 
 @rule("BatchNormalization")
 def batch_normalisation(site: Site) -> None:
-    """Axis 1 passes; scale, bias, mean and variance are cut."""
+    """Pass axis 1; cut scale, bias, mean and variance."""
     passing = site.marks(0)
     for mark in passing:
         if 1 in mark.axes:
@@ -103,7 +103,7 @@ def batch_normalisation(site: Site) -> None:
 
 @rule("InstanceNormalization")
 def instance_normalisation(site: Site) -> None:
-    """Axis 1 passes with scale and bias; spatial axes become one unit, so a group norm's groups stay whole."""
+    """Pass axis 1 with scale and bias; tie the spatial axes, so the groups of a group norm stay whole."""
     rank = len(site.shape(0))
     passing = mix(site, site.marks(0), set(range(2, rank)))
     for mark in passing:
@@ -114,7 +114,7 @@ def instance_normalisation(site: Site) -> None:
 
 @rule("GroupNormalization", since=18)
 def group_normalisation(site: Site) -> None:
-    """Channels of one norm group are one unit."""
+    """Tie the channels of each norm group."""
     groups = int(site.attribute("num_groups"))
     for mark in site.marks(0):
         if 1 not in mark.axes:
@@ -133,18 +133,18 @@ def group_normalisation(site: Site) -> None:
 
 @narrow("GroupNormalization")
 def narrow_group_normalisation(cut: Cut) -> None:
-    """The number of groups follows."""
+    """Update the number of groups."""
     cut.recount("num_groups", cut.input_name(0), 1)
 
 
 @rule("LRN")
 def local_response(site: Site) -> None:
-    """Neighbouring channels are mixed: nothing passes."""
+    """Refuse: it mixes neighboring channels."""
     site.freeze(site.marks(0), "it mixes neighbouring channels")
 
 
 @rule("Shape", "Size", "NonZero", "Range", "ConstantOfShape", "EyeLike")
 def sizes(site: Site) -> None:
-    """No channels come out; sizes that follow a width are repaired where they are used."""
+    """Emit no channels; sizes that depend on a width are corrected by their readers."""
     if site.node.op_type == "NonZero":
         site.freeze(site.marks(0), "it lists where there are nonzero values, by number")

@@ -1,7 +1,7 @@
-"""Constants that Expand or Tile repeats over a size computed at run time, such as a bias of every head for each sample.
+"""Constants that Expand or Tile repeats to a size computed at run time, such as a per-head bias for each sample.
 
-They have no labels while nothing asks: a position embedding is nobody's channels.  What they meet along an axis on
-which they are not repeated claims them like any constant: the constant is cut in front of the node that repeats it.
+They have no labels at first: a position embedding has no channels of its own.  Marks that meet them along an axis on
+which they are not repeated claim them like any constant: the constant is cut before the node that repeats it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ COPIES = REPEATS | {"Identity", "Cast"}
 
 
 def claim(site: Site, operand: int, mark: Mark) -> bool:
-    """Give a repeated constant the labels that it meets; False where it is none, or was read without them before."""
+    """Give a repeated constant the labels that it meets.
+
+    Returns:
+        False if the operand is not a repeated constant, or was already read without labels.
+    """
     chain = _chain(site, operand)
     if not chain:
         return False
@@ -44,12 +48,12 @@ def claim(site: Site, operand: int, mark: Mark) -> bool:
 
 
 def is_repeated(site: Site, operand: int) -> bool:
-    """Return True if an operand is a constant that is repeated."""
+    """Return True if an operand is a repeated constant."""
     return bool(_chain(site, operand))
 
 
 def _chain(site: Site, operand: int) -> list[ir.Node]:
-    """Nodes from an operand back to the constant that it repeats; nothing where it is something else."""
+    """Return the nodes from an operand back to the constant that it repeats; empty for other operands."""
     value = site.node.inputs[operand]
     found: list[ir.Node] = []
     while value is not None and value.name not in site.flow.facts.constants:

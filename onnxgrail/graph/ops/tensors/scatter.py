@@ -1,7 +1,7 @@
-"""Writing into a tensor at numbered positions: what is not numbered passes.
+"""Op rules that write into a tensor at indexed positions: axes that are not indexed pass.
 
-Graph networks add up what neighbours send, so whole rows pass.  Exporters write an assignment to a slice with an index
-that numbers every axis; along the axes on which it just counts positions, channels pass too.
+Graph networks sum the messages of neighbors, so whole rows pass.  Exporters write an assignment to a slice with an
+index over all axes; axes along which the index only counts positions pass too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA, INDEX, UPDATES = 0, 1, 2
 
 @rule("ScatterElements", "Scatter")
 def scatter_elements(site: Site) -> None:
-    """Axes that are not written along pass; data, updates and index are tied, or lose the same positions."""
+    """Pass axes that are not written along; tie data, updates and index, or narrow them too."""
     shape, varying = site.shape(DATA), site.flow.facts.varying
     written = {int(site.attribute("axis", 0)) % len(shape)}
     written |= {a for a, size in enumerate(site.shape(INDEX)) if size != shape[a]}
@@ -38,7 +38,7 @@ def scatter_elements(site: Site) -> None:
 
 @rule("ScatterND")
 def scatter_nd(site: Site) -> None:
-    """Axes that are not numbered, or only counted, pass; data and updates are tied, or lose the same positions."""
+    """Pass axes that are not indexed, or only counted; tie data and updates, or narrow them too."""
     numbered = site.shape(INDEX)[-1]
     written = set(range(numbered)) - counted(site.flow.facts, site.name(DATA), site.node.inputs[INDEX])
     offset = numbered - len(site.shape(INDEX)) + 1
@@ -47,7 +47,7 @@ def scatter_nd(site: Site) -> None:
 
 
 def counted(facts: Facts, data: str, index: ir.Value | None) -> set[int]:
-    """Axes of the data that the index numbers by counting all positions, whatever the other axes do."""
+    """Return the axes of the data along which the index counts all positions, independently of the other axes."""
     name = index.name or "" if index is not None else ""
     lines = facts.grids.get(name, ())
     if not lines or not _of_sizes(index, facts):
@@ -57,7 +57,7 @@ def counted(facts: Facts, data: str, index: ir.Value | None) -> set[int]:
 
 
 def _of_sizes(value: ir.Value | None, facts: Facts) -> bool:
-    """Return True if a value is computed from constants and shapes alone, so that no input's numbers change it."""
+    """Return True if a value is computed from constants and shapes alone, independently of input values."""
     queue, seen = [value], set[str]()
     while queue:
         current = queue.pop()
@@ -72,7 +72,7 @@ def _of_sizes(value: ir.Value | None, facts: Facts) -> bool:
 
 
 def _operand(site: Site, k: int, written: Collection[int], offset: int = 0) -> Operand:
-    """An operand in the data's coordinates; nothing varies along the axes that are written along."""
+    """Return an operand on the data's axes, tied along the written axes."""
     own = [a for a in range(len(site.shape(k))) if a + offset < 0 or a + offset in written]
     tied = [site.tie(m, own, SCATTER) if set(own) & set(m.axes) else m for m in site.marks(k)]
     passing = tuple(Mark(tuple(a + offset for a in m.axes), m.labels) for m in tied if m is not None)
@@ -80,13 +80,13 @@ def _operand(site: Site, k: int, written: Collection[int], offset: int = 0) -> O
 
 
 def _filled(site: Site) -> list[int]:
-    """Operands of which any part will do."""
+    """Return the operands that are filled with one number."""
     return [k for k in (DATA, UPDATES) if not site.is_constant(k) and not site.marks(k) and is_filled(site, k)]
 
 
 @narrow("ScatterElements", "Scatter", "ScatterND")
 def narrow_scatter(cut: Cut) -> None:
-    """Of an operand without channels of its own as many positions are taken as stay."""
+    """Gather the kept positions from an operand without channels of its own."""
     rows = cut.node.op_type == "ScatterND"
     index = cut.shape(cut.input_name(INDEX))
     stays = cut.alive(cut.output_name())
@@ -102,7 +102,7 @@ def narrow_scatter(cut: Cut) -> None:
 
 
 def _recount(cut: Cut, stays: Mapping[int, Bools]) -> None:
-    """An index that counts positions counts fewer: the first of what it was."""
+    """Shorten an index that counts positions to as many positions as are kept."""
     name = cut.input_name(INDEX)
     fewer = {axis: np.arange(len(alive)) < alive.sum() for axis, alive in stays.items()}
     if not fewer or name not in cut.facts.constants:

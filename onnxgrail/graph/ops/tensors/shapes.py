@@ -1,7 +1,7 @@
-"""Shape operands: targets of Reshape and Expand, bounds of Slice, rewritten by label when positions go.
+"""Rewrites of shape operands: targets of Reshape and Expand, bounds of Slice.
 
-A constant operand is replaced by the node's own copy.  A computed one stays computed: the sizes that changed are laid
-over it, so dimensions that follow the input keep following it.
+A constant operand is replaced by the node's own copy.  A computed operand stays computed: the changed sizes are written
+over it, so dimensions that depend on the input still do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Step = tuple[str, Callable[[ir.Value], Sequence[ir.Value | Array]]]
 
 @narrow("Reshape")
 def narrow_reshape(cut: Cut) -> None:
-    """The target shape follows; -1 and copied dimensions stay where they still say the right thing."""
+    """Update the target shape; keep -1 and copied dimensions if they are still right."""
     known = cut.facts.values.get(cut.input_name(1))
     stays = cut.alive(cut.output_name())
     if known is None or not stays:
@@ -53,7 +53,7 @@ def narrow_reshape(cut: Cut) -> None:
 
 @narrow("Squeeze")
 def narrow_squeeze(cut: Cut) -> None:
-    """One that drops whatever has size 1 must not drop an axis of which one position is left."""
+    """Name the axes explicitly, so that an axis with one kept position is not dropped."""
     if "axes" in cut.node.attributes or cut.input_name(1):
         return
     axes = [axis for axis, size in enumerate(cut.shape(cut.input_name(0))) if size == 1]
@@ -65,7 +65,7 @@ def narrow_squeeze(cut: Cut) -> None:
 
 @narrow("Expand")
 def narrow_expand(cut: Cut) -> None:
-    """The target shape follows."""
+    """Update the target shape."""
     known = cut.facts.values.get(cut.input_name(1))
     if known is None:
         return
@@ -80,10 +80,10 @@ def narrow_expand(cut: Cut) -> None:
 
 
 def _lay_over(cut: Cut, change: Bools, sizes: Ints) -> None:
-    """Put the changed sizes into operand 1.
+    """Write the changed sizes into operand 1.
 
-    A computed size that does not come right by itself is the full one: it keeps its proportion, so a head axis that is
-    merged with the batch goes on following the batch.
+    A computed size that is not right without a correction is the full one; it is scaled, so that a head axis merged
+    with the batch still follows the batch.
     """
     name = cut.input_name(1)
     if name in cut.facts.constants:
@@ -104,14 +104,14 @@ def _lay_over(cut: Cut, change: Bools, sizes: Ints) -> None:
 
 
 def _in_proportion(part: Ints, whole: Ints) -> list[Step]:
-    """Steps that scale sizes elementwise by part / whole."""
+    """Return steps that scale sizes elementwise by part / whole."""
     shared = np.gcd(part, whole)
     return [("Mul", lambda v: [v, part // shared]), ("Div", lambda v: [v, whole // shared])]
 
 
 @narrow("Shape", "Size")
 def narrow_shape(cut: Cut) -> None:
-    """Where arithmetic needs the full size, it goes on reporting that."""
+    """Scale back to the full size if the shape arithmetic needs it."""
     if cut.output_name() not in cut.sizes.staying:
         return
     name = cut.input_name(0)
@@ -128,7 +128,7 @@ def narrow_shape(cut: Cut) -> None:
 
 @narrow("Slice")
 def narrow_slice(cut: Cut) -> None:
-    """Bounds on narrowed axes are counted anew; every n-th position is picked by number."""
+    """Recompute bounds on narrowed axes; gather positions of a slice with steps."""
     stays = cut.alive(cut.input_name(0))
     if not stays:
         return
@@ -159,13 +159,13 @@ def narrow_slice(cut: Cut) -> None:
 
 
 def _counted(stays: Bools, bounds: slice) -> tuple[int, int]:
-    """Where a range starts and ends among the positions that stay."""
+    """Return the start and the end of a range among the kept positions."""
     first, last, _ = bounds.indices(len(stays))
     return int(stays[:first].sum()), int(stays[: max(first, last)].sum())
 
 
 def _pick(cut: Cut, axis: int, stays: Bools, bounds: slice) -> int:
-    """Pick what stays of a range with steps in front of the node; how many positions that are."""
+    """Gather the kept positions of a range with steps before the node; return their count."""
     picked = np.arange(len(stays))[bounds]
     renumbered = (np.cumsum(stays) - 1)[picked[stays[picked]]]
     data = cut.node.inputs[0]
@@ -175,7 +175,7 @@ def _pick(cut: Cut, axis: int, stays: Bools, bounds: slice) -> int:
 
 
 def _narrow_attributes(cut: Cut, stays: Mapping[int, Bools]) -> None:
-    """The same where bounds are attributes (opset below 10)."""
+    """Recompute bounds that are attributes (opset below 10)."""
     starts, ends = (list(integers(cut.node, name)) for name in ("starts", "ends"))
     axes = integers(cut.node, "axes", range(len(starts)))
     rank = len(cut.shape(cut.input_name(0)))

@@ -1,4 +1,4 @@
-"""Ops of detectors and image models that look at space and leave axis 1 to itself."""
+"""Op rules of detection and image ops that work on space and pass axis 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERED = "its indices number the channels"
 @rule("RoiAlign", since=10)
 @rule("MaxRoiPool")
 def sampled(site: Site) -> None:
-    """Axis 1 passes; coordinates are no channels."""
+    """Pass axis 1; coordinates have no channels."""
     for operand in site.operands[1:]:
         site.freeze(site.marks(operand), WHERE)
     labels = channels_of(site, 0)
@@ -32,19 +32,19 @@ def sampled(site: Site) -> None:
 
 @rule("AffineGrid", since=20)
 def affine_grid(site: Site) -> None:
-    """Coordinates come out."""
+    """Refuse: the output holds coordinates."""
     site.freeze(site.marks(0), WHERE)
 
 
 @rule("MaxUnpool", since=9)
 def max_unpool(site: Site) -> None:
-    """Nothing passes: the indices count through all channels."""
+    """Refuse: the indices count through all channels."""
     site.refuse(NUMBERED)
 
 
 @rule("Col2Im", since=18)
 def column_to_image(site: Site) -> None:
-    """The taps of one kernel window become one channel."""
+    """Tie the taps of each kernel window, which become one channel."""
     labels = channels_of(site, 0)
     marks = batch_of(site, 0)
     if labels is not None:
@@ -56,7 +56,7 @@ def column_to_image(site: Site) -> None:
 
 @rule("MeanVarianceNormalization", since=9)
 def mean_variance(site: Site) -> None:
-    """The normalised axes become one unit, others pass."""
+    """Tie the normalized axes; pass the others."""
     rank = len(site.shape(0))
     axes = {int(a) % rank for a in site.attribute("axes", (0, 2, 3))}
     site.emit(mix(site, site.marks(0), axes))
@@ -64,7 +64,7 @@ def mean_variance(site: Site) -> None:
 
 @rule("CenterCropPad", since=18)
 def center_crop(site: Site) -> None:
-    """Axes that it does not name pass."""
+    """Pass the axes that it does not name."""
     rank = len(site.shape(0))
     named = {int(a) % rank for a in site.attribute("axes", range(rank))}
     site.freeze([m for m in site.marks(0) if named & set(m.axes)], "it sets the size of the channel axis")
