@@ -1,4 +1,4 @@
-"""Open axes: a guess of open axes, a test in torch if other sizes run, and inputs of other sizes."""
+"""Open axes of example inputs: guessed, tested in torch with other sizes, and resized."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.machine.scripts import is_named
 
 OPSET = 20  # the newest that both exporters write and that runs with any batch size
-OLDEST = 9  # ONNX Runtime runs older ones, but no exporter writes them well
+OLDEST = 9  # ONNX Runtime runs older opsets, but no exporter writes them well
 RECORDED = (
     "written by torchscript, which records one run: where a branch depends on values, check it with your own data"
 )

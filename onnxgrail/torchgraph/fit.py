@@ -24,7 +24,7 @@ from onnxgrail.torchgraph.program import Program, program_of, tensors
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 WARM = 0.05  # share of all steps in which the learning rate warms up
-PARTS = (0.4, 0.6, 0.8)  # fractions of the line from the initial weights to the best ones
+PARTS = (0.4, 0.6, 0.8)  # step lengths on the line from the initial weights to the best ones
 FAR = 100.0  # times the initial error: a descent this bad does not recover and ends
 
 
@@ -42,7 +42,7 @@ class Settings:
     """Settings of a fit.
 
     Attributes:
-        rate: initial learning rate relative to each weight's root mean square.
+        rate: learning rate after warm-up, relative to each weight's root mean square.
         near: if the initial error is below one, scale the rate by its square root: near a solution, large steps lose
             it.
         late: share of a descent before which no candidate is chosen: on few held-out batches, small early gains are

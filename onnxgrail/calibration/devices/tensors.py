@@ -23,8 +23,8 @@ from onnxgrail.machine.device import Device
 
 FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(double)": torch.float64}
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
-SHARE = 4  # the share of a GPU's free memory that cached activations may take is 1 / SHARE
-NUMBERS = 2**26  # values of rows multiplied at once: bounds the memory for their float64 copies
+SHARE = 4  # 1 / SHARE of a GPU's free memory may hold cached activations
+NUMBERS = 2**26  # values of rows multiplied at once: bounds the memory for their wider copies
 
 
 def sees(device: Device) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 from onnxgrail.core import Ints
 from onnxgrail.errors import DataError
 
-SHARE, LEAST, MOST = 5, 8, 256  # one sample in five, within these bounds
-ENOUGH = 32  # samples; of fewer, none can be spared
+SHARE, LEAST, MOST = 5, 8, 256  # one of five samples, within these bounds
+ENOUGH = 32  # samples; with fewer, none are held out
 STREAM = 1  # separates these random numbers from those of --samples, which share the seed
 
 

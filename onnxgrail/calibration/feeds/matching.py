@@ -83,7 +83,7 @@ def from_mapping(
 
 def _labels(arrays: Mapping[str, Any]) -> Labels | None:
     """Return the labels if they are integers; None otherwise."""
-    with contextlib.suppress(Exception):  # of a damaged file, or of pickled objects
+    with contextlib.suppress(Exception):  # a damaged file or pickled objects
         values = np.asarray(arrays[LABELS])
         if values.dtype.kind in "iu" and values.ndim:
             return Labels(values=values)

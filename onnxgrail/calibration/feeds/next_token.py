@@ -1,4 +1,4 @@
-"""A test, by running the model, if it predicts the next token."""
+"""Detection of models that predict the next token, by running them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of its own that opens a model file in ONNX Runtime and runs it once.
+"""A standalone program that opens a model file in ONNX Runtime and runs it once.
 
 `trial.py` runs this file in a child process, because ONNX Runtime can crash the process with a signal.  It does not
 import onnxgrail, so that it starts fast.

@@ -16,7 +16,7 @@ from onnxgrail.graph.io.serial import Packed
 
 WARM, LEAST, MOST = 2, 9, 60  # runs of each model
 SECONDS = 1.0  # time spent on a pair of models once there are enough runs
-LONGER = 1.5  # if times are reported with their spread
+LONGER = 1.5  # seconds, if times are reported with their spread
 
 Source = Packed | bytes | str | Path
 

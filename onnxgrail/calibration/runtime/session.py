@@ -63,7 +63,7 @@ class Session:
         self.providers: tuple[str, ...] = tuple(handle.get_providers())
 
     def run(self, feed: Feed) -> dict[str, Array]:
-        """Run a feed; return the outputs by name, in memory of their own.
+        """Run a feed; return the outputs by name, owned by the caller.
 
         Raises:
             ModelError: ONNX Runtime fails on this feed.

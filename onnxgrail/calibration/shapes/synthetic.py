@@ -37,7 +37,7 @@ Fill = Literal["normal", "ids", "ones", "zeros", "positions", "rate"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """The fill of one input; `rows` bounds ids, `start` is the first position."""
+    """The shape and kind of values of one random input; `rows` bounds ids, `start` is the first position."""
 
     entry: Input
     shape: tuple[int, ...]
