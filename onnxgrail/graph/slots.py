@@ -23,15 +23,27 @@ def largest(dtype: np.dtype[Any]) -> float:
 
 
 def read(array: Array, slot: Slot) -> Floats:
-    """Return the slot's channels as (u, m, r) float64, where r are all other axes flattened."""
+    """Return the slot's channels as float64.
+
+    Args:
+        array: the weight or activation.
+        slot: its channel axis and the positions of u units, (u, m).
+
+    Returns:
+        (u, m, r), where r are all other axes flattened.
+    """
     front = np.moveaxis(array, slot.axis, 0)
     return front[slot.index].reshape(*slot.index.shape, -1).astype(np.float64)
 
 
 def write(array: Array, slot: Slot, units: Ints, values: Floats) -> Array:
-    """Return a copy of `array` with `values` (k, m, r) written to the channels `units` (k,).
+    """Return a copy of `array` with new values for some channels; other positions keep their values.
 
-    Other positions keep their values. The result has the array's dtype; values beyond its range are clamped.
+    Args:
+        array: the weight.
+        slot: its channel axis and the positions of all units.
+        units: (k,) units to overwrite.
+        values: (k, m, r) new values; those beyond the range of the array's dtype are clamped.
     """
     out = array.copy()
     front = np.moveaxis(out, slot.axis, 0)

@@ -81,7 +81,13 @@ def is_weight(dtype: ir.DataType) -> bool:
 
 
 def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
-    """Count the multiply-accumulates of one run on the probe feed, of the dense model or without the `dead` units."""
+    """Count the multiply-accumulates of one run on the probe feed.
+
+    Args:
+        model: the graph.
+        survey: its trace.
+        dead: (ids,) mask of removed units; None for the dense model.
+    """
     shape = shapes(survey, dead)
     return sum(_node_macs(node, survey, shape, dead) for node in model.graph)
 

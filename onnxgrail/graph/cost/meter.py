@@ -43,12 +43,22 @@ class Meter:
         self._known: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def saved(self, widths: Mapping[str, int]) -> int:
-        """Return the savings when each block keeps `widths` units; blocks that are not named keep all."""
+        """Return the savings of all blocks.
+
+        Args:
+            widths: block name -> kept units; blocks that are not named keep all.
+        """
         numbers = self._numbers(widths)
         return sum(self._part(place, numbers) for place in range(len(self._parts)))
 
     def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> int:
-        """Return the savings in a block's weights and nodes if it keeps `kept` units and the others `widths`."""
+        """Return the savings in the weights and nodes of one block.
+
+        Args:
+            block: the block.
+            kept: the units that it keeps.
+            widths: block name -> kept units of the other blocks.
+        """
         number = self._number[block.name]
         numbers = self._numbers(widths)
         numbers[number] = kept

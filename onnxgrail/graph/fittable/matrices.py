@@ -162,9 +162,13 @@ class Factored:
 
 
 def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
-    """Replace a matrix by `down` (m, k) and `up` (k, n); the second product is the old node, with its bias and name.
+    """Replace a matrix by two factors; the second product is the old node, with its bias and name.
 
-    Both factors are rounded to the dtype of the weight, which is removed.
+    Args:
+        graph: changed in place.
+        matrix: the matrix (m, n); its weight is removed.
+        down: (m, k) first factor, rounded to the dtype of the weight.
+        up: (k, n) second factor, rounded alike.
     """
     old = graph.initializers[matrix.weight]
     assert old.const_value is not None

@@ -30,7 +30,7 @@ class Split:
     Attributes:
         rest: the message; its large weights refer to an external file without a name.
         places: name of the weight -> offset of its data in the model file, in bytes.
-        file: the model file; it stays open, so that the weights outlive its name.
+        file: the model file; it stays open, so that the weights stay readable if the file is replaced.
     """
 
     rest: bytes

@@ -19,10 +19,10 @@ from onnxgrail.errors import ModelError, OnnxGrailError
 from onnxgrail.machine.files.unchanged import SteadyFile
 
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are relative to it: one folder that contains every file
-LARGE = 2**16  # bytes; a changed weight of this size goes to a file if the old one was in a file
+LARGE = 2**16  # bytes; changed weights from this size on go to a file if the old ones were in a file
 
 PIECE = 2**20  # bytes copied at once
-SHELF = 2**20  # bytes; changed arrays of this size wait in a file
+SHELF = 2**20  # bytes; changed arrays from this size on are kept in a file
 SHELVED = 400  # arrays in unnamed files at once: each takes a file descriptor
 SOURCES = "onnxgrail.sources"  # key in a model's `meta`: the files that it was loaded from
 _shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()

@@ -15,7 +15,7 @@ from onnxgrail.graph.flatten.branches import folded, in_branch
 from onnxgrail.graph.io.opaque import write_back
 from onnxgrail.graph.io.widen import has_bfloat16, widen
 
-LARGE = 2**16  # bytes; weights of this size in memory are passed to the runtime as arrays
+LARGE = 2**16  # bytes; in-memory weights from this size on are passed to the runtime as arrays
 PLAIN = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8)
 
 

@@ -17,7 +17,14 @@ Place = tuple[ir.Node, int]
 
 
 def is_sole(graph: ir.Graph, value: ir.Value, places: Sequence[Place], captured: Collection[str]) -> bool:
-    """Return True if these operands are the only readers of an initializer, so that it can be changed in place."""
+    """Return True if these operands are the only readers of an initializer, so that it can be changed in place.
+
+    Args:
+        graph: the graph.
+        value: the initializer.
+        places: operands, as (node, input position).
+        captured: names that bodies of nodes read.
+    """
     if value.name not in graph.initializers or value.is_graph_output() or value.name in captured:
         return False
     mine = set(places)
@@ -40,6 +47,12 @@ def assign(value: ir.Value, array: Array) -> None:
 def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, captured: Collection[str]) -> set[ir.Value]:
     """Set new numbers for operands that read one constant.
 
+    Args:
+        graph: changed in place.
+        places: the operands, as (node, input position).
+        array: the new numbers.
+        captured: names that bodies of nodes read.
+
     Returns:
         The values that the operands no longer read: empty if the constant was changed in place.
     """
@@ -58,6 +71,11 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
 
 def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:
     """Return the node that computes a value, or a copy of it if other operands than these read the value.
+
+    Args:
+        graph: changed in place.
+        value: the value.
+        places: operands that read it, as (node, input position).
 
     Raises:
         RewriteError: no node computes the value.

@@ -20,9 +20,19 @@ REPEATS = ("Expand", "Tile")
 def lay_out(
     graph: ir.Graph, places: Sequence[Place], core: Core, param: str, captured: Collection[str]
 ) -> set[ir.Value]:
-    """Replace operands by a constant that repeats a core; return the values that may no longer have readers.
+    """Replace operands by a constant that repeats a core.
 
     If a node repeats it already, the node's source and target shape are narrowed in place.
+
+    Args:
+        graph: changed in place.
+        places: the operands, as (node, input position).
+        core: the stored numbers and their layout.
+        param: working array, for the names of new constants.
+        captured: names that bodies of nodes read.
+
+    Returns:
+        Values that may no longer have readers.
     """
     (value, *others) = dict.fromkeys(node.inputs[position] for node, position in places)
     assert value is not None
@@ -50,7 +60,14 @@ def _repeated(graph: ir.Graph, reader: ir.Node, core: Core, name: str) -> ir.Val
 
 
 def pick(graph: ir.Graph, places: Sequence[Place], operand: Operand, dead: Bools) -> None:
-    """Gather the kept positions from a constant, if a narrowed copy would be larger than the constant's stored form."""
+    """Gather the kept positions from a constant, if a narrowed copy would be larger than the constant's stored form.
+
+    Args:
+        graph: changed in place.
+        places: the operands, as (node, input position).
+        operand: the unit numbers along the constant's axes.
+        dead: (ids,) mask of removed units.
+    """
     reader, position = places[0]
     value = reader.inputs[position]
     assert value is not None
@@ -65,7 +82,18 @@ def pick(graph: ir.Graph, places: Sequence[Place], operand: Operand, dead: Bools
 def fill(
     graph: ir.Graph, places: Sequence[Place], shape: Sequence[int], param: str, captured: Collection[str]
 ) -> set[ir.Value]:
-    """Narrow a weight that is stored as one number and a shape; return the values that may no longer have readers."""
+    """Narrow a weight that is stored as one number and a shape.
+
+    Args:
+        graph: changed in place.
+        places: the operands, as (node, input position).
+        shape: the narrowed shape.
+        param: working array, for the names of new constants.
+        captured: names that bodies of nodes read.
+
+    Returns:
+        Values that may no longer have readers.
+    """
     value = places[0][0].inputs[places[0][1]]
     assert value is not None
     holder = own_node(graph, value, places)

@@ -35,7 +35,13 @@ class Port:
 
 
 def changed(model: ir.Model, survey: Survey, dead: Bools) -> tuple[Port, ...]:
-    """Return the axes of a traced model's interface that lose positions with these units."""
+    """Return the axes of a model's inputs and outputs that lose positions.
+
+    Args:
+        model: the traced model.
+        survey: its trace.
+        dead: (ids,) mask of removed units.
+    """
     found = []
     for value in (*model.graph.inputs, *model.graph.outputs):
         for mark in survey.marks.get(value.name or "", ()):
@@ -48,7 +54,12 @@ def changed(model: ir.Model, survey: Survey, dead: Bools) -> tuple[Port, ...]:
 
 
 def fit(arrays: Mapping[str, Array], ports: Iterable[Port]) -> dict[str, Array]:
-    """Cut arrays of the wide interface to the narrow one; arrays without a port are unchanged."""
+    """Cut arrays of the wide interface to the narrow one; arrays without a port are unchanged.
+
+    Args:
+        arrays: by name of the input or output.
+        ports: the narrowed axes.
+    """
     found = dict(arrays)
     for port in ports:
         shape = np.shape(found.get(port.name, ()))

@@ -15,7 +15,14 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
 def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> None:
-    """Add the ledger's shifts, without the removed positions, to the outputs of their nodes."""
+    """Add the ledger's shifts, without the removed positions, to the outputs of their nodes.
+
+    Args:
+        graph: changed in place, already narrowed.
+        nodes: its nodes.
+        survey: the trace of the original model.
+        ledger: the decisions.
+    """
     captured = {name for node in nodes for name in captures(node)}
     for node in nodes:
         shift = ledger.shifts.get(key(node))

@@ -23,7 +23,18 @@ SCALE, WEIGHT, BIAS = 1, 1, 2  # operands of DequantizeLinear; of Conv, Gemm and
 def cut_stored(
     graph: ir.Graph, stored: Stored, users: Sequence[User], survey: Survey, ledger: Ledger, captured: Collection[str]
 ) -> tuple[set[ir.Value], Growth]:
-    """Narrow the parts of a quantized weight for its users; return the values they no longer read, and the growth.
+    """Narrow the parts of a quantized weight for the operands of one working array.
+
+    Args:
+        graph: changed in place.
+        stored: the weight.
+        users: the operands.
+        survey: the trace of the original model.
+        ledger: the decisions.
+        captured: names that bodies of nodes read.
+
+    Returns:
+        Values that the operands no longer read, and the growth of the scales.
 
     Raises:
         RewriteError: a part has no value.
@@ -50,11 +61,21 @@ def cut_stored(
 def follow(
     graph: ir.Graph, nodes: Sequence[ir.Node], growth: Growth, survey: Survey, captured: Collection[str]
 ) -> set[ir.Value]:
-    """Re-encode int32 biases of weights whose scales grew; return the values that are no longer read.
+    """Re-encode int32 biases of weights whose scales grew.
 
     Fused kernels add a bias's integers to sums of integer products, so its scale must stay the product of the input's
     and the weight's scale.  Otherwise old releases of ONNX Runtime compute wrong results in fused kernels, and newer
     releases do not fuse.
+
+    Args:
+        graph: changed in place.
+        nodes: its nodes.
+        growth: per weight, the growth of its scales.
+        survey: the trace of the original model.
+        captured: names that bodies of nodes read.
+
+    Returns:
+        Values that are no longer read.
     """
     replaced: set[ir.Value] = set()
     for node in nodes:

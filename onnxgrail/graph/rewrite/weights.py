@@ -21,7 +21,13 @@ def empty(survey: Survey) -> Ledger:
 
 
 def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple[Floats, ...]:
-    """Return one (u, m, r) array per slot, zero at positions that other blocks have removed.
+    """Return one (u, m, r) array per slot of a block, zero at positions that other blocks have removed.
+
+    Args:
+        block: the block.
+        model: the original model.
+        survey: its trace.
+        ledger: the decisions so far.
 
     Raises:
         ModelError: a weight holds NaN or infinity.

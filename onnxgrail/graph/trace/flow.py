@@ -154,12 +154,22 @@ class Site:
             self.flow.marks[self.out_name(output)] = kept
 
     def union(self, a: Ints, b: Ints, tied: str = "") -> None:
-        """Tie channels pairwise: they are kept or removed together; `tied` is the reason if they share a tensor."""
+        """Tie channels pairwise: they are kept or removed together.
+
+        Args:
+            a: labels.
+            b: labels of a shape that broadcasts with `a`.
+            tied: the reason why they depend on each other, if they are channels of one tensor.
+        """
         why = self.why(f"{self.node.op_type} joins them to channels that cannot be narrowed")
         self.flow.labels.union(a, b, why, self.why(tied) if tied else None)
 
     def tie(self, mark: Mark, axes: Sequence[int], reason: str) -> Mark | None:
-        """Tie all positions along these axes: none can be removed alone."""
+        """Tie all positions of a mark along these axes: none can be removed alone.
+
+        Returns:
+            The mark on its other axes; None if nothing can be removed any more.
+        """
         return self.flow.labels.tie(mark, axes, self.why(reason))
 
     def freeze(self, marks: Iterable[Mark], reason: str) -> None:
@@ -185,7 +195,7 @@ class Site:
         return tied.labels
 
     def weight(self, operand: int, axis: int) -> Ints:
-        """Return the labels of one axis of a weight; tied weights share them."""
+        """Return the labels of one axis of a weight; weights tied by name share them."""
         slot = (self.source(operand), axis)
         if slot not in self.flow.weight_labels:
             self.flow.weight_labels[slot] = self.flow.labels.fresh(self.shape(operand)[axis])

@@ -33,7 +33,13 @@ class Mark:
 
 
 def narrowed_shape(shape: Sequence[int], marks: Iterable[Mark], dead: Bools) -> tuple[int, ...]:
-    """Return a tensor's shape without the dead units; each mark holds the unit numbers of one axis."""
+    """Return a tensor's shape without the dead units.
+
+    Args:
+        shape: the full shape.
+        marks: unit numbers, one mark per narrowed axis.
+        dead: (ids,) mask of removed units.
+    """
     dims = list(shape)
     for mark in marks:
         dims[mark.axes[0]] = int((~dead[mark.labels]).sum())

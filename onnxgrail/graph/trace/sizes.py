@@ -79,8 +79,8 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
         model: the graph.
         facts: its sizes in full.
         marks: unit numbers on the axes of its tensors.
-        deads: (ids,) removed units of each test graph; a size that is right in all test graphs by chance is
-            assumed to be right in every narrowed graph.
+        deads: (ids,) removed units of each test graph; a size that is right in all test graphs is taken to be right
+            in every narrowed graph.
     """
     sums = arithmetic(model, facts)
     narrows = [partial(_narrowed, facts, marks, dead) for dead in deads]
