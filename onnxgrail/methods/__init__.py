@@ -1,5 +1,6 @@
-"""`--method`: what is done to a model.  `grail` narrows blocks, which is `decision.decide`; the others work on what
-narrowing leaves, one entry each in `METHODS`, in the order of that table.
+"""The methods of `--method`: `grail` narrows blocks (`decide`), and entries of `METHODS` change the narrowed graph.
+
+Methods beside `grail` run in the order of `METHODS`.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
 NARROWING = "grail"
 
 Run = Callable[[Prepared, Job, Ledger, ir.Model], Applied]
-"""Changes the graph that narrowing left, in place; the prepared model and the ledger say what it was.  The steps of the
-job hold what a killed run has finished.
+"""Changes the narrowed graph in place; the prepared model and the ledger describe the original. The steps of the job
+cache what an interrupted run has finished.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """One entry.
+    """One entry of `METHODS`.
 
     Attributes:
-        run: does it.
-        needs_torch: whether it takes gradients with this recipe.
-        last: it comes behind `--refine`, which then does not see it.
+        run: applies the method.
+        needs_torch: returns True if the method needs gradients with this recipe.
+        last: True if the method runs after `--refine`, which then does not see its changes.
     """
 
     run: Run
@@ -55,20 +56,20 @@ METHODS: dict[str, Callable[[], Method]] = {"grasp": _grasp}
 
 
 def narrows(recipe: Recipe) -> bool:
-    """Whether blocks are narrowed at all."""
+    """Return True if blocks are narrowed."""
     return NARROWING in recipe.method
 
 
 def beside(recipe: Recipe) -> bool:
-    """Whether something else than narrowing makes the model smaller."""
+    """Return True if a method other than narrowing makes the model smaller."""
     return any(name in METHODS for name in recipe.method)
 
 
 def require(recipe: Recipe) -> None:
-    """Whether what was asked for can run at all.
+    """Check that the chosen methods can run.
 
     Raises:
-        MissingExtraError: it takes gradients, and torch is not installed.
+        MissingExtraError: a method needs gradients, and torch is not installed.
     """
     for name, method in _chosen(recipe).items():
         if method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
@@ -80,11 +81,11 @@ def require(recipe: Recipe) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What refinements and methods beside narrowing did.
+    """The results of refinements and of methods beside narrowing.
 
     Attributes:
         refined: one entry per fit.
-        applied: by method.
+        applied: results by method.
     """
 
     refined: tuple[Refined, ...] = ()
@@ -92,9 +93,15 @@ class Worked:
 
 
 def apply(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> Worked:
-    """Work on the narrowed graph, in place: methods beside narrowing, and refinements between them.
+    """Run methods beside narrowing, and refinements between them, on the narrowed graph, in place.
 
-    Only the first process does; the others have nothing to do meanwhile.
+    To be called in the first process only.
+
+    Args:
+        prepared: the original model and its data.
+        decision: the decisions about blocks.
+        slim: the narrowed model.
+        job: the recipe and cached steps.
     """
     prepared, job = prepared.as_written(), dataclasses.replace(job, steps=job.steps.alone())
     refined: tuple[Refined, ...] = ()
@@ -111,7 +118,7 @@ def apply(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> W
 
 
 def _further(prepared: Prepared, job: Job, ledger: Ledger, slim: ir.Model, *, last: bool) -> dict[str, Applied]:
-    """Run the methods that come in front of `--refine`, or those that come behind it, by name."""
+    """Run the methods that come before `--refine`, or those that come after it; return results by name."""
     chosen = {n: m for n, m in _chosen(job.recipe).items() if m.last == last}
     return {n: m.run(prepared, job, ledger, slim) for n, m in chosen.items()}
 

@@ -1,1 +1,1 @@
-"""GRASP: the matrices of redundant layers, replaced by their few singular directions that matter to the loss."""
+"""GRASP: replaces matrices of redundant layers by the few singular directions that matter to the loss."""

@@ -1,4 +1,4 @@
-"""Which matrices are replaced: those of the most redundant layers, or those that are named."""
+"""Chooses the matrices to replace: those of the most redundant layers, or those that are named."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OUTSIDE = ""  # the layer of a matrix that is in none
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidates:
-    """What could be replaced.
+    """The matrices that could be replaced.
 
     Attributes:
-        layers: in the order of the network; known: per product its matrix.
-        matrices: by layer, those that the recipe's names let through; under `OUTSIDE` those of no layer.
+        layers: in the order of the network; known: the matrix of each product.
+        matrices: by layer, those that the recipe's names allow; under `OUTSIDE` those of no layer.
         refusals: by layer, weights that have no low-rank form.
-        blocks: by weight, names of the blocks that hold it, as `inspect` lists them.
+        blocks: by weight, names of the blocks that contain it, as `inspect` lists them.
     """
 
     layers: tuple[Layer, ...]
@@ -39,19 +39,19 @@ class Candidates:
 
     @property
     def params(self) -> int:
-        """Parameters of all matrices in layers, each counted once."""
+        """Return the number of parameters of all matrices in layers, each counted once."""
         inside = {m.weight: m.inputs * m.outputs for layer in self.layers for m in self.matrices[layer.name]}
         return sum(inside.values())
 
     def saves(self, layer: str, retain: float) -> int:
-        """Parameters that go with a layer's matrices."""
+        """Return the number of parameters that a layer's matrices save."""
         sizes = ((m.inputs, m.outputs) for m in self.matrices[layer])
         return sum(max(saving(i, o, rank_of(i, o, retain)), 0) for i, o in sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chosen:
-    """Matrices by the name of their layer, in the order of the network; `notes` says what did not go as asked."""
+    """The chosen matrices by layer, in the order of the network; `notes` are messages on what could not be done."""
 
     matrices: Mapping[str, tuple[Matrix, ...]]
     notes: tuple[str, ...] = ()
@@ -60,9 +60,16 @@ class Chosen:
 def candidates(
     model: ir.Model, layers: Sequence[Layer], blocks: Sequence[Block], fixed: Collection[str], recipe: Recipe
 ) -> Candidates:
-    """Everything in a graph that could be replaced under the recipe's `include` and `exclude`.
+    """Return all matrices in a graph that could be replaced under the recipe's `include` and `exclude`.
 
-    Where nothing is narrowed, the recipe's kinds of blocks say it, too.
+    If no blocks are narrowed, the recipe's `blocks` limit the matrices, too.
+
+    Args:
+        model: the graph.
+        layers: in the order of the network.
+        blocks: of the original model.
+        fixed: names of constant values.
+        recipe: `include`, `exclude`, `blocks` and `method`.
     """
     known, wanted = matrices(model), named(recipe)
     inner = [b for b in blocks if b.kind != "stream"]
@@ -93,24 +100,24 @@ def candidates(
 
 
 def _holds(block: Block, matrix: Matrix) -> bool:
-    """Whether a matrix makes or reads a block's channels."""
+    """Return True if a matrix computes or reads a block's channels."""
     return any(slot.initializer == matrix.weight for slot in (*block.producers, *block.consumers))
 
 
 def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe) -> Chosen:
-    """What the recipe asks for.
+    """Choose matrices as the recipe requests.
 
     Args:
-        found: what there is.
-        redundancy: per layer, how alike its input and its output are.
+        found: the candidates.
+        redundancy: per layer, the similarity of its input and its output.
         recipe: `grasp_layers` and `ratio`, a share of the parameters in layers.
 
     Raises:
-        UsageError: a name that nothing has, or more layers than there are.
+        UsageError: a name does not exist, or there are fewer layers than requested.
     """
     asked = recipe.grasp_layers
     able = [layer.name for layer in found.layers if found.matrices[layer.name]]
-    by_redundancy = sorted(able, key=lambda name: -redundancy[name])  # of equal ones the first
+    by_redundancy = sorted(able, key=lambda name: -redundancy[name])  # ties go to the first layer
     if asked is None:
         return _by_ratio(found, by_redundancy, recipe)
     if asked == ALL:
@@ -127,7 +134,7 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe) -
 
 
 def _by_ratio(found: Candidates, order: Sequence[str], recipe: Recipe) -> Chosen:
-    """As many layers as it takes to lose a share of the parameters in layers."""
+    """Choose as many layers as needed to lose a share of the parameters in layers."""
     taken: dict[str, tuple[Matrix, ...]] = {}
     gone = 0
     wanted = (recipe.ratio or 0.0) * found.params
@@ -143,7 +150,7 @@ def _by_ratio(found: Candidates, order: Sequence[str], recipe: Recipe) -> Chosen
 
 
 def _named(found: Candidates, words: Sequence[str]) -> Chosen:
-    """Layers and matrices by name."""
+    """Choose layers and matrices by name."""
     taken: dict[str, dict[str, Matrix]] = {}
     for word in words:
         mine = [(word, m) for m in found.matrices.get(word, ())] if word else []
@@ -163,13 +170,13 @@ def _named(found: Candidates, words: Sequence[str]) -> Chosen:
 
 
 def _in_order(found: Candidates, taken: Mapping[str, tuple[Matrix, ...]], notes: tuple[str, ...] = ()) -> Chosen:
-    """Layers as the network has them; a matrix that other layers share goes only where all of them do."""
+    """Return layers in the order of the network."""
     names = [name for name in [*(layer.name for layer in found.layers), OUTSIDE] if taken.get(name)]
     return Chosen(matrices={name: taken[name] for name in names}, notes=notes)
 
 
 def sharing(found: Candidates, chosen: Chosen) -> list[tuple[Matrix, str]]:
-    """Chosen matrices that layers share which are not chosen, with the name of one of these."""
+    """Return chosen matrices that are shared with layers that are not chosen, with the name of such a layer."""
     taken = {m.weight: m for some in chosen.matrices.values() for m in some}
     holders = {
         weight: [name for name, some in found.matrices.items() if any(m.weight == weight for m in some)]

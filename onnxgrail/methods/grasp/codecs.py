@@ -1,4 +1,4 @@
-"""How the steps of GRASP are stored, so that a killed run goes on where it was."""
+"""Encodes the steps of GRASP as records, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def _fit_of(record: Record) -> tuple[Fitted, Array]:
 
 
 FIT: Codec[tuple[Fitted, Array]] = Codec(_of_fit, _fit_of)
-"""A fit, and the numbers that are written for it, as they are stored in the model."""
+"""Encodes a fit, and the fitted values in the layout of the model."""
 
 
 def pair_key(weight: str) -> str:
-    """Return the key of what a weight becomes."""
+    """Return the cache key of a weight's pair."""
     return f"grasp pair {weight}"
 
 
 def fit_key(weight: str) -> str:
-    """Return the key of a fit."""
+    """Return the cache key of a fit."""
     return f"grasp fit {weight}"
 
 
 def slope(steps: Steps, weights: Iterable[str], measured: Callable[[], Slope]) -> Slope:
     """Return the loss, and gradients at least for the weights that still need them.
 
-    Each weight has a file of its own; the loss is stored last and says that all of them are there.
+    Each weight has its own file; the loss is stored last, as the mark that all of them are complete.
     """
     known = steps.known("grasp loss")
     arrays = {w: steps.known(f"grasp gradient {w}") for w in weights} if known is not None else {}

@@ -1,4 +1,4 @@
-"""How far a model whose layers were replaced is from what it was: at its outputs and behind every layer."""
+"""Measures errors of a model with replaced layers: at its outputs and after every layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Apart:
 
     Attributes:
         model: divergence or squared error of the outputs, as `fidelity` measures them.
-        layers: by name, squared error of what leaves a layer as a share of its energy in the reference.
+        layers: by name, squared error of a layer's output as a share of its energy in the reference.
     """
 
     model: float
@@ -29,14 +29,14 @@ class Apart:
 
 
 def apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model, layers: Sequence[Layer]) -> Apart:
-    """Run both models once over the data; tokens that are padding do not count.
+    """Run both models once over the data and compute their errors; padding tokens do not count.
 
     Args:
         prepared: the data.
         recipe: providers.
         reference: the model before anything was replaced.
-        slim: the model as it is now.
-        layers: whose ends have the same names in both.
+        slim: the present model.
+        layers: layers whose ends have the same names in both.
     """
     outputs = outputs_of(slim)
     names = list(dict.fromkeys([*outputs, *(layer.end for layer in layers)]))
@@ -56,6 +56,6 @@ def apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Mode
 
 
 def _squares(goal: Array, now: Array) -> Array:
-    """Squared error of some rows, and their energy."""
+    """Compute squared error and energy of rows."""
     a, b = goal.astype(np.float64), now.astype(np.float64)
     return np.array([np.square(b - a).sum(), np.square(a).sum()])

@@ -1,4 +1,4 @@
-"""What the report says about layers and matrices."""
+"""The report entries of layers and matrices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from onnxgrail.methods.grasp.distances import Apart
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far the model is from what it was: with pairs as they were decomposed, with the fits, and whether these stay.
+    """Errors of the model with pairs as decomposed and with fitted pairs; `taken` is True if the fits stay.
 
-    `after` is None where nothing was fitted.
+    `after` is None if nothing was fitted.
     """
 
     before: Apart
@@ -29,10 +29,10 @@ class Errors:
 def of_matrix(
     matrix: Matrix, chosen: Chosen, redundancy: Mapping[str, float], made: Pair, fitted: Fitted | None
 ) -> dict[str, Any]:
-    """One matrix.
+    """Return the entry of one matrix.
 
-    `lost` is the share of its squared norm that the kept directions do not have (of its outputs' where inputs are
-    whitened); `before` and `after` are the errors of its outputs on held-out rows without and with the fit.
+    `lost` is the lost share of its squared norm (of its outputs' if inputs are whitened); `before` and `after` are the
+    errors of its outputs on held-out rows without and with the fit.
     """
     layer = next(name for name, some in chosen.matrices.items() if any(m.weight == matrix.weight for m in some))
     return {
@@ -60,9 +60,9 @@ def of_layers(
     pairs: Mapping[str, Pair],
     errors: Errors | None = None,
 ) -> list[dict[str, Any]]:
-    """Every layer: parameters of its matrices that could be replaced, before and after, and the error of its output.
+    """Return the entries of all layers: parameters of replaceable matrices before and after, and output errors.
 
-    Of the error `before` is without the fits and `after` as written, both as shares of the energy that the output had.
+    The error `before` is without the fits and `after` as written, both as shares of the original output's energy.
     """
     rows = []
     for layer in found.layers:
@@ -81,7 +81,7 @@ def of_layers(
 
 
 def of_refit(errors: Errors) -> dict[str, Any] | None:
-    """Errors of the whole model without and with all fits; None where there are none."""
+    """Return the errors of the whole model without and with all fits; None if there are none."""
     if errors.after is None:
         return None
     return {"before": errors.before.model, "after": errors.after.model, "taken": errors.taken}

@@ -1,4 +1,4 @@
-"""What is behind the kept directions, fitted to the outputs that the matrices had."""
+"""Fits the second matrix of each pair to the outputs of the replaced matrix."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.methods.grasp.codecs import FIT, fit_key
 from onnxgrail.methods.grasp.measure import Cursor, masks_of, rows_of, unpadded, walk_of
 
-FOLDS, FEW, SURE = 4, 64, 0.1  # of the samples; below so many each fold judges in turn, and must win that share
-ROWS = 65536  # that a fit looks at
+# Folds of the samples; with fewer than FEW samples, every fold judges and the error must fall by the share SURE.
+FOLDS, FEW, SURE = 4, 64, 0.1
+ROWS = 65536  # rows to fit on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A matrix that was replaced and what it became; `begin` is the first node of its layer, if it is in one."""
+    """A replaced matrix and its factors; `begin` is the first node of its layer, None outside all layers."""
 
     matrix: Matrix
     now: Factored
@@ -43,18 +44,18 @@ def refitted(
     steps: Steps,
     tick: Tick,
 ) -> dict[str, Fitted]:
-    """Fit `up` of every pair to the outputs that the matrix had, behind the pairs that are fitted already.
+    """Fit `up` of every pair to the outputs of the original matrix, after all upstream fits.
 
-    The kept directions stay: with z = x down, `up` minimises |x0 W - z up|^2 + lambda |up - up0|^2, where x0 is the
-    input in the reference and x the one it has now.  Strength and share of the way are chosen on held-out samples, and
-    what does not win there stays as the singular values made it.
+    The kept directions stay: with z = x down, `up` minimizes |x0 W - z up|^2 + lambda |up - up0|^2, where x0 is the
+    input in the reference and x the present input. Ridge and step length are chosen on held-out samples; a fit that is
+    not better there is dropped.
 
     Args:
         prepared: the data.
         recipe: seed and providers.
-        models: before anything was replaced, and with all pairs in place; their second weights get new numbers.
+        models: the reference, and the model with all pairs in place, whose second weights are overwritten.
         tasks: pairs in the order of the network.
-        steps: fits of a killed run are taken from here; activations are brought forward to the first that is missing.
+        steps: cached fits are taken from here; activations are computed up to the first missing one.
         tick: called once per pair.
 
     Returns:
@@ -82,14 +83,14 @@ def refitted(
 
 
 def ups(slim: ir.Model, tasks: Sequence[Task]) -> dict[str, ir.TensorProtocol | None]:
-    """The second weights of all pairs as they are."""
+    """Return the present second weights of all pairs."""
     return {task.now.up: slim.graph.initializers[task.now.up].const_value for task in tasks}
 
 
 def _fitted(
     prepared: Prepared, recipe: Recipe, slim: ir.Model, task: Task, walks: tuple[Walk, Walk]
 ) -> tuple[Fitted, Array]:
-    """The fit, and the numbers for `up` as it is stored."""
+    """Return the fit, and the values for `up` in the layout of the model."""
     value = slim.graph.initializers[task.now.up]
     assert value.const_value is not None
     stored = value.const_value.numpy()
@@ -107,7 +108,7 @@ def _fitted(
 def _sums(
     task: Task, start: Floats, walks: tuple[Walk, Walk], masks: Sequence[Bools | None], seed: int
 ) -> list[Moments]:
-    """Moments of z and of what `up` should make of it, by fold."""
+    """Compute moments of z and of the target outputs of `up`, by fold."""
     dense, narrow = walks
     outputs = list(task.now.between)
     wanted, got = dense.source(outputs), narrow.source([*task.now.between.values(), *outputs])
@@ -128,9 +129,9 @@ def _sums(
 def _pairs(
     task: Task, start: Floats, goal: Mapping[str, Array], now: Mapping[str, Array], mask: Bools | None
 ) -> Iterator[tuple[Array, Array, Ints]]:
-    """Per product: z, what it should become behind `up`, and the sample of every row.
+    """Yield per product: z, the target outputs of `up`, and the sample of every row.
 
-    The product's bias is in both outputs and falls out.
+    The product's bias is in both outputs and cancels.
     """
     for node in task.matrix.nodes:
         name = key(node)

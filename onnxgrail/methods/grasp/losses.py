@@ -1,4 +1,4 @@
-"""Which loss singular values are ranked by: the language-model loss where there is one, else one without labels."""
+"""Chooses the loss that ranks singular values: the language-model loss if there is one, else a loss without labels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def loss_of(model: ir.Model, feed: Feed, outputs: Mapping[str, Array], *, share: float) -> Loss | None:
-    """The loss that fits a model; None where no output is of floating point.
+    """Return the loss of a model; None if it has no floating-point output.
 
     A language model has an output (batch, length, vocabulary) and an integer input (batch, length) that looks up rows
-    of a table with as many rows.
+    of a table with as many rows as the vocabulary.
 
     Args:
         model: the graph.
         feed: the first batch.
-        outputs: what the model makes of it.
+        outputs: the model's outputs for it.
         share: of every weight, at which gradients are taken.
     """
     from onnxgrail.torchgraph.slope import Loss
@@ -40,7 +40,7 @@ def loss_of(model: ir.Model, feed: Feed, outputs: Mapping[str, Array], *, share:
 
 
 def said(loss: Loss) -> str:
-    """The loss in words, for the report."""
+    """Describe the loss for the report."""
     if loss.ids is not None:
         return f"cross entropy of {loss.rows[0]} with the next token of {loss.ids}"
     if loss.share < 1:
@@ -53,7 +53,7 @@ def said(loss: Loss) -> str:
 
 
 def _ids(model: ir.Model, feed: Feed, logits: Array) -> str | None:
-    """The input whose next tokens an output scores."""
+    """Return the input whose next tokens an output scores, None if there is none."""
     if logits.ndim != 3 or logits.dtype.kind not in "fV" or logits.shape[1] < 2:
         return None
     for name, array in feed.items():

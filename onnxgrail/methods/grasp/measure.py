@@ -1,4 +1,4 @@
-"""What the data say about a model as it is: how redundant its layers are, and what its matrices read."""
+"""Measures the redundancy of layers and the inputs of matrices on the data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onnxgrail.graph.rewrite.interface import Port, between, fit
 from onnxgrail.graph.trace.facts import constants, key
 from onnxgrail.machine.progress import Tick
 
-UNKNOWN = 0.5  # cosine of what cannot be compared
+UNKNOWN = 0.5  # cosine for tensors that cannot be compared
 
 
 def feeds_of(prepared: Prepared, model: ir.Model) -> list[Callable[[], Feed]]:
-    """The calibration batches as a narrowed model takes them: key-value caches that are inputs may have lost heads."""
+    """Return the calibration batches for a narrowed model: key-value caches that are inputs may have lost heads."""
     ports = between(prepared.model, model)
     return [functools.partial(_fitting, make, ports) for make in prepared.batches.feeds]
 
@@ -33,24 +33,24 @@ def _fitting(make: Callable[[], Feed], ports: Sequence[Port]) -> Feed:
 
 
 def masks_of(prepared: Prepared) -> list[Bools | None]:
-    """Per batch, which positions (samples, tokens) are real; None where all are."""
+    """Return per batch the mask (samples, tokens) of real positions; None if there is no padding."""
     return [padding_mask(feed) for feed in prepared.batches]
 
 
 def walk_of(prepared: Prepared, model: ir.Model, recipe: Recipe) -> Walk:
-    """All batches at the entrance of a model."""
+    """Return a walk of all batches at the beginning of a model."""
     feeds = (make() for make in feeds_of(prepared, model))
     return Walk(model, prepared.survey.facts, feeds, providers=recipe.providers)
 
 
 def outputs_of(model: ir.Model) -> list[str]:
-    """Names of the outputs that nodes make from what is fed: neither inputs that are handed on nor constants."""
+    """Return the names of outputs that nodes compute from inputs: no passed-through inputs and no constants."""
     known = {v.name for v in model.graph.inputs} | constants(model)
     return [v.name for v in model.graph.outputs if v.name and v.name not in known]
 
 
 def redundancies(walk: Walk, layers: Sequence[Layer], masks: Sequence[Bools | None], tick: Tick) -> dict[str, float]:
-    """Per layer the mean cosine between what goes in and what comes out, over all tokens that are not padding.
+    """Compute per layer the mean cosine between its input and its output, over all tokens that are not padding.
 
     References:
         Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 1; one minus it is the block influence of ShortGPT.
@@ -68,7 +68,7 @@ def redundancies(walk: Walk, layers: Sequence[Layer], masks: Sequence[Bools | No
 
 
 def _cosines(first: Array, last: Array, mask: Bools | None) -> Array:
-    """Sum of the cosines of all rows, and how many there are."""
+    """Compute the sum of the cosines of all rows, and their number."""
     if first.shape != last.shape or first.ndim < 2:
         return np.zeros(2)
     a, b = (rows_of(array, mask).astype(np.float64) for array in (first, last))
@@ -79,17 +79,17 @@ def _cosines(first: Array, last: Array, mask: Bools | None) -> Array:
 
 
 def rows_of(array: Array, mask: Bools | None) -> Array:
-    """(tokens, channels) of (batch, length, channels) or of what is flat already, without padding."""
+    """Reshape (batch, length, channels) or (tokens, channels) to (tokens, channels), without padding."""
     return unpadded(array.reshape(-1, array.shape[-1]), array, mask)
 
 
 def unpadded(rows: Array, array: Array, mask: Bools | None) -> Array:
-    """Those of an array's rows (tokens, ...) that are not padding, or all where the mask does not fit the array."""
+    """Return an array's rows (tokens, ...) without padding; all rows if the mask does not fit the array."""
     return rows[mask.ravel()] if mask is not None and array.shape[:-1] in (mask.shape, (mask.size,)) else rows
 
 
 def grams(walk: Walk, matrices: Sequence[Matrix], masks: Sequence[Bools | None]) -> dict[str, Floats]:
-    """Per weight (m, n) the mean of x xT (m, m) over all rows that its products read.
+    """Compute per weight (m, n) the mean of x xT (m, m) over all rows that its products read.
 
     Raises:
         DataError: activations are not finite.
@@ -115,14 +115,14 @@ def grams(walk: Walk, matrices: Sequence[Matrix], masks: Sequence[Bools | None])
 
 
 class Cursor:
-    """Brings a walk forward to the layers of a model, one after the other, and never back."""
+    """A position of a walk that moves forward over the layers of a model, and never back."""
 
     def __init__(self, walk: Walk, model: ir.Model) -> None:
         self.walk, self._position = walk, 0
         self._places = {key(node): place for place, node in enumerate(model.graph)}
 
     def to(self, begin: ir.Node | None) -> None:
-        """Stand in front of a layer's first node, unless the walk is there or further; None stays."""
+        """Move to a layer's first node, unless the walk is there or further; None does not move."""
         place = self._places.get(key(begin), 0) if begin is not None else 0
         if place > self._position:
             self.walk.advance(place)

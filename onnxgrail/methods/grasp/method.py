@@ -1,7 +1,7 @@
-"""`--method grasp`: the matrices of redundant layers become pairs of narrow ones.
+"""Implements `--method grasp`: matrices of redundant layers become pairs of narrow ones.
 
-One shot: layers are chosen by how alike their input and output are, one backward pass tells what every singular value
-is worth to the loss, and all pairs are written at once.
+One shot: layers are chosen by the similarity of their input and output, one backward pass gives the effect of every
+singular value on the loss, and all pairs are written at once.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from onnxgrail.methods.grasp.measure import Cursor, masks_of, outputs_of, redund
 from onnxgrail.methods.grasp.pairs import RANKS, Slope, pairs_of, rank, slope_of
 
 Groups = list[tuple[ir.Node | None, list[Matrix]]]
-"""Matrices by layer, with its first node."""
+"""Matrices by layer, with the layer's first node."""
 
 
 def needs_torch(recipe: Recipe) -> bool:
-    """Whether singular values are ranked by gradients."""
+    """Return True if singular values are ranked by gradients."""
     return recipe.grasp_rank in RANKS
 
 
 def replace_layers(prepared: Prepared, job: Job, ledger: Ledger, slim: ir.Model) -> Applied:
-    """Replace the matrices of redundant layers, or of those that are named, by pairs of narrow ones.
+    """Replace the matrices of redundant or named layers by pairs of narrow ones.
 
     Args:
-        prepared: the model as it was, and its data.
+        prepared: the original model and its data.
         job: its recipe has the fields that begin with `grasp`, `ratio`, `blocks`, `include` and `exclude`; its steps
-            what a killed run has measured, decomposed and fitted.
-        ledger: not needed; the graph says what narrowing left.
+            cache the measurements, pairs and fits of an interrupted run.
+        ledger: not used; the graph shows the result of narrowing.
         slim: changed in place.
 
     Raises:
-        UsageError: names or numbers of layers that there are not.
-        MissingExtraError: gradients are asked for, and torch is not installed.
-        NothingToCompressError: nothing was replaced, and nothing else was asked for.
+        UsageError: layers are named that do not exist, or more than there are.
+        MissingExtraError: gradients are needed, and torch is not installed.
+        NothingToCompressError: nothing was replaced, and no other method was requested.
 
     References:
         Liu et al. 2024, GRASP, arXiv:2501.00339.
@@ -103,13 +103,13 @@ def replace_layers(prepared: Prepared, job: Job, ledger: Ledger, slim: ir.Model)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """What every step needs, and the steps of which a killed run may have finished some."""
+    """The steps of a run, with the cached ones of an interrupted run."""
 
     prepared: Prepared
     job: Job
 
     def redundancies(self, walk: Walk, every: Sequence[Layer]) -> dict[str, float]:
-        """How alike every layer's input and output are."""
+        """Return the similarity of every layer's input and output."""
         masks = masks_of(self.prepared)
         tick = ticking(self.job.progress, "redundancy", len(masks))
         return self.job.steps.once(
@@ -117,7 +117,7 @@ class _Run:
         )
 
     def pairs(self, slim: ir.Model, walk: Walk, groups: Groups) -> tuple[dict[str, Pair], Slope | None]:
-        """What every matrix becomes, and the gradients that told, where they did."""
+        """Return the pair of every matrix, and the gradients if they were used."""
         weights = [m.weight for _, some in groups for m in some]
         steps = self.job.steps
         known = {w: steps.known(codecs.pair_key(w)) for w in weights}
@@ -144,10 +144,10 @@ class _Run:
     def settled(
         self, reference: ir.Model, slim: ir.Model, tasks: Sequence[Task], every: Sequence[Layer]
     ) -> tuple[dict[str, Fitted], Errors]:
-        """Fits, where they are asked for, and errors without and with them.
+        """Fit the pairs if requested, and measure the errors without and with the fits.
 
-        All fits together are taken back where the outputs of the whole model come no closer by them: each one repairs
-        its own outputs, whatever that does to later ones.
+        Each fit improves its own outputs, whatever the effect on later ones. So all fits together are reverted if the
+        error of the whole model does not decrease.
         """
         old = ups(slim, tasks)
         before = self._apart("before", reference, slim, every)
@@ -171,7 +171,7 @@ class _Run:
 
 
 def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[str, Matrix], list[Refusal]]:
-    """Matrices by weight, each once, and why others of the same layers stay."""
+    """Return matrices by weight, each once, and the reasons why other matrices of the chosen layers stay."""
     refusals = [r for name in chosen.matrices for r in found.refusals[name]]
     targets = {m.weight: m for some in chosen.matrices.values() for m in some}
     for matrix, other in sharing(found, chosen):
@@ -185,9 +185,9 @@ def _targets(found: Candidates, chosen: Chosen, recipe: Recipe) -> tuple[dict[st
 
 
 def _groups(slim: ir.Model, targets: Mapping[str, Matrix], chosen: Chosen, every: Sequence[Layer]) -> Groups:
-    """Matrices layer by layer in the order of the network, each once, behind the layer's first node.
+    """Group matrices by layer in the order of the network, each with the layer's first node.
 
-    Those outside all layers come as groups of their own, between them.
+    Matrices outside all layers are groups of their own, between the others.
     """
     order = {node: place for place, node in enumerate(slim.graph)}
     first = {layer.name: layer.nodes[0] for layer in every}
@@ -214,7 +214,7 @@ def _nothing(
     layers: Sequence[Mapping[str, Any]],
     notes: tuple[str, ...],
 ) -> Applied:
-    """The result where nothing is replaced; an error where that is all that was asked for."""
+    """Return the result if nothing is replaced; raise an error if no other method was requested."""
     if recipe.method == ("grasp",) and not recipe.keeps_everything:
         reasons = "; ".join(dict.fromkeys(r.reason for r in refusals))
         what = "no residual layer with a weight matrix" if not layers else "no matrix that can be replaced"
@@ -231,7 +231,7 @@ def _entry(
     refit: Mapping[str, Any] | None = None,
     matrices: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What the report says; without more than layers, that nothing was replaced."""
+    """Return the report entry; without `matrices` it says that nothing was replaced."""
     return {
         "retain": recipe.grasp_retain,
         "rank_by": recipe.grasp_rank,

@@ -1,4 +1,4 @@
-"""From matrices to pairs: one backward pass over the model, then layer by layer the spectrum and what of it stays."""
+"""Converts matrices to pairs: one backward pass over the model, then the spectrum of every matrix, layer by layer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RANKS: dict[str, tuple[float, Callable[[Spectrum, Array], Floats]]] = {
     "attribution": (0.5, attribution),
     "taylor": (1.0, taylor),
 }
-"""Ways to rank by gradients: at which share of the weights they are taken, and the score."""
+"""Rankings by gradients: the share of the weights at which gradients are taken, and the score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Slope:
-    """A loss in words, its value where gradients were taken, and these by weight, laid out as it is stored."""
+    """A loss in words, its value where gradients were taken, and gradients by weight, in the layout of the model."""
 
     what: str
     value: float
@@ -35,18 +35,19 @@ class Slope:
 def slope_of(
     prepared: Prepared, recipe: Recipe, slim: ir.Model, names: Sequence[str], outputs: Mapping[str, Array], tick: Tick
 ) -> Slope:
-    """One pass over the data, forward and backward, for all matrices at once.
+    """Compute gradients for all matrices at once, in one forward and backward pass over the data.
 
     Args:
         prepared: the data.
-        recipe: how values are ranked.
+        recipe: the ranking of values.
         slim: the model.
         names: of the weights.
-        outputs: what the model makes of the first batch.
+        outputs: the model's outputs for the first batch.
         tick: called once per batch.
 
     Raises:
-        ModelError: no loss, or none with gradients.
+        ModelError: there is no loss.
+        UnsupportedOpError: an op has no gradient.
     """
     from onnxgrail.torchgraph.slope import slopes
 
@@ -73,23 +74,23 @@ def pairs_of(
     cursor: Cursor,
     known: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Pair]]:
-    """What replaces every matrix that is not known yet, with its weight, as it is found.
+    """Yield the weight and the pair of every matrix that is not known yet.
 
     Args:
         prepared: the data.
-        recipe: how many directions stay, and which.
+        recipe: number and ranking of kept directions.
         model: before anything is replaced.
         groups: the first node of every layer, and its matrices.
-        slope: gradients, where values are ranked by them.
-        cursor: on the model, moved forward where inputs are measured.
-        known: what a killed run has found.
+        slope: gradients, if values are ranked by them.
+        cursor: on the model, moved forward if inputs are measured.
+        known: pairs of an interrupted run.
     """
     masks = masks_of(prepared)
     for begin, some in groups:
         missing = [matrix for matrix in some if matrix.weight not in known]
         measured: Mapping[str, Floats] = {}
         if recipe.grasp_whiten:
-            cursor.to(begin)  # layer by layer in every run: the runtime's last bits depend on where a piece begins
+            cursor.to(begin)  # the same pieces in every run: the runtime's last bits depend on where a piece begins
             measured = grams(cursor.walk, some, masks) if missing else {}
         for matrix in missing:
             weight = array_of(matrix, model.graph)
@@ -100,7 +101,7 @@ def pairs_of(
 
 
 def rank(matrix: Matrix, recipe: Recipe) -> int:
-    """How many directions of a matrix stay."""
+    """Return the number of kept directions of a matrix."""
     return rank_of(matrix.inputs, matrix.outputs, recipe.grasp_retain)
 
 
