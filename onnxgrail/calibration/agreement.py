@@ -68,7 +68,13 @@ def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[st
 
 
 def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
-    """Return why the narrowed graph's outputs differ from the masked graph's; '' if they agree."""
+    """Return why the narrowed graph's outputs differ from the masked graph's; '' if they agree.
+
+    Args:
+        trial: the parameters of the comparison.
+        blocks: the blocks to narrow; the masked graph's consumers of them have zero weights.
+        dead: mask of the channels to remove, by channel id of the survey.
+    """
     ports = changed(trial.model, trial.survey, dead)
     given = [fit(feed, ports) for feed in trial.feeds]
     try:
@@ -85,6 +91,11 @@ def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
 
     After each step both graphs continue with the same values.  The narrowed graph's step must also give the masked
     graph's outputs for the masked graph's inputs.
+
+    Args:
+        trial: the parameters of the comparison.
+        blocks: the blocks to narrow.
+        dead: mask of the channels to remove, by channel id of the survey.
     """
     makes = tuple(name for step in trial.steps for name in step.makes)
     for feed in trial.feeds:

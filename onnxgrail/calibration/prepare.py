@@ -202,9 +202,13 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out:
 
 
 def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:
-    """Return the stream of the calibration data through the model, split among the processes of a group.
+    """Return the stream of the calibration data through the model.
 
-    `share` streams divide the cache budget.
+    Args:
+        prepared: the traced model and its data.
+        recipe: the options; providers and cache size are used.
+        group: the processes that share the batches.
+        share: number of streams that divide the cache budget.
     """
     return Stream(
         prepared.model,
@@ -226,9 +230,17 @@ def proved(
     *,
     group: Group = SOLO,
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
-    """Return the blocks that narrow exactly to these widths, and refusals for the others; `dead` as in `prove`.
+    """Return the blocks that narrow exactly to these widths, and refusals for the others.
 
     The first process of the group computes the proof for all.
+
+    Args:
+        prepared: the traced model and its data.
+        recipe: the options; the providers are used.
+        blocks: candidates.
+        widths: number of channels that each keeps, by name.
+        dead: mask of the channels to remove; None removes random channels.
+        group: the processes that share the work.
     """
 
     def proof() -> Record:

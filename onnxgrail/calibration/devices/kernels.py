@@ -28,7 +28,8 @@ class Rows:
     Attributes:
         kind: the activation's type in ONNX Runtime.
         picked: True if some channels are gathered, or all in another order.
-        turned: True if the channels are not the last axis, or each head has several positions, which become rows.
+        turned: True if channels are not the last axis, or have several positions each (flattened feature maps), which
+            become rows.
         chosen: True if padded rows are left out.
     """
 

@@ -243,7 +243,13 @@ def handed_on(session: Session, feed: Feed) -> dict[str, Any]:
 
 
 def fits(there: Feed, made: Mapping[str, str], held: Callable[[Any], bool]) -> bool:
-    """Return True if a lane can bind all tensors: arrays it has `held` and plain arrays, no strings or sequences."""
+    """Return True if a lane can bind all tensors.
+
+    Args:
+        there: inputs; only numeric arrays can be bound, not strings or sequences.
+        made: types of the outputs.
+        held: returns True for an array of the lane's own type.
+    """
     numbers = all(held(array) or _is_numbers(wide(array)) for array in there.values())
     return numbers and all(kind in FLOATS or kind in OTHERS for kind in made.values())
 

@@ -170,7 +170,15 @@ class Filled(Column):
 
 
 def positions(length: int, count: int, dtype: np.dtype[Any], past: int = 0, mask: Array | None = None) -> Array:
-    """Return positions (count, length) of tokens after `past` cached tokens; left padding does not count."""
+    """Return positions (count, length) of tokens after `past` cached tokens.
+
+    Args:
+        length: tokens per sample.
+        count: number of samples.
+        dtype: dtype of the result.
+        past: number of cached tokens.
+        mask: (count, past + length) attention mask; left padding does not count, as exported models expect.
+    """
     if mask is None:
         return np.broadcast_to(np.arange(past, past + length), (count, length)).astype(dtype)
     counted = np.maximum(np.cumsum(mask != 0, axis=1) - 1, 0)[:, -length:]

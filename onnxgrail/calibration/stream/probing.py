@@ -54,7 +54,17 @@ Joint = Callable[[Feed, Feed, Bools | None], Iterator[Part]]
 def joint(
     probe: Probe, kept: Ints, model: ir.Model, survey: Survey, before: Ledger, after: Ledger, lane: Lane
 ) -> Joint:
-    """Return a function that reads a probe before and after a fold that keeps the channels `kept`."""
+    """Return a function that reads a probe before and after a fold.
+
+    Args:
+        probe: the probe.
+        kept: (k,) indices of the block's channels that the fold keeps.
+        model: the graph.
+        survey: its trace.
+        before: the ledger without the fold.
+        after: the ledger with the fold.
+        lane: the lane of the activations.
+    """
     if probe.inside:
         first, second = (reader(probe, model, survey, ledger, lane) for ledger in (before, after))
 

@@ -28,7 +28,13 @@ def positions(shape: tuple[int, ...], made: int, wanted: int, rng: np.random.Gen
 
 
 def numbers(where: Where, shape: tuple[int, ...], made: int) -> Ints:
-    """Return the positions as an index array (rows,)."""
+    """Return the positions as an index array (rows,).
+
+    Args:
+        where: flat positions.
+        shape: shape of the output.
+        made: its channel axis.
+    """
     return np.arange(_count(shape, made))[where]
 
 
@@ -37,7 +43,13 @@ def _count(shape: tuple[int, ...], made: int) -> int:
 
 
 def outputs(array: Array, made: int, where: Where) -> Array:
-    """Return the output's values (rows, channels) at flat positions."""
+    """Return the output's values (rows, channels) at flat positions.
+
+    Args:
+        array: the output.
+        made: its channel axis.
+        where: flat positions.
+    """
     return np.moveaxis(array, made, -1).reshape(-1, array.shape[made])[where]
 
 
@@ -45,6 +57,12 @@ def inputs(array: Array, consumer: Consumer, out_shape: tuple[int, ...], where: 
     """Return the consumer's inputs (rows, features) for the flat output positions.
 
     The features are channels, or for a convolution channels times kernel taps.
+
+    Args:
+        array: the consumer's input.
+        consumer: the consumer.
+        out_shape: shape of its output.
+        where: flat positions of its output.
     """
     if consumer.window is None:
         return np.moveaxis(array, consumer.axis, -1).reshape(-1, array.shape[consumer.axis])[where]

@@ -27,6 +27,12 @@ MARKS = ("polygraphy_class", "__polygraphy_encoded_ndarray")  # of newer and old
 def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: int | None) -> tuple[Part, ...]:
     """Read ready feeds from an iterable of dicts; keep them in memory so that every pass sees the same values.
 
+    Args:
+        feeds: dicts of arrays by input name.
+        signature: the model's inputs.
+        source: name of the data in messages.
+        limit: maximum number of feeds; None for `FEED_LIMIT`.
+
     Raises:
         DataError: an item is not a dict of the model's inputs, there are no items, or the iterable raises.
     """

@@ -86,7 +86,15 @@ def _classes(names: Sequence[tuple[str, ...]]) -> Labels | None:
 def images(
     take: Callable[[int], Path | bytes], count: int, entry: Input, reading: Reading, source: str
 ) -> tuple[Images, tuple[str, ...]]:
-    """Return images for an input, and notes on assumptions about it."""
+    """Return images for an input, and notes on assumptions about it.
+
+    Args:
+        take: returns the file or the encoded bytes of an image, by number.
+        count: number of images.
+        entry: the input.
+        reading: the user's settings.
+        source: name of the data in messages.
+    """
     library()
     layout, notes = _layout(entry, reading, source)
     return Images(take, count, layout, source), notes
