@@ -22,7 +22,7 @@ INSTEAD = ("tokenizer", "selector", "compensate")  # settings that are passed on
 @click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
 @click.option("--force", is_flag=True, help=options.FORCE)
-@click.option("--data", "--calib", "data", metavar="PATH", help="Samples to use, instead of the recipe's.")
+@click.option("--data", "--calib", "data", metavar="PATH", help="Calibration data, instead of the recipe's.")
 @options.held_out_option
 @options.tokenizer_option
 @click.option("--selector", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")

@@ -25,7 +25,9 @@ def sizes(value: Any) -> tuple[int, ...]:
 
 @click.command()
 @click.argument("models", metavar="A [B ...]", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--data", "--calib", "data", metavar="PATH", help="Samples to feed, as for compress. Drawn without it.")
+@click.option(
+    "--data", "--calib", "data", metavar="PATH", help="Samples to run on, as for compress.  [default: random inputs]"
+)
 @click.option(
     "--batch-size",
     "batch_sizes",
@@ -33,7 +35,7 @@ def sizes(value: Any) -> tuple[int, ...]:
     metavar="N[,N...]",
     default="1",
     show_default=True,
-    help="Samples per run; several sizes are timed one after another.",
+    help="Samples per run; several sizes are measured one after another.",
 )
 @click.option(
     "--seconds",
@@ -43,10 +45,12 @@ def sizes(value: Any) -> tuple[int, ...]:
     show_default=True,
     help="Time for all models together, per batch size.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Run each model this often instead.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Inside one operator.  [default: all cores]")
+@click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Runs of each model, instead of --seconds.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of drawn inputs."
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Threads inside one operator.  [default: all cores]"
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of random inputs."
 )
 @options.shapes_option
 @options.reading_options

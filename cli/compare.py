@@ -23,13 +23,13 @@ from .parts.progress import progress
     "--min-cosine",
     type=click.FloatRange(-1, 1),
     metavar="C",
-    help="Exit 3 when an output's mean cosine is lower.",
+    help="Exit 3 if the mean cosine of an output is lower.",
 )
 @click.option(
     "--max-nmse",
     type=click.FloatRange(min=0),
     metavar="E",
-    help="Exit 3 when an output's squared error, relative to its energy, is higher.",
+    help="Exit 3 if the squared error of an output, relative to its energy, is higher.",
 )
 @click.option("--latency", is_flag=True, help="Also time both models on one sample, in turn.")
 @options.talk_options

@@ -36,7 +36,7 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
     "--unit-ratio",
     type=values.ratio,
     metavar="R",
-    help="Instead: the share to remove of the channels, neurons and heads of every block, as papers count.",
+    help="Instead of --ratio: share to remove of the channels, neurons and heads of every block, as papers count.",
 )
 @options.budget_options
 @click.option("--sparsity", type=values.ratio, metavar="R", hidden=True, help="Same as --ratio.")
@@ -46,10 +46,10 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
     metavar="KINDS",
     default=",".join(values.BLOCKS),
     show_default=True,
-    help="Kinds to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
+    help="Kinds of blocks to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
 )
-@click.option("--include", type=values.regex, metavar="REGEX", help="Only blocks whose name or nodes match.")
-@click.option("--exclude", type=values.regex, metavar="REGEX", help="No blocks whose name or nodes match.")
+@click.option("--include", type=values.regex, metavar="REGEX", help="Narrow only blocks whose name or nodes match.")
+@click.option("--exclude", type=values.regex, metavar="REGEX", help="Do not narrow blocks whose name or nodes match.")
 @options.data_options
 @options.held_out_option
 @options.reading_options
@@ -58,21 +58,22 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
     type=Plugged(values.SELECTORS, "onnxgrail.selectors"),
     default="wanda",
     show_default=True,
-    help="How units are ranked.",
+    help="Criterion that ranks channels, neurons and heads.",
 )
 @click.option(
     "--reducer",
     type=click.Choice(values.REDUCERS),
     default="prune",
     show_default=True,
-    help="Drop units, or merge them.",
+    help="Remove channels, neurons and heads (prune), or merge them (fold).",
 )
 @click.option(
     "--compensate",
     type=Plugged(values.COMPENSATORS, "onnxgrail.compensators"),
     default="best",
     show_default=True,
-    help="How what is left is repaired: as the GRAIL paper does, fitted to the original network (best), or not at all.",
+    help="Compensation of the remaining weights: as in the GRAIL paper (grail), fitted to the original network (best), "
+    "or none.",
 )
 @click.option(
     "--fit",
@@ -80,22 +81,23 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
     metavar="PARTS",
     default=",".join(values.FITS),
     show_default=True,
-    help="With best: a ridge towards the weights that are there (prior), biases that move (affine), a share of the way "
-    "(blend), layers behind what was narrowed (behind), whole windows of convolutions (patch); or plain.",
+    help="Parts of best: ridge towards the current weights (prior), fitted biases (affine), step length chosen on "
+    "held-out samples (blend), fit of layers downstream that lost nothing (behind), whole windows of convolutions "
+    "(patch); or none of them (plain).",
 )
 @click.option(
     "--norms",
     type=click.Choice(values.NORMS),
     default="none",
     show_default=True,
-    help="Then bring activations back to the original's: mean and deviation behind convolutions (repair), scale and "
-    "bias of normalisations by least squares (refit).",
+    help="Afterwards restore the statistics of activations: mean and deviation after convolutions (repair), or fit "
+    "scale and bias of normalizations by least squares (refit).",
 )
 @click.option(
     "--closed-loop/--open-loop",
     default=False,
     show_default=True,
-    help="Measure each block in the network as narrowed so far, or in the original model, as --compensate best does.",
+    help="Measure each block in the network narrowed so far, or in the original model, as --compensate best does.",
 )
 @click.option(
     "--round-to",
@@ -103,7 +105,7 @@ COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "o
     metavar="N",
     default=8,
     show_default=True,
-    help="Keep multiples of this where the width allows it; 1 turns it off.",
+    help="Keep multiples of this number if the width allows it; 1 turns it off.",
 )
 @options.method_options
 @options.refine_options

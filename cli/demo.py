@@ -24,9 +24,14 @@ from .parts.progress import progress
     help="Share to remove of the parameters in blocks that can be narrowed; repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep models and reports in this folder.")
-@click.option("--force", is_flag=True, help="Replace files of the same names in that folder.")
+@click.option("--force", is_flag=True, help="Replace existing files in that folder.")
 @click.option(
-    "--threads", type=click.IntRange(1, 4096), metavar="N", default=1, show_default=True, help="Used when timing."
+    "--threads",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Threads for the latency measurement.",
 )
 @options.json_option
 @options.verbose_option

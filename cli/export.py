@@ -39,34 +39,43 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
 )
 @options.shapes_option
 @click.option(
-    "--opset", type=click.IntRange(min=9), metavar="N", default=20, show_default=True, help="Version of operators."
+    "--opset",
+    type=click.IntRange(min=9),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Version of the ONNX operators.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
-    help="Type of weights and activations.  [default: as it is; bfloat16 becomes float32]",
+    help="Type of weights and activations.  [default: that of the module; bfloat16 becomes float32]",
 )
-@click.option("--exporter", type=click.Choice(EXPORTERS), help="Only this exporter of torch.  [default: both, in turn]")
+@click.option(
+    "--exporter", type=click.Choice(EXPORTERS), help="Use only this exporter of torch.  [default: both, in turn]"
+)
 @click.option(
     "--attention",
     type=click.Choice(ATTENTIONS),
-    help="How models of transformers compute attention.  [default: both, in turn]",
+    help="Attention implementation of transformers models.  [default: both, in turn]",
 )
 @click.option(
     "--task",
     metavar="TASK",
-    help="What a model of transformers is for, such as feature-extraction.  [default: what it was saved as]",
+    help="Task of a transformers model, such as feature-extraction.  [default: the task it was saved for]",
 )
-@click.option("--random-weights", is_flag=True, help="The architecture alone; nothing but its description is fetched.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of everything random."
+    "--random-weights", is_flag=True, help="Use random weights; only the description of the architecture is fetched."
 )
-@click.option("--check/--no-check", default=True, show_default=True, help="Compare with torch, at several shapes.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of all random numbers."
+)
+@click.option("--check/--no-check", default=True, show_default=True, help="Compare with torch at several shapes.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     metavar="E",
-    help="Exit 3 when the relative error of an output is higher.  [default: 0.001; 0.03 in half precision]",
+    help="Exit 3 if the relative error of an output is higher.  [default: 0.001; 0.03 in half precision]",
 )
 @options.external_option("inside")
 @click.option("--force", is_flag=True, help="Replace an existing output.")

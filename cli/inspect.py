@@ -20,7 +20,7 @@ EXAMPLES = 3  # nodes named per reason without --verbose
     "--calib",
     "data",
     metavar="PATH",
-    help="Two samples to run the model on, of any kind that compress takes.  [default: random inputs]",
+    help="Data in any form that compress takes; two samples are used.  [default: random inputs]",
 )
 @click.option("--tokenizer", type=click.Path(), metavar="FILE", help="For text: the tokenizer.json of the model.")
 @options.shapes_option
@@ -33,7 +33,7 @@ EXAMPLES = 3  # nodes named per reason without --verbose
     type=values.report_file,
     metavar="FILE",
     multiple=True,
-    help="Write it, as .json or as a page, .html; repeatable.",
+    help="Write the result as JSON (.json) or as a page (.html); repeatable.",
 )
 @click.option("--force", is_flag=True, help=options.FORCE)
 @options.json_option

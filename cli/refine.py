@@ -53,7 +53,9 @@ COMMON = (
 @options.ic_option
 @options.seconds_option
 @device_options
-@click.option("--check/--no-check", default=True, show_default=True, help="Compare with DENSE before and after.")
+@click.option(
+    "--check/--no-check", default=True, show_default=True, help="Compare with DENSE before and after the fit."
+)
 @options.min_cosine_option
 @click.option(
     "--report",

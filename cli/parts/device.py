@@ -17,7 +17,7 @@ custom_ops_option = click.option(
     type=click.Path(),
     multiple=True,
     metavar="LIBRARY",
-    help="Shared library with operators that ONNX Runtime does not have; its code is run.  Repeatable.",
+    help="Shared library with operators that ONNX Runtime does not have; its code is executed.  Repeatable.",
 )
 
 
@@ -27,7 +27,7 @@ def _device(default: str) -> Callable[[F], F]:
             "--device",
             type=values.device,
             metavar="cpu|cuda[:N,...]",
-            help="Where models run and sums are made; several GPUs take as many processes (torchrun).  "
+            help="Device on which models run and sums are computed; several GPUs need as many processes (torchrun).  "
             f"[default: {default}]",
         ),
         click.option(

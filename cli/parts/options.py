@@ -28,14 +28,18 @@ def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta["onnxgrail.verbose"] = value
 
 
-FORCE = "Replace files that exist; what is read is never replaced."
+FORCE = "Replace existing files; input files are never replaced."
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 verbose_option = click.option(
-    "--verbose", is_flag=True, expose_value=False, callback=_verbose, help="Say more; show tracebacks of errors."
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_verbose,
+    help="Print more details, and tracebacks of errors.",
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and JSON with --json).")
-progress_option = click.option("--no-progress", is_flag=True, help="No progress bar.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors (and JSON with --json).")
+progress_option = click.option("--no-progress", is_flag=True, help="Do not show progress.")
 talk_options = chain(json_option, quiet_option, verbose_option, progress_option)
 
 
@@ -44,7 +48,7 @@ def external_option(default: str) -> Callable[[F], F]:
     return click.option(
         "--save-as-external-data/--no-save-as-external-data",
         default=None,
-        help=f"Weights in a file beside the model, or inside; over 2 GB always beside it.  [default: {default}]",
+        help=f"Store weights in a separate file, or in the model file; over 2 GB always in a separate file.  [default: {default}]",
     )
 
 
@@ -52,7 +56,7 @@ min_cosine_option = click.option(
     "--min-cosine",
     type=click.FloatRange(-1, 1),
     metavar="C",
-    help="Exit 3 when an output's mean cosine is lower; the file is still written.",
+    help="Exit 3 if the mean cosine of an output is lower; the file is still written.",
 )
 report_option = click.option(
     "--report",
@@ -60,38 +64,38 @@ report_option = click.option(
     type=values.report_file,
     metavar="FILE",
     multiple=True,
-    help="Write the report, as .json or as a page, .html; repeatable.",
+    help="Write the report as JSON (.json) or as a page (.html); repeatable.",
 )
 latency_option = click.option(
     "--latency/--no-latency",
     default=None,
-    help="Time the original and the result in turn, for the report.  [default: where a page is written]",
+    help="Measure the latency of the original and the result, in turn, for the report.  [default: if a page is written]",
 )
 curves_option = click.option(
     "--curves/--no-curves",
     default=None,
-    help="Measure the error of every block alone at several widths, for the report; once or twice as long as "
-    "calibrating.  [default: where a page of a small model is written]",
+    help="Measure the error of every block alone at several widths, for the report; takes as long as calibrating, or "
+    "twice as long.  [default: if a page of a small model is written]",
 )
 shapes_option = click.option(
     "--input-shapes",
     type=values.shape,
     metavar="NAME:SHAPE",
     multiple=True,
-    help="Shape of an input when it is drawn: x:1,3,224,224, x:1x3x224x224 or x:[1,3,224,224]; repeatable.",
+    help="Shape of a random input: x:1,3,224,224, x:1x3x224x224 or x:[1,3,224,224]; repeatable.",
 )
 
 kv_io_option = click.option(
     "--kv-io",
     is_flag=True,
     help="Also narrow key-value caches and states (of recurrent layers, of streamed convolutions) that are inputs and "
-    "outputs of the model: callers must feed narrower ones.",
+    "outputs of the model; callers must then pass narrower ones.",
 )
 
 listed_option = click.option(
     "--keep-initializer-inputs",
     is_flag=True,
-    help="Leave weights that are also graph inputs among the inputs; ONNX Runtime can't fold or fuse them there.",
+    help="Keep weights that are also graph inputs as inputs; ONNX Runtime cannot fold or fuse such weights.",
 )
 
 data_options = chain(
@@ -100,10 +104,10 @@ data_options = chain(
         "--calib",
         "data",
         metavar="PATH",
-        help=f"Samples: {values.DATA}. Drawn without it.",
+        help=f"Calibration data: {values.DATA}.  [default: random inputs]",
     ),
     click.option(
-        "--samples", type=click.IntRange(min=1), metavar="N", help="Use this many samples, spread over the data."
+        "--samples", type=click.IntRange(min=1), metavar="N", help="Number of samples to use, spread over the data."
     ),
     click.option(
         "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Samples per run."
@@ -114,7 +118,7 @@ data_options = chain(
         metavar="N",
         default=0,
         show_default=True,
-        help="Seed of everything random.",
+        help="Seed of all random numbers.",
     ),
     shapes_option,
 )
@@ -122,8 +126,8 @@ data_options = chain(
 held_out_option = click.option(
     "--held-out",
     metavar="N|PATH",
-    help="Judge the result, --min-cosine included, on samples that nothing is fitted to: N of the data, data of their "
-    "own, or 0 for none.  [default: a fifth of the data, 8 to 256 samples, where there are 32 or more]",
+    help="Samples that are excluded from all fits and judge the result, also for --min-cosine: N samples of the data, "
+    "separate data, or 0 for none.  [default: a fifth of the data, 8 to 256 samples, if there are 32 or more]",
 )
 
 tokenizer_option = click.option(
@@ -136,34 +140,32 @@ reading_options = chain(
         "--sequence-length",
         type=click.IntRange(min=1),
         metavar="N",
-        help="For text: tokens per sample at most.  [default: 128, where the model leaves it open]",
+        help="For text: maximum number of tokens per sample.  [default: 128, if the model leaves it open]",
     ),
     click.option(
         "--image-mean",
         type=values.floats,
         metavar="M[,M,M]",
-        help="For images: subtracted from pixels in 0..1, for all channels or each.  [default: 0]",
+        help="For images: mean to subtract from pixels in 0..1, one for all channels or one per channel.  [default: 0]",
     ),
     click.option(
-        "--image-std", type=values.floats, metavar="S[,S,S]", help="For images: divided by then.  [default: 1]"
+        "--image-std", type=values.floats, metavar="S[,S,S]", help="For images: divisor after that.  [default: 1]"
     ),
 )
 
 
 budget_options = chain(
-    click.option("--target-params", metavar="N", help="Instead of a ratio: parameters that may stay: 60%, 500M."),
-    click.option("--target-macs", metavar="N", help="Multiply-accumulates per sample that may stay: 60%, 1.2G."),
-    click.option("--target-size", metavar="N", help="Bytes of the file that may stay: 60%, 25MB."),
-    click.option(
-        "--target-latency", metavar="T", help="Time of one run, measured on this machine: 60%, 8ms. The widths follow."
-    ),
+    click.option("--target-params", metavar="N", help="Instead of a ratio: maximum number of parameters: 60%, 500M."),
+    click.option("--target-macs", metavar="N", help="Maximum number of multiply-accumulates per sample: 60%, 1.2G."),
+    click.option("--target-size", metavar="N", help="Maximum size of the file: 60%, 25MB."),
+    click.option("--target-latency", metavar="T", help="Maximum time of one run, measured on this machine: 60%, 8ms."),
     click.option(
         "--allocate",
         type=click.Choice(values.ALLOCATIONS),
         default="uniform",
         show_default=True,
-        help="How narrowing is spread over blocks: alike, more with depth, by standardised scores, or by measured "
-        "effect on the outputs (kept only where it beats uniform).",
+        help="Distribution of the narrowing over blocks: equal, more with depth, by standardized scores, or by "
+        "measured effect on the outputs (used only if it is better than uniform).",
     ),
 )
 
@@ -180,8 +182,8 @@ method_options = chain(
     click.option(
         "--grasp-layers",
         metavar="LAYERS",
-        help="How many layers grasp replaces, the most redundant first; or a comma list of names of layers, blocks, "
-        "nodes or weights; or all that --include lets through.  [default: as many as --ratio takes]",
+        help="Number of layers that grasp replaces, the most redundant first; or a comma-separated list of names of "
+        "layers, blocks, nodes or weights; or all, filtered by --include.  [default: as many as --ratio requires]",
     ),
     click.option(
         "--grasp-retain",
@@ -189,47 +191,47 @@ method_options = chain(
         metavar="R",
         default=0.1,
         show_default=True,
-        help="Share of the parameters of a replaced matrix that stays.",
+        help="Share of the parameters of a replaced matrix to keep.",
     ),
     click.option(
         "--grasp-rank",
         type=click.Choice(values.GRASP_RANKS),
         default="attribution",
         show_default=True,
-        help="Which singular values stay: by what they do for the loss half way to none (attribution) or at the whole "
-        "weights, as published (taylor), both with torch; or the largest.",
+        help="Criterion for the singular values to keep: effect on the loss with the gradient at half their value "
+        "(attribution) or at the full weights, as published (taylor), both with torch; or size (magnitude).",
     ),
     click.option(
         "--grasp-whiten/--no-grasp-whiten",
         default=False,
         show_default=True,
-        help="Decompose what a matrix makes of its inputs, and not the matrix alone.",
+        help="Decompose the matrix weighted by the second moments of its inputs, instead of the matrix alone.",
     ),
     click.option(
         "--grasp-refit/--no-grasp-refit",
         default=False,
         show_default=True,
-        help="Fit what is behind the kept directions to the calibration data by least squares.",
+        help="Fit the output factor of each low-rank pair to the calibration data by least squares.",
     ),
 )
 
 REFINE_HELP = (
     "all weights block by block (laco; in small steps on few samples: regional), or as a whole (distill); "
-    "normalisations alone (norms); additions to the input (ic)."
+    "normalizations alone (norms); additions to the input (ic)."
 )
 
 ic_option = click.option(
     "--ic-rank",
     type=click.IntRange(min=1),
     metavar="R",
-    help="Additions that ic chooses from.  [default: as many as 3 % of the parameters allow, at most 32]",
+    help="Number of additions from which ic chooses.  [default: as many as 3 % of the parameters allow, at most 32]",
 )
 
 seconds_option = click.option(
     "--budget-seconds",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Time that refining may take; without it, as long as it needs.",
+    help="Time limit of --refine.  [default: none]",
 )
 
 refine_options = chain(
@@ -250,13 +252,13 @@ stats_options = chain(
         "--save-stats",
         type=click.Path(path_type=Path),
         metavar="FILE.npz",
-        help="Keep the statistics of the original model.",
+        help="Store the statistics of the original model in a file.",
     ),
     click.option(
         "--stats",
         type=click.Path(path_type=Path),
         metavar="FILE.npz",
-        help="Use kept statistics: another ratio, selector or budget then needs no new pass over the original.",
+        help="Use stored statistics: another ratio, selector or budget then needs no new pass over the original.",
     ),
 )
 
@@ -264,7 +266,7 @@ resume_option = click.option(
     "--resume",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Keep what is finished in this folder; a killed run goes on from there when its command is repeated.",
+    help="Store finished steps in this folder; repeating the command of a killed run continues it.",
 )
 
 cache_option = click.option(
@@ -272,7 +274,7 @@ cache_option = click.option(
     metavar="SIZE",
     default="1G",
     show_default=True,
-    help="Memory for activations kept between blocks; what is beyond goes to temporary files.",
+    help="Memory for activations kept between blocks; the rest goes to temporary files.",
 )
 
 

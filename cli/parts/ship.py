@@ -14,24 +14,26 @@ TARGETS = ("tensorrt",)
 SHOWN = 8  # findings that are printed; the report has all
 
 ship_options = options.chain(
-    click.option("--simplify", is_flag=True, help="Then fold and fuse what is left with onnxslim (extra `simplify`)."),
+    click.option(
+        "--simplify", is_flag=True, help="After narrowing, fold and fuse nodes with onnxslim (extra `simplify`)."
+    ),
     click.option(
         "--quantize",
         type=click.Choice(QUANTIZE),
         default="none",
         show_default=True,
-        help="Last, store and compute in fewer bits: int8 with ranges from the calibration data, int8 with ranges "
-        "found at run time, or half precision.",
+        help="As the last step, quantize: int8 with ranges from the calibration data, int8 with ranges found at run "
+        "time (int8-dynamic), or half precision (fp16).",
     ),
     click.option(
-        "--target", "runtime", type=click.Choice(TARGETS), help="Say what this runtime would refuse or be slow with."
+        "--target", "runtime", type=click.Choice(TARGETS), help="Report what this runtime would reject or run slowly."
     ),
-    click.option("--strict", is_flag=True, help="Exit 3 when --target would refuse the model; it is still written."),
+    click.option("--strict", is_flag=True, help="Exit 3 if --target would reject the model; it is still written."),
     click.option(
         "--save-recipe",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Keep all choices in a file, .yaml or .json, for `onnxgrail apply`.",
+        help="Store all choices in a file (.yaml or .json) for `onnxgrail apply`.",
     ),
 )
 
