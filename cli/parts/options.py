@@ -48,7 +48,8 @@ def external_option(default: str) -> Callable[[F], F]:
     return click.option(
         "--save-as-external-data/--no-save-as-external-data",
         default=None,
-        help=f"Store weights in a separate file, or in the model file; over 2 GB always in a separate file.  [default: {default}]",
+        help="Store weights in a separate file, or in the model file; over 2 GB always in a separate file.  "
+        f"[default: {default}]",
     )
 
 
@@ -69,7 +70,7 @@ report_option = click.option(
 latency_option = click.option(
     "--latency/--no-latency",
     default=None,
-    help="Measure the latency of the original and the result, in turn, for the report.  [default: if a page is written]",
+    help="Measure latency of the original and the result, in turn, for the report.  [default: if a page is written]",
 )
 curves_option = click.option(
     "--curves/--no-curves",
