@@ -121,7 +121,7 @@ class Run:
         return change_of(found, block)
 
     def fitting(self, view: View, change: Change) -> Change:
-        """Return the decision with its weights clamped to the range of their formats."""
+        """Check a decision against the range of the weights' formats, see `in_range`."""
         facts = self.prepared.survey.facts
         names = [slot.initializer for slot in view.block.slots]
         limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]

@@ -56,7 +56,7 @@ def regional_gradients(
         final = number + 1 == len(regions)
         made = {v.name for node in nodes[region.begin : region.end] for v in node.outputs}
         ends = [] if final else alive.at(region.end)
-        ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # with outputs on the way
+        ends = list(dict.fromkeys([*ends, *(v.name or "" for v in model.graph.outputs)]))  # and model outputs
         goals = [n for n in ends if n in made and n in known.carriers and facts.has_floats(n)]
         if mine and goals:
             for name, sizes in _sizes(walk, goals, mine, masks).items():

@@ -1,1 +1,1 @@
-"""Gradient steps on top of the closed-form result: weights of the narrowed graph, fitted to the dense network."""
+"""Refines the narrowed model by gradient descent: fits its weights to the dense network."""

@@ -1,4 +1,4 @@
-"""How a fit is stored, so that a killed run goes on where it was."""
+"""Encodes a fit as a record, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxgrail.machine.steps.steps import Codec
 from onnxgrail.methods.refine.refinement import Refined
 
 Fit = tuple[Refined, Mapping[str, Array]]
-"""The entry of a fit for the report, and its new numbers."""
+"""The report entry of a fit, and the new weights."""
 
 
 def _encode(fit: Fit) -> Record:

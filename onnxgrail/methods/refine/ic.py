@@ -1,4 +1,4 @@
-"""Input compensation: a small pool of additions to the input, fitted so that the narrowed network acts as the dense."""
+"""Input compensation: fits a small pool of additions to the input, so that outputs match the dense network's."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from onnxgrail.methods.refine.whole import whole
 
 KIND = "ic"
 RATE, STEPS = 3e-2, 1200
-RANK = 32  # at most, if nobody asks: the paper finds 16 to 32 enough
-SHARE = 0.03  # of the narrowed model's parameters, at most
+RANK = 32  # largest default; the paper finds 16 to 32 enough
+SHARE = 0.03  # largest default share of the narrowed model's parameters
 
 
 def ic(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
-    """Put a pool of keys and values in front of the narrowed model, or behind its embedding, and fit it alone.
+    """Add a pool of keys and values at the narrowed model's input, or after its embedding, and fit only the pool.
 
-    Values begin at zero, so that the fit begins at the model as it is; where held-out batches come no closer to the
-    dense network's outputs, the model stays without a pool.
+    Values begin at zero, so that the fit begins at the present model. If the error on held-out batches does not
+    decrease, the model gets no pool.
 
     References:
         Enhancing Pruned Models by Input Compensation, eq. 5 and 7 and algorithm 1, the variant without labels.
@@ -57,7 +57,7 @@ def ic(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
 
 
 def _plan(job: Refinement, entry: Entry) -> Plan:
-    """A pool of the rank that was asked for, whatever it costs, or the largest within the usual share."""
+    """Return the plan of a pool with the requested rank, or with the largest rank within the default share."""
     opset = job.slim.graph.opset_imports.get("", 13)
     asked = job.recipe.ic_rank
     limit = int(SHARE * counting.parameters(job.slim)) if asked is None else None
@@ -65,7 +65,7 @@ def _plan(job: Refinement, entry: Entry) -> Plan:
 
 
 def _begin(entry: Entry, plan: Plan, size: float, rng: np.random.Generator) -> tuple[list[Array], list[Array]]:
-    """Keys that tell queries of this size apart, divided by sqrt(d_e) already, and values of nothing."""
+    """Return random keys, scaled for queries of this size and divided by sqrt(d_e), and zero values."""
     sides = [math.prod(s) for s in strips(entry, border_of(entry))] if plan.form == "frame" else [plan.value]
     scale = 1.0 / (size * math.sqrt(plan.query))
     keys = [rng.normal(size=(plan.query, plan.rank)) * scale for _ in sides]
@@ -73,7 +73,7 @@ def _begin(entry: Entry, plan: Plan, size: float, rng: np.random.Generator) -> t
 
 
 def _size(job: Refinement, entry: Entry) -> float:
-    """Root mean square of what is compensated, in the first batch."""
+    """Compute the root mean square of the compensated tensor, in the first batch."""
     walk = job.walk(job.slim)
     known = walk.cache[0].get(entry.value)
     array = walk.source([entry.value])(0)[entry.value] if known is None else known
@@ -81,7 +81,7 @@ def _size(job: Refinement, entry: Entry) -> float:
 
 
 def _added(entry: Entry, plan: Plan, facts: Facts) -> dict[str, Any]:
-    """For the report: what the pool is, and what it costs per sample."""
+    """Return the description of the pool and its cost per sample, for the report."""
     positions = 1 if entry.image else math.prod(facts.shapes[entry.value][1:-1])
     return {
         "form": plan.form,

@@ -1,4 +1,4 @@
-"""Layer-wise compensation: block by block to the dense outputs, from the inputs that the narrowed network has."""
+"""Layer-wise compensation: fits block by block to the dense outputs, from the narrowed network's inputs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from onnxgrail.methods.refine.refinement import Refined, Refinement
 from onnxgrail.methods.refine.whole import entry_of
 
 KIND = "laco"
-NEAR = 1e-10  # squared error, as a share, below which a block is what it was
-RATE, EPOCHS, STEPS = 1e-2, 10, 400  # at least so many epochs and steps
-MIXED, ROOM = 6, 1 << 30  # mixed batches for every given one, as long as the goals of a block take so many bytes
-# Wanda++ takes 160 steps of 3e-7 without a schedule; here a step is a share of a weight's size.
+NEAR = 1e-10  # relative squared error below which a block counts as unchanged
+RATE, EPOCHS, STEPS = 1e-2, 10, 400  # learning rate, least epochs, least steps
+MIXED, ROOM = 6, 1 << 30  # most mixed batches per given one, and most bytes of a block's goals
+# Wanda++ takes 160 steps of 3e-7 without a schedule; here the rate is relative to a weight's size.
 ROUNDS, SAMPLES, SMALL = 5, 32, 1e-3
 NOTHING = "no weights of its own, or no input or output of the original's shape to compare"
 TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
@@ -38,13 +38,13 @@ TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """How blocks are fitted.
+    """The settings of block-wise fits.
 
     Attributes:
         kind: for the report.
         rate, epochs, steps: as in `Settings`.
-        samples: learnt from, drawn at random; None for all.
-        same: targets are what the dense block makes of the narrowed block's input, not of its own.
+        samples: number of random samples to learn from; None for all.
+        same: True if targets are the dense block's outputs for the narrowed block's input, not for its own input.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Preset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """A chunk of the dense model, where it begins and ends in the narrowed one, and the tensors to be matched.
+    """A chunk of the dense model, its position in the narrowed model, and the tensors to be matched.
 
     Goals have the names of the dense model.
     """
@@ -71,7 +71,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
-    """One block, how it is fitted, and for how long."""
+    """A block to fit, the settings, and the time limit in seconds."""
 
     preset: Preset
     block: _Block
@@ -79,7 +79,7 @@ class _Task:
 
 
 def laco(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
-    """Fit every block of the narrowed model in order, each behind the ones already fitted.
+    """Fit every block of the narrowed model in order, each after all upstream fits.
 
     Returns:
         One entry per block, and one for the outputs of the whole model.
@@ -93,17 +93,17 @@ def laco(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
 
 
 def regional(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
-    """The same with few samples and small steps, to what the original block makes of the same input.
+    """Fit every block with few samples and small steps to the original block's outputs for the same input.
 
     References:
-        Regional optimisation of Wanda++: five rounds over 32 random samples.  There is no mask to be chosen again.
+        Regional optimization of Wanda++: five rounds over 32 random samples. No mask is chosen again here.
     """
     preset = Preset(kind="regional", rate=SMALL, epochs=ROUNDS, steps=ROUNDS * SAMPLES, samples=SAMPLES, same=True)
     return _by_block(job, _blocks(job), preset, progress)
 
 
 def _by_block(job: Refinement, todo: Sequence[_Block], preset: Preset, progress: Progress) -> tuple[Refined, ...]:
-    """Fit every block in order; what brings the model's outputs no closer as a whole is taken back."""
+    """Fit every block in order; revert all fits if the error of the whole model does not decrease."""
     found = trainable(job.slim)
     report: list[Refined] = []
     old: dict[str, ir.TensorProtocol] = {}
@@ -139,7 +139,7 @@ def _by_block(job: Refinement, todo: Sequence[_Block], preset: Preset, progress:
 
 
 def _times(job: Refinement, blocks: Sequence[_Block]) -> int:
-    """How many mixed batches there may be for every given one."""
+    """Return the number of mixed batches per given one."""
     facts = job.prepared.survey.facts
     sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in blocks for n in block.goals]
     return min(MIXED, ROOM // max(max(sizes, default=0) * job.given, 1) - 1)
@@ -155,7 +155,7 @@ def _ticks(progress: Progress, preset: Preset, number: int, total: int) -> Calla
 
 
 def _drawn(job: Refinement, preset: Preset) -> tuple[int, ...] | None:
-    """Numbers of the batches to learn from, where not all of them are."""
+    """Return the numbers of random batches to learn from, None for all."""
     if preset.samples is None:
         return None
     each = -(-job.prepared.batches.samples // len(job.prepared.batches))
@@ -164,7 +164,7 @@ def _drawn(job: Refinement, preset: Preset) -> tuple[int, ...] | None:
 
 
 def _meet(job: Refinement, dense: Walk, slim: Walk) -> bool:
-    """Put the narrowed stream in the place of the dense one, if it is as wide."""
+    """Replace the dense stream's tensors by those of the narrowed stream, if these have the same shapes."""
     shapes = {n: a.shape for n, a in dense.cache[0].items()}
     if any(job.here(n) not in slim.cache[0] or slim.cache[0][job.here(n)].shape != s for n, s in shapes.items()):
         return False
@@ -173,7 +173,7 @@ def _meet(job: Refinement, dense: Walk, slim: Walk) -> bool:
 
 
 def _blocks(job: Refinement) -> list[_Block]:
-    """Chunks of the dense model that the narrowed one has, too."""
+    """Return the chunks of the dense model that the narrowed model has, too."""
     model, facts = job.prepared.model, job.prepared.survey.facts
     nodes = list(model.graph)
     found, alive = trainable(model), lives(model, facts, [1] * len(nodes))
@@ -186,7 +186,7 @@ def _blocks(job: Refinement) -> list[_Block]:
         final = chunk is every[-1]
         there = chunk.last in job.alias or (chunk.last in place and all(n in named for n in alive.at(chunk.end)))
         if not final and not (there and job.alike(chunk.last)):
-            continue  # goes on into the next one
+            continue  # merged with the next chunk
         whole = Chunk(start, chunk.end, chunk.last, chunk.heavy)
         end = len(list(job.slim.graph)) if final else place[job.here(chunk.last)]
         made = {v.name or "" for node in nodes[start : chunk.end] for v in node.outputs}
@@ -199,7 +199,7 @@ def _blocks(job: Refinement) -> list[_Block]:
 
 
 def _name(nodes: Sequence[ir.Node], found: Trainable) -> str:
-    """The module that holds the products of a chunk."""
+    """Return the name of the module that contains the matrix products of a chunk."""
     heavy = [n for n in nodes if any(v is not None and v.name in found.matrices for v in n.inputs)]
     return common_scope(heavy or nodes) or key(nodes[-1])
 
@@ -212,7 +212,7 @@ def _fitted(
     targets: Sequence[Mapping[str, Array]],
     tick: Callable[[], None],
 ) -> tuple[Refined, dict[str, Array]]:
-    """One block: its entry, and new numbers for its weights where they are better."""
+    """Fit one block; return its entry, and new weights if they are better."""
     from onnxgrail.torchgraph.fit import Batch, Settings, fit
 
     started, preset, block = time.perf_counter(), task.preset, task.block
@@ -268,7 +268,7 @@ def _fitted(
 def _first(
     job: Refinement, block: _Block, slim: Walk, targets: Sequence[Mapping[str, Array]]
 ) -> dict[str, tuple[Array, Array]]:
-    """Goals in the first batch, as they are and as they shall be, where these agree in shape."""
+    """Return the present value and the target of each goal in the first batch, if these agree in shape."""
     if not block.goals:
         return {}
     made = slim.source([job.here(n) for n in block.goals])(job.learnt[0])

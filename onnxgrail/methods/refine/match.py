@@ -1,4 +1,4 @@
-"""Which tensors of a model that was narrowed elsewhere stand for the block outputs of the dense one."""
+"""Matches tensors of a model narrowed by another tool to the block outputs of the dense model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from onnxgrail.graph.trace.facts import Facts
 
 
 def aliases(dense: ir.Model, facts: Facts, small: ir.Model, own: Facts) -> dict[str, str]:
-    """Dense name -> name in the small model, where names alone do not tell.
+    """Return dense names to names in the small model, for tensors that names alone do not match.
 
-    Names are trusted where at least half of the block outputs are found by name with the shape they have in the dense
-    model.  Otherwise blocks are paired in order, if both models have equally many and all their outputs agree in shape.
-    Where neither holds the answer is empty, and blocks that cannot be told apart are fitted together.
+    Names are trusted if at least half of the block outputs are found by name with the shape of the dense model.
+    Otherwise blocks are paired in order, if both models have equally many and all their outputs agree in shape. Else
+    the result is empty, and blocks that cannot be matched are fitted together.
+
+    Args:
+        dense: the dense model.
+        facts: of the dense model.
+        small: the narrowed model.
+        own: facts of the narrowed model.
     """
     wanted, there = _ends(dense, facts), _ends(small, own)
     named = [n for n in wanted if n in own.shapes and own.shapes[n] == facts.shapes.get(n)]
@@ -26,6 +32,6 @@ def aliases(dense: ir.Model, facts: Facts, small: ir.Model, own: Facts) -> dict[
 
 
 def _ends(model: ir.Model, facts: Facts) -> list[str]:
-    """Outputs of all blocks but the last."""
+    """Return the outputs of all blocks except the last."""
     alive = lives(model, facts, [1] * len(list(model.graph)))
     return [chunk.last for chunk in chunks(model, trainable(model), alive)][:-1]

@@ -1,9 +1,9 @@
-"""More samples than were given: sequences of pieces, each from another sequence and from the place that it has there.
+"""Augments token sequences: each new sequence has pieces of several sequences, at their original positions.
 
-Some hundred samples are learnt by heart long before a fit is done with them: a sentence encoder fitted block by block
-had an error of 0.060 on what it learnt from and of 0.096 on what it did not.  Targets are what the original network
-says, so more samples can be made.  Two halves are hardly new to such an encoder (0.067, and 0.099 where they are from
-unseen sequences), eight pieces are (0.081 and 0.096), single tokens are another kind of text (0.140 and 0.138).
+A few hundred samples are memorized long before a fit has converged: a sentence encoder fitted block by block had an
+error of 0.060 on its training data and of 0.096 on held-out data. Targets are outputs of the original network, so more
+samples can be made. Two halves are hardly new to such an encoder (0.067, and 0.099 on held-out data), eight pieces are
+(0.081 and 0.096), single tokens are too different from text (0.140 and 0.138).
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.core import Array, Feed
 from onnxgrail.methods.refine.refinement import Refinement
 
-PIECES = (4, 8, 16)  # of a mixed sequence
-FEEDS = 4  # that they are taken from
+PIECES = (4, 8, 16)  # number of pieces of a mixed sequence, at random
+FEEDS = 4  # feeds that the pieces are taken from
 
 Join = Callable[[Sequence[Feed], np.random.Generator], Feed]
-"""From feeds, the first of which gives all that cannot be joined, to one."""
+"""Combines feeds to a new feed; inputs that cannot be combined are those of the first."""
 
 
 def mixed(job: Refinement, times: int) -> Refinement:
-    """The same with so many mixed batches behind every one that is learnt from; none where samples cannot be joined."""
+    """Return the job with `times` mixed batches per given batch; unchanged if samples cannot be joined."""
     return widened(job, times, joined, FEEDS) if _tokens(job.prepared.batches.first()) else job
 
 
 def widened(job: Refinement, times: int, join: Join, count: int) -> Refinement:
-    """The same with so many batches behind every one that is learnt from, each made of that and others, `count` in all.
+    """Return the job with `times` new batches per given batch, each made of that batch and others, `count` in all.
 
-    Held-out batches stay what they are, and no part of them gets into another.
+    Held-out batches stay unchanged, and no part of them is used in new batches.
+
+    Args:
+        job: the refinement.
+        times: new batches per batch that is learned from.
+        join: combines feeds.
+        count: number of feeds per new batch.
     """
     feeds, learnt = job.prepared.batches.feeds, job.learnt
     if times < 1 or len(learnt) < 2:
@@ -48,7 +54,7 @@ def widened(job: Refinement, times: int, join: Join, count: int) -> Refinement:
     batches = job.prepared.batches
     samples = batches.samples + len(more) * -(-batches.samples // len(batches))
     wide: Batches = dataclasses.replace(batches, feeds=(*feeds, *more), samples=samples)
-    padded = any(padding_mask(feeds[k]()) is not None for k in learnt)  # else nothing that is made of them is
+    padded = any(padding_mask(feeds[k]()) is not None for k in learnt)  # else the new batches have no padding, either
     masks = (*job.masks, *(padding_mask(make()) if padded else None for make in more))
     return dataclasses.replace(
         job, prepared=dataclasses.replace(job.prepared, batches=wide), masks=masks, real=len(batches)
@@ -56,9 +62,9 @@ def widened(job: Refinement, times: int, join: Join, count: int) -> Refinement:
 
 
 def joined(feeds: Sequence[Feed], rng: np.random.Generator) -> Feed:
-    """Sequences of which every piece is from another of these feeds, from the place that it has there.
+    """Join pieces of random sequences of these feeds, at their original positions.
 
-    Inputs without positions, and all where the feeds are not of one shape, are those of the first.
+    Inputs without positions are those of the first feed, and all inputs are if the feeds differ in shape.
     """
     one = feeds[0]
     names = _tokens(one)
@@ -67,7 +73,7 @@ def joined(feeds: Sequence[Feed], rng: np.random.Generator) -> Feed:
     rows, length = one[names[0]].shape
     pieces = int(rng.choice(PIECES))
     cuts = rng.integers(1, length, size=(rows, pieces - 1))
-    piece = (np.arange(length)[:, None] >= cuts[:, None, :]).sum(-1)  # of every (row, position)
+    piece = (np.arange(length)[:, None] >= cuts[:, None, :]).sum(-1)  # index of the piece per (row, position)
     mates = [np.arange(rows), *(rng.permutation(rows) for _ in range(pieces - 1))]
     sources = np.stack([p % len(feeds) * rows + mate for p, mate in enumerate(mates)])
     source = sources[piece, np.arange(rows)[:, None]]
@@ -80,10 +86,10 @@ def _maker(join: Join, feeds: Sequence[Callable[[], Feed]], seed: int) -> Callab
 
 
 def _tokens(feed: Mapping[str, Array]) -> list[str]:
-    """Inputs of (sample, position): integers, and what has their shape.
+    """Return the inputs of shape (sample, position): integers, and others of the same shape.
 
-    Images have none: halves of two digits helped blocks of a ResNet, and the whole of it came out worse.  For those
-    there is `blended`.
+    Images have none: halves of two digits helped single blocks of a ResNet, but not the whole model. For images there
+    is `blended`.
     """
     shapes = [a.shape for a in feed.values() if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1]
     return [name for name, a in feed.items() if a.shape == shapes[0]] if shapes else []

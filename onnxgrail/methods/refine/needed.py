@@ -1,4 +1,4 @@
-"""What refinements, and selectors that read gradients, need beside the rest; asked before any of them is imported."""
+"""Checks the requirements of refinements and gradient selectors, before any of them is imported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onnxgrail.errors import MissingExtraError
 
 
 def require_torch(recipe: Recipe) -> None:
-    """Whether what was asked for can run at all.
+    """Check that the requested refinements and selector can run.
 
     Raises:
-        MissingExtraError: it takes gradients, and torch is not installed.
+        MissingExtraError: gradients are needed, and torch is not installed.
     """
     gradients = f"--selector {recipe.selector}" if recipe.selector in GRADIENTS else ""
     what = f"--refine {','.join(recipe.refine)}" if recipe.refine else gradients

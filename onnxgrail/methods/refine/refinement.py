@@ -1,4 +1,4 @@
-"""What the refinements share: the two models, which batches are held out, and how far the outputs are apart."""
+"""The state that refinements share: the two models, held-out batches, and the error of the outputs."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.memory import give_back
 from onnxgrail.machine.steps.steps import Steps
 
-EVERY = 5  # batches: the last of so many is held out
+EVERY = 5  # one batch in five is held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refined:
-    """One fit, for the report.
+    """The report entry of one fit.
 
     Attributes:
         block: the part of the network; kind: of refinement.
-        before, after: error on held-out batches: squared, as a share of what the dense network has there; where `block`
-            is the model and an output holds logits, the divergence in nats, to which distillation adds that share.
-        epochs, seconds: what it took.
-        added: what the model has now that it had not: `ic` gives form, place, rank, params and macs (per sample).
-        outcome: `plain` where the weights stay because nothing better was found, `skipped` where nothing was tried.
+        before, after: error on held-out batches: squared, as a share of the dense energy; if `block` is the model and
+            an output holds logits, the divergence in nats, to which distillation adds that share.
+        epochs, seconds: epochs and seconds of the fit.
+        added: new parts of the model: `ic` gives form, place, rank, params and macs (per sample).
+        outcome: `plain` if the weights stay because nothing better was found, `skipped` if nothing was tried.
     """
 
     block: str
@@ -56,17 +56,17 @@ class Refined:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Refinement:
-    """The dense model as prepared and the narrowed one, whose initializers are written to.
+    """The dense model as prepared, and the narrowed model, whose initializers are overwritten.
 
     Attributes:
-        ledger: what was decided; stand: which unit stands for each one.
-        deadline: when to stop, on the clock of `time.perf_counter`; None for never.
-        masks: per batch, which positions are real.
-        facts: of the narrowed model, where it was not made from the dense one here.
-        alias: names that tensors of the dense model have in such a narrowed one.
-        few: numbers of the batches to learn from, where not all but the held-out ones are.
-        steps: fits of a killed run, and of this one.
-        real: how many of the batches are the user's, where more were made of them; those come first.
+        ledger: all decisions; stand: the unit that represents each unit.
+        deadline: time to stop, on the clock of `time.perf_counter`; None for no limit.
+        masks: per batch, the mask of real positions.
+        facts: of the narrowed model, if another tool narrowed it.
+        alias: names of the dense model's tensors in such a narrowed model.
+        few: numbers of the batches to learn from; None for all that are not held out.
+        steps: cache of fits.
+        real: number of given batches, if more were made; the given ones come first.
     """
 
     prepared: Prepared
@@ -83,7 +83,7 @@ class Refinement:
     real: int | None = None
 
     def walk(self, model: ir.Model, numbers: Sequence[int] | None = None) -> Walk:
-        """All batches, or those of some numbers, at the entrance of a model."""
+        """Return a walk of all batches, or those with the given numbers, at the beginning of a model."""
         prepared = self.prepared
         ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
         makers = prepared.batches.feeds
@@ -92,48 +92,51 @@ class Refinement:
         return Walk(model, facts, feeds, providers=self.recipe.providers)
 
     def own(self) -> Facts:
-        """Shapes as the narrowed model has them now."""
+        """Return the present shapes of the narrowed model."""
         feed = fit(self.prepared.feed, between(self.prepared.model, self.slim))
         return observe(self.slim, feed, providers=self.recipe.providers)
 
     def here(self, name: str) -> str:
-        """What a tensor of the dense model is called in the narrowed one."""
+        """Return the name of a dense tensor in the narrowed model."""
         return self.alias.get(name, name)
 
     def alike(self, name: str) -> bool:
-        """Whether a tensor can be compared: of a model narrowed elsewhere nobody knows which channels are left."""
+        """Return True if the tensor can be compared.
+
+        Models narrowed by other tools don't say which channels they kept.
+        """
         known = self.facts.shapes.get(self.here(name)) if self.facts is not None else None
         return known is None or known == self.prepared.survey.facts.shapes.get(name)
 
     @property
     def given(self) -> int:
-        """How many batches are the user's."""
+        """Return the number of given batches."""
         return len(self.prepared.batches) if self.real is None else self.real
 
     @property
     def held(self) -> list[int]:
-        """Numbers of the batches that choose; the others are learnt from.  Empty where there is only one."""
+        """Return the numbers of the held-out batches, which choose the weights. Empty if there is only one batch."""
         count = self.given
         return list(range(EVERY - 1, count, EVERY)) or list(range(count))[1:][-1:]
 
     @property
     def learnt(self) -> list[int]:
-        """Numbers of the other batches."""
+        """Return the numbers of the batches to learn from."""
         if self.few is not None:
             return list(self.few)
         return sorted(set(range(len(self.prepared.batches))) - set(self.held))
 
     @property
     def each(self) -> int:
-        """How many batches an epoch takes: as many as it would without those that were made."""
+        """Return the number of batches per epoch; new batches don't change it."""
         return len(self.learnt) if self.few is not None else self.given - len(self.held)
 
     def left(self) -> float | None:
-        """Seconds until the deadline."""
+        """Return the seconds until the deadline."""
         return None if self.deadline is None else max(self.deadline - time.perf_counter(), 0.0)
 
     def goal(self, name: str, array: Array) -> Array:
-        """A tensor of the dense network with the channels that the narrowed one has: kept, or averaged by a fold."""
+        """Return a dense tensor narrowed to the kept channels; channels joined by a fold are averaged."""
         for mark in self.prepared.survey.marks.get(name, ()):
             if self.ledger.dead[mark.labels].any():
                 array = narrowed(array, mark.axes[0], mark.labels, self.ledger.dead, self.stand)
@@ -141,7 +144,7 @@ class Refinement:
         return array
 
     def outputs(self) -> list[str]:
-        """Outputs of floating point that both models have, but for inputs passed on."""
+        """Return the names of floating-point outputs that both models have, without inputs passed through."""
         facts = self.prepared.survey.facts
         mine = [v.name or "" for v in self.prepared.model.graph.outputs]
         theirs = {v.name for v in self.slim.graph.outputs}
@@ -149,7 +152,7 @@ class Refinement:
         return [n for n in mine if n in theirs and n not in inputs and facts.has_floats(n)]
 
     def write(self, arrays: Mapping[str, Array]) -> dict[str, ir.TensorProtocol]:
-        """New numbers for weights of the narrowed model; returns the old ones, which stay in the file they lie in."""
+        """Write new weights into the narrowed model; return the old ones, which stay in their file."""
         old = {}
         for name, array in arrays.items():
             value = self.slim.graph.initializers[name]
@@ -159,17 +162,17 @@ class Refinement:
         return old
 
     def take_back(self, old: Mapping[str, ir.TensorProtocol]) -> None:
-        """Give weights of the narrowed model the numbers that `write` has returned."""
+        """Restore the weights that `write` returned."""
         for name, tensor in old.items():
             self.slim.graph.initializers[name].const_value = tensor
 
     def tidy(self) -> None:
-        """Between two blocks of a large model."""
+        """Release memory between two blocks of a large model."""
         if weight_files(self.prepared.model):
             give_back()
 
     def apart(self, numbers: Sequence[int]) -> float:
-        """How far the outputs are from the dense network's on some batches, by divergence or squared error."""
+        """Compute the mean error of the outputs on the given batches, by divergence or squared error."""
         names = self.outputs()
         dense, slim = (self._passed(m, names, sorted(numbers)) for m in (self.prepared.model, self.slim))
         sums: dict[str, Sums] = {}
@@ -180,7 +183,7 @@ class Refinement:
         return float(np.mean([f for f in found if f is not None]))
 
     def _passed(self, model: ir.Model, names: Sequence[str], numbers: Sequence[int]) -> list[dict[str, Array]]:
-        """Outputs of a model by batch, brought there piece by piece: never is all of it in the runtime."""
+        """Return the outputs of a model per batch, computed piece by piece to limit memory."""
         nodes = list(model.graph)
         walk = self.walk(model, numbers)
         alive = lives(model, self.prepared.survey.facts, [1] * len(nodes))
@@ -194,11 +197,11 @@ class Refinement:
 
 
 def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:
-    """Per batch, which positions (samples, tokens) are real; None where all are."""
+    """Return per batch the mask (samples, tokens) of real positions; None if there is no padding."""
     return tuple(padding_mask(feed) for feed in prepared.batches)
 
 
 def logits(names: Iterable[str], first: Mapping[str, Array]) -> tuple[frozenset[str], frozenset[str]]:
-    """Outputs whose rows are distributions, and those of them that hold probabilities."""
+    """Return the outputs whose rows are distributions, and those of them that hold probabilities."""
     rows = {n for n in names if looks_like_logits(n, first[n])}
     return frozenset(rows), frozenset(n for n in rows if probable(first[n]))

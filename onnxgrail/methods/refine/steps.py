@@ -1,4 +1,4 @@
-"""`--refine`: which refinements run, on what, and for how long."""
+"""Runs the refinements of `--refine` within their time limit."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ KINDS: dict[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = {
 def refine(
     prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change], slim: ir.Model
 ) -> tuple[Refined, ...]:
-    """Fit the weights of the narrowed model to the dense one's; they are written where they are.
+    """Fit the weights of the narrowed model to the dense model, in place.
 
     Args:
         prepared: the dense model with its data.
-        job: which refinements, in this order, and the seconds they share; fits of a killed run.
-        ledger: what was decided about the dense model.
+        job: the refinements in order, the seconds they share, and cached fits of an interrupted run.
+        ledger: all decisions about the dense model.
         changes: the same, block by block.
-        slim: the narrowed model, whose initializers get new numbers.
+        slim: the narrowed model, whose initializers are overwritten.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -56,7 +56,7 @@ def refine(
         slim=slim,
         ledger=ledger,
         steps=job.steps,
-        # What is fitted to the dense network already has the channels of a cluster's representative, not their average.
+        # Weights fitted to the dense network have the channels of a cluster's representative, not their average.
         stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
         deadline=_deadline(recipe),
         masks=masks_of(prepared),
@@ -65,7 +65,7 @@ def refine(
 
 
 def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) -> tuple[Refined, ...]:
-    """Fit the weights of a model that was narrowed elsewhere; `facts` are its own.
+    """Fit the weights of a model narrowed by another tool, in place; `facts` are its own.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -104,6 +104,6 @@ def _all(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
 
 
 def _share(job: Refinement, kinds: int) -> Refinement:
-    """A job that may take an equal share of the time that is left; what it does not need is for those behind it."""
+    """Return a job with an equal share of the remaining time; unused time is left for the following refinements."""
     left = job.left()
     return job if left is None else dataclasses.replace(job, deadline=time.perf_counter() + left / kinds)

@@ -1,4 +1,4 @@
-"""Scales and biases of normalisations alone, fitted to the dense network's outputs without labels."""
+"""Fits only scales and biases of normalizations to the dense network's outputs, without labels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NONE = "no normalisation has a scale or bias of its own"
 
 
 def norms(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
-    """A few hundred steps on the few weights that every channel passes through.
+    """Fit scales and biases of normalizations, which all channels pass through, in a few hundred steps.
 
     References:
-        Cut Less, Fold More: there normalisations are tuned with labels, here to the dense outputs.
+        Cut Less, Fold More: there normalizations are tuned with labels, here to the dense outputs.
     """
     started = time.perf_counter()
     names = _weights(job)
@@ -34,7 +34,7 @@ def norms(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
 
 
 def _weights(job: Refinement) -> list[str]:
-    """Initializers that are the scale or bias of one normalisation; those in front of convolutions are none."""
+    """Return the initializers that are scales or biases of normalizations, without those applied to convolutions."""
     survey = Survey(blocks=(), refusals=(), facts=job.own(), marks={}, operands={}, ids=1)
     convolutions = {key(node) for node in job.slim.graph if node.op_type == "Conv"}
     found = [p for p in places(job.slim, survey) if p.node not in convolutions]

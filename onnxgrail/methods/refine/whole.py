@@ -1,4 +1,4 @@
-"""Weights of the narrowed model, fitted at once to the dense network's outputs, without labels."""
+"""Fits weights of the whole narrowed model at once to the dense network's outputs, without labels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onnxgrail.machine.progress import Progress, ticking
 from onnxgrail.methods.refine.codec import FIT
 from onnxgrail.methods.refine.refinement import Refined, Refinement, logits
 
-KEPT = 1 << 30  # bytes of dense outputs that are kept; beyond that they are computed again
+KEPT = 1 << 30  # most bytes of dense outputs to keep in memory; more are computed again
 Found = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a fit goes, as `whole` is told."""
+    """The settings of a fit, as the arguments of `whole`."""
 
     rate: float
     steps: int
@@ -30,7 +30,7 @@ class _Way:
 def entry_of(
     kind: str, started: float, outcome: Outcome, *, errors: tuple[float, float] | None = None, epochs: int = 0
 ) -> Refined:
-    """The entry of a fit of the whole model, which began at `started`."""
+    """Return the report entry of a fit of the whole model, which began at `started`."""
     before, after = errors or (None, None)
     spent = time.perf_counter() - started
     return Refined(block="model", kind=kind, before=before, after=after, epochs=epochs, seconds=spent, outcome=outcome)
@@ -48,21 +48,21 @@ def whole(
     near: bool = False,
     late: float = 0.0,
 ) -> tuple[Refined, Found]:
-    """So many steps on squared error, and on the divergence of rows where an output holds logits.
+    """Fit weights by squared error, plus the divergence of rows if an output holds logits.
 
     Args:
-        job: the two models; the narrowed one is not written to.
+        job: the two models; the narrowed one is not changed.
         kind: of refinement, for the report.
-        names: weights that may move.
-        progress: called as it goes on.
-        rate: how far in one step, as a share of a weight's size.
-        steps: how many.
-        sizes: of weights whose own size says nothing.
+        names: weights to fit.
+        progress: called with the progress.
+        rate: learning rate relative to a weight's size.
+        steps: number of steps.
+        sizes: as in `Settings`.
         near: as in `Settings`.
         late: as in `Settings`.
 
     Returns:
-        The entry, and new numbers for the weights where they are better on held-out batches.
+        The entry, and new weights if they are better on held-out batches.
     """
     way = _Way(rate, steps, sizes or {}, near, late)
     return job.steps.once(f"refine {kind}", lambda: _whole(job, kind, names, progress, way), FIT)
