@@ -1,9 +1,9 @@
-"""Give `onnxgrail` odd recipes, reports, statistics, kept runs and options, and see that it says so in one line.
+"""Run `onnxgrail` with odd recipes, reports, statistics, resume folders and options; check for one-line errors.
 
     python bench/fuzz_choices.py [--count 2000] [--seed 0] [--first 0] [--workers 1] [--threads 1]
 
-Options are those that commands and library calls have, whatever they are.  Counted as a fault is what
-`bench/mutations.py` counts, and Python that runs though no command named it.
+The options are read from the commands and library calls.  Faults are those of `bench/mutations.py`, and Python code
+that runs though no command named it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A model of the shape of Llama-2-7B with random weights, compressed on a GPU as the GRAIL paper does it.
+"""Compress a model of the shape of Llama-2-7B with random weights on a GPU, as in the GRAIL paper.
 
     python -m bench.gpu_llama --device cuda
 
 128 sequences of 2048 tokens, 30 % of the MLP neurons and of the heads, closed loop.  Prints one JSON object: seconds
-of every stage, the largest memory of the GPU while the command ran beyond what was taken before, that of the host, and
-the figures of the paper.  Several GPUs: `--device cuda:0,1` starts the command with torchrun.  The weights are drawn,
-so the result says nothing about fidelity.  With other sizes and `--device cpu` it runs anywhere.
+of every stage, the peak memory of the GPU during the command minus the memory in use before, the peak memory of the
+host, and the numbers of the paper.  Several GPUs: `--device cuda:0,1` starts the command with torchrun.  The weights
+are random, so there is no result on fidelity.  With other sizes and `--device cpu` it runs anywhere.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import numpy as np
 from bench.large_model import TYPES, show, write
 
 SIZES = {"depth": 32, "width": 4096, "hidden": 11008, "heads": 32, "words": 32000, "tokens": 2048}
-# arXiv:2602.23795, one A100: seconds, and memory in MB beyond that of the model.
+# arXiv:2602.23795, one A100: seconds, and memory in MB in addition to the model.
 PAPER = {"calibration_seconds": 58.1, "solve_seconds": 3.2, "calibration_mb": 1137, "solve_mb": 3367}
-EVERY = 0.2  # seconds between two looks at the memory
+EVERY = 0.2  # seconds between two measurements of the memory
 
 
 class Gpus(threading.Thread):
-    """Watches the memory of all GPUs of this machine; without nvidia-smi it sees nothing."""
+    """A thread that measures the memory of all GPUs of this machine; it measures nothing without nvidia-smi."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -40,19 +40,19 @@ class Gpus(threading.Thread):
         self.peak = list(self.before)
 
     def run(self) -> None:
-        """Look until told to stop."""
+        """Measure until `stop` is called."""
         while self.before and not self._over.wait(EVERY):
             self.peak = [max(pair, key=int) for pair in zip(self.peak, used("memory.used"), strict=True)]
 
     def stop(self) -> list[int]:
-        """MB that each GPU held at most beyond what it held before."""
+        """Stop, and return the peak memory of each GPU minus its memory before, in MB."""
         self._over.set()
         self.join()
         return [int(most) - int(first) for most, first in zip(self.peak, self.before, strict=True)]
 
 
 def used(what: str) -> list[str]:
-    """What nvidia-smi says about every GPU."""
+    """Return nvidia-smi's value of a property for every GPU."""
     if shutil.which("nvidia-smi") is None:
         return []
     words = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
@@ -60,7 +60,7 @@ def used(what: str) -> list[str]:
 
 
 def command(options: argparse.Namespace, folder: Path) -> list[str]:
-    """The command that is measured."""
+    """Return the command that is measured."""
     count = options.device.count(",") + 1
     start = ["torch.distributed.run", "--nproc-per-node", str(count), "-m"] if count > 1 else []
     words = [
@@ -87,7 +87,7 @@ def command(options: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Make the model, compress it, say what it took."""
+    """Create the model, compress it, and return the measurements."""
     sizes = {name: getattr(options, name) for name in SIZES}
     started = time.perf_counter()
     write(folder / "llama.onnx", dtype=options.dtype, **sizes)
@@ -119,7 +119,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    """The options."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default)

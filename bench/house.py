@@ -1,8 +1,8 @@
-"""Measure how the code is laid out: folders, functions, parameters, imports, layers.
+"""Measure the layout of the code: folders, functions, parameters, imports, layers.
 
     python bench/house.py > bench/results/house.json
 
-Prints JSON: every limit, the largest value found, and what is beyond the limit.  `tests/test_house.py` holds them.
+Prints JSON: every limit, the largest value, and the names beyond the limit.  `tests/test_house.py` checks them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def measure(root: Path = HOUSE) -> dict[str, dict[str, Any]]:
-    """Return by limit: its value, the largest value found, and the names with values beyond it."""
+    """Return by limit: its value, the largest value, and the names with values beyond it."""
     texts = {_name(path, root): path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py"))}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     functions = {f"{name}:{f.name}": f for name, tree in trees.items() for f in _functions(tree)}
@@ -62,7 +62,7 @@ def _functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def _length(function: Function) -> int:
-    """Return the lines of a body: neither the signature nor the docstring, which list arguments."""
+    """Return the number of lines of a body, without signature and docstring, which list arguments."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 

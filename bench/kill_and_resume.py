@@ -1,11 +1,11 @@
-"""Kill `onnxgrail compress --resume` at random moments, let it go on, and hold the result against an unkilled run.
+"""Kill `onnxgrail compress --resume` at random moments, continue it, and compare the result with an unkilled run.
 
     python bench/kill_and_resume.py [--moments 20] [--seed 0] [--model M.onnx --data D] [-- options of compress]
 
-After every kill the input must be as it was, and nothing may lie beside it but the folder of `--resume` and, where the
-kill came after the end, the whole output.  After going on the output must have the bytes of the unkilled run, and a
-third run must write them once more.  Half of the moments are drawn over the time of a run, the other half over the
-number of finished steps, since most of a short run is its start.  Prints JSON; exit code 1 where a promise is broken.
+After every kill the input must be unchanged, and the only other files may be the folder of `--resume` and, if the kill
+came after the end, the complete output.  After continuing, the output must have the bytes of the unkilled run, and a
+third run must write them again.  Half of the moments are uniform over the time of a run, the other half over the
+number of finished steps, because most of a short run is its start.  Prints JSON; exit code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ LIMIT = 600.0  # seconds that a run may take
 
 
 class RunError(Exception):
-    """A run that was left alone failed; says its exit code and what it wrote to stderr."""
+    """A run that was not killed failed; the message has its exit code and its stderr."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """One compression: copies of `model` and `data` are its input."""
+    """A compression command; its input is a copy of `model` and `data`."""
 
     model: Path = MODELS / "digits_vit.onnx"
     data: Path = MODELS / "digits_vit.calib.npz"
     options: tuple[str, ...] = ()
 
     def lay_out(self, folder: Path) -> None:
-        """Put the input into an empty folder."""
+        """Copy the input into an empty folder."""
         for path in (self.model, self.data):
             shutil.copy(path, folder / path.name)
 
     def start(self, folder: Path) -> subprocess.Popen[bytes]:
-        """Start it there."""
+        """Start the command in a folder."""
         words = [self.model.name, OUTPUT, "--data", self.data.name, "--resume", KEPT, "--quiet", *self.options]
         return subprocess.Popen(
             [sys.executable, "-m", "onnxgrail", "compress", *words], cwd=folder, stderr=subprocess.PIPE
         )
 
     def finish(self, folder: Path) -> str:
-        """Run it to its end there; returns the checksum of its output."""
+        """Run the command in a folder to its end; return the checksum of its output."""
         process = self.start(folder)
         errors = process.communicate(timeout=LIMIT)[1]
         if process.returncode:
@@ -65,13 +65,13 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """When to kill: `seconds` after the start, or as soon as `steps` are finished."""
+    """A moment to kill a run: `seconds` after the start, or as soon as `steps` are finished."""
 
     seconds: float = LIMIT
     steps: int | None = None
 
     def wait(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        """Wait for it, or for the end of the process."""
+        """Wait for the moment, or for the end of the process."""
         end = time.monotonic() + self.seconds
         while process.poll() is None and time.monotonic() < end:
             if self.steps is not None and finished(folder) >= self.steps:
@@ -80,17 +80,17 @@ class Moment:
 
 
 def checksum(path: Path) -> str:
-    """Of a file."""
+    """Return the checksum of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def finished(folder: Path) -> int:
-    """Steps that are kept."""
+    """Return the number of stored steps."""
     return len(list((folder / KEPT / "steps").glob("*.npz")))
 
 
 def killed(command: Command, moment: Moment, folder: Path, wanted: str) -> dict[str, Any]:
-    """Kill at a moment, go on, run a third time; returns what was there after the kill and which promises broke."""
+    """Kill at a moment, continue, run a third time; return the state after the kill and the failed checks."""
     command.lay_out(folder)
     before = {path.name: checksum(path) for path in folder.iterdir()}
     process = command.start(folder)
@@ -124,7 +124,7 @@ def killed(command: Command, moment: Moment, folder: Path, wanted: str) -> dict[
 
 
 def unkilled(command: Command) -> tuple[str, float, int]:
-    """Checksum of the output of a run that is left alone, its seconds, and its steps."""
+    """Return the checksum of the output of an unkilled run, its seconds, and its steps."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command.lay_out(folder)
@@ -134,7 +134,7 @@ def unkilled(command: Command) -> tuple[str, float, int]:
 
 
 def moments(count: int, seed: int, seconds: float, steps: int) -> list[Moment]:
-    """Random moments of a run."""
+    """Return random moments of a run."""
     rng = random.Random(seed)
     return [
         Moment(seconds=rng.uniform(0, 1.05 * seconds)) if number % 2 else Moment(steps=rng.randint(0, steps))
@@ -143,7 +143,7 @@ def moments(count: int, seed: int, seconds: float, steps: int) -> list[Moment]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it as a script."""
+    """Run the bench as a script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

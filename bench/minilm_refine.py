@@ -1,10 +1,10 @@
-"""What gradients add to the closed form on a trained sentence encoder, half of its MLPs gone.
+"""Measure the gain of gradient fits over the closed form on a trained sentence encoder with half of its MLPs removed.
 
     python bench/minilm_refine.py [--work DIR] [--selectors wanda obs] > bench/results/minilm_refine.json
 
-512 calibration and 256 held-out sequences of 128 tokens (minilm_text.py), and one thread for everything.  Every stage
-works on the file of the one before, as `--refine laco,distill` does, and is not run again where its file is there.
-Seconds are those of a stage alone; on a machine with other work, `cpu_seconds` says more.
+512 calibration and 256 held-out sequences of 128 tokens (minilm_text.py), on one thread.  Every stage works on the
+file of the previous stage, as `--refine laco,distill` does, and is not run again if its file exists.
+Seconds are those of a stage alone; on a busy machine, `cpu_seconds` is more reliable.
 `share` is 1 - cosine as a share of that of wanda and closed-loop GRAIL.  JSON on stdout, progress on stderr.
 """
 
@@ -31,13 +31,13 @@ REFINES = ("laco", "distill")
 
 
 class Stages:
-    """Files of one work folder, each with a note of its seconds and of what the report said beside it."""
+    """The files of a work folder, each with a JSON note of its seconds and its report."""
 
     def __init__(self, work: Path, model: Path, calibration: Path) -> None:
         self.work, self.model, self.calibration = work, model, calibration
 
     def made(self, name: str, make: Callable[[Path], Any]) -> tuple[Path, dict[str, Any]]:
-        """A file and its note."""
+        """Return a file and its note, created if they do not exist."""
         path, note = self.work / f"refine.{name}.onnx", self.work / f"refine.{name}.json"
         if not note.exists():
             start, work = time.perf_counter(), time.process_time()
@@ -50,7 +50,7 @@ class Stages:
         return path, found
 
     def narrowed(self, selector: str, compensate: str) -> tuple[Path, dict[str, Any]]:
-        """Half of every MLP gone."""
+        """Remove half of every MLP."""
         import onnxgrail
 
         choices: dict[str, Any] = {"selector": selector, "compensate": compensate, "blocks": ("mlp",)}
@@ -68,7 +68,7 @@ class Stages:
         )
 
     def refined(self, small: Path, name: str, kind: str) -> tuple[Path, dict[str, Any]]:
-        """A file fitted further."""
+        """Refine a file further."""
         import onnxgrail
 
         common: dict[str, Any] = {

@@ -5,16 +5,16 @@
 writes OUT/calib.npz and OUT/heldout.npz, 128 sequences of 128 tokens each.
 
 The text is that of `help("topics")`: edited English sentences, the same on every machine with this Python release.
-Docstrings are left out, most of them being fragments ("Return the name of x.") that no sentence encoder was made for.
+Docstrings are left out, because most are fragments ("Return the name of x."), which the encoder was not trained for.
 
-Calibration and held-out text are an independent draw from one corpus: its prose paragraphs are shuffled and dealt
+Calibration and held-out text are independent samples of one corpus: its prose paragraphs are shuffled and assigned
 alternately to the two sets.  Topics quote each other, so a paragraph is dropped if it shares a sentence, or a run of
-eight words, with an earlier one: nothing held out was seen in calibration.  The sets do share their subjects; text
-of another kind than the calibration text comes out worse.
+eight words, with an earlier one: no held-out paragraph was seen in calibration.  The sets do share their subjects; the
+result is worse on text of another kind than the calibration text.
 
 Every sequence is full by default: paragraphs are joined until it is, and the last one is cut.  `--padded` ends a
-share of the sequences early, for whoever wants to see padding at work.  `--draw` shuffles anew, to learn how much of a
-figure is chance.  `wide` makes more text: docstrings of the standard library, numpy and scipy beside the reference.
+share of the sequences early, to test padding.  `--draw` sets the seed of the shuffle, to measure the random variation.
+`wide` makes more text: docstrings of the standard library, numpy and scipy in addition to the reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SEQUENCES = 128
 SPLITS = ("calib", "heldout")
 MIN_WORDS = 8
 RUN = 8
-"""Words in a row that no two paragraphs may share."""
+"""Length of a run of words that no two paragraphs may share."""
 
 Tokens = dict[str, npt.NDArray[np.int64]]
 
@@ -51,7 +51,7 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def _traces(paragraph: str) -> set[str]:
-    """What two paragraphs must not have in common: whole sentences and runs of words, whatever the case and signs."""
+    """Return whole sentences and runs of words, normalized, which no two paragraphs may share."""
     sentences = re.split(r"(?<=[.!?:;])\s", paragraph.lower())
     plain = [" ".join(re.findall(r"\w+", sentence)) for sentence in sentences]
     words = " ".join(plain).split()
@@ -60,20 +60,20 @@ def _traces(paragraph: str) -> set[str]:
 
 
 def paragraphs(draw: int = 0) -> dict[str, list[str]]:
-    """Distinct prose paragraphs by split, in an order that hangs on `draw` alone."""
+    """Return distinct prose paragraphs by split, in an order that depends only on `draw`."""
     kept = _distinct(_reference(), draw)
     return {split: kept[number :: len(SPLITS)] for number, split in enumerate(SPLITS)}
 
 
 def _reference() -> Iterator[str]:
-    """Texts of the language reference."""
+    """Yield the texts of the language reference."""
     from pydoc_data.topics import topics
 
     return (text for _, text in sorted(topics.items()))
 
 
 def _docstrings() -> Iterator[str]:
-    """Docstrings of the standard library and of two packages that everybody here has."""
+    """Yield the docstrings of the standard library, numpy and scipy."""
     folders = [Path(sysconfig.get_path("stdlib"))]
     folders += [Path(spec.origin).parent for n in ("numpy", "scipy") if (spec := importlib.util.find_spec(n)).origin]
     for folder in folders:
@@ -89,7 +89,7 @@ def _docstrings() -> Iterator[str]:
 
 
 def _distinct(texts: Iterable[str], draw: int) -> list[str]:
-    """Shuffled prose paragraphs of which none shares a sentence or a run of words with another."""
+    """Return shuffled prose paragraphs, no two of which share a sentence or a run of words."""
     raw = (" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text))
     prose = list(dict.fromkeys(filter(_is_prose, raw)))
     seen: set[str] = set()
@@ -103,7 +103,7 @@ def _distinct(texts: Iterable[str], draw: int) -> list[str]:
 
 
 def wide(folder: Path, calibration: int, heldout: int) -> tuple[Tokens, Tokens]:
-    """So many sequences of both kinds from docstrings and reference: every third paragraph is held out."""
+    """Return calibration and held-out sequences from docstrings and reference: every third paragraph is held out."""
     kept = _distinct(itertools.chain(_reference(), _docstrings()), draw=0)
     rest = [text for number, text in enumerate(kept) if number % 3 < 2]
     return tokenise(folder, rest, count=calibration), tokenise(folder, kept[2::3], count=heldout)
@@ -112,7 +112,7 @@ def wide(folder: Path, calibration: int, heldout: int) -> tuple[Tokens, Tokens]:
 def tokenise(
     folder: Path, texts: list[str], *, count: int = SEQUENCES, length: int = LENGTH, padded: float = 0.0
 ) -> Tokens:
-    """`count` sequences of joined paragraphs, cut at `length`; a share `padded` of them ends early and is padded."""
+    """Return `count` sequences of joined paragraphs, cut at `length`; a share `padded` of them ends early."""
     from tokenizers import Tokenizer
 
     tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -130,7 +130,7 @@ def tokenise(
 
 
 def _fill(tokenizer: Any, texts: Iterator[str], room: int, *, full: bool) -> list[int]:
-    """Tokens of paragraphs joined until `room` is used up, or of one to two paragraphs where `full` is not asked."""
+    """Return tokens of paragraphs joined up to `room`, or of one to two paragraphs if not `full`."""
     body: list[int] = []
     while len(body) < (room if full else room // 4):
         text = next(texts, None)
@@ -145,7 +145,7 @@ def _paths(out: Path) -> dict[str, Path]:
 
 
 def write(out: Path, cache: Path = minilm_export.DEFAULT_CACHE, *, draw: int = 0, padded: float = 0.0) -> None:
-    """Write both token files, in place of older ones."""
+    """Write both token files, replacing older ones."""
     out.mkdir(parents=True, exist_ok=True)
     folder = minilm_export.model_folder(cache)
     texts = paragraphs(draw)
@@ -158,10 +158,10 @@ def write(out: Path, cache: Path = minilm_export.DEFAULT_CACHE, *, draw: int = 0
 
 
 def ensure(out: Path, cache: Path = minilm_export.DEFAULT_CACHE) -> dict[str, Path]:
-    """Paths of both token files by split; written on the first call."""
+    """Return the paths of both token files by split; written on the first call."""
     paths = _paths(out)
     if not all(path.exists() for path in paths.values()):
-        write(out, cache)  # both, so that they never come from two draws
+        write(out, cache)  # both, so that they have the same seed
     return paths
 
 

@@ -1,11 +1,11 @@
-"""Give `onnxgrail` broken models and broken data, and see that it only ever says so in one line.
+"""Run `onnxgrail` on broken models and broken data, and check that it answers with a one-line error.
 
     python bench/mutations.py [--count 10000] [--seed 0] [--first 0] [--workers 1] [--threads 1]
 
-Every mutation runs in a worker process with limits on time, memory and sizes of files.  Counted as a fault: an answer
-that is not typed, an exit code that is not documented, more than 10 seconds or 1 GB, a file that was changed or made
-beside the output, a name that reaches the terminal or a page as it is, and, apart from these, a crash of the process.
-Prints JSON; exit code 1 where there are faults.
+Every mutation runs in a worker process with limits on time, memory and sizes of files.  These are faults: an answer
+that is not typed, an undocumented exit code, more than 10 seconds or 1 GB, a file that was changed or created next to
+the output, a name that reaches the terminal or a page unescaped, and, counted separately, a crash of the process.
+Prints JSON; exit code 1 if there are faults.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 200
 
 
 def main(text: str | None = __doc__, *, kind: str = "cases", count: int = 10_000) -> int:
-    """Run mutations that a module of `tests/mutation` makes, and print what came of them."""
+    """Run the mutations of a module of `tests/mutation`, and print the results."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
@@ -49,7 +49,7 @@ def main(text: str | None = __doc__, *, kind: str = "cases", count: int = 10_000
 
 
 def summed(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts, and every mutation with a fault."""
+    """Return the counts, and all mutations with a fault."""
     faulty = [v for v in verdicts if v["faults"]]
     crashed = [v for v in faulty if v["faults"][0].startswith("crash")]
     slowest = max(verdicts, key=lambda v: float(v.get("seconds", 0.0)), default={})

@@ -1,11 +1,11 @@
-"""One process with one thread against two processes with one thread each: the same bytes, in less time.
+"""Compare one process with two processes, each with one thread: the same bytes, in less time.
 
     python bench/processes.py [--rounds 3] [--layers 8] [--samples 2048] > bench/results/processes.json
 
-A stack of residual MLPs with drawn weights is narrowed in closed loop.  There are many rows for its width, so that the
+A stack of residual MLPs with random weights is narrowed in closed loop.  There are many rows for its width, so that the
 forward passes and the second moments dominate.  Runs alternate; medians are given of the seconds of the whole command
-(start included, which with torch takes longer), of its `calibrate` stage, and of the processor time of the busiest
-process, which says what a machine with other work to do would have needed alone.
+(including the start, which takes longer with torch), of its `calibrate` stage, and of the processor time of the busiest
+process, which is the time that an idle machine would need.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDTH, HIDDEN, TOKENS = 512, 1024, 64
 
 
 def stack(layers: int) -> onnx.ModelProto:
-    """Residual MLPs."""
+    """Return a stack of residual MLPs."""
     rng = np.random.default_rng(0)
     nodes, weights, value = [], [], "x"
     for k in range(layers):
@@ -52,7 +52,7 @@ def stack(layers: int) -> onnx.ModelProto:
 
 
 def run(folder: Path, size: int) -> dict[str, float]:
-    """One command in `size` processes: seconds, seconds of its calibration, processor seconds of the busiest."""
+    """Run a command in `size` processes; return seconds, seconds of calibration, processor seconds of the busiest."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -93,7 +93,7 @@ def run(folder: Path, size: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it as a script."""
+    """Run the bench as a script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=8)
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def summary(
     args: argparse.Namespace, found: dict[int, list[dict[str, float]]], load: list[float], *, same: bool
 ) -> Any:
-    """Medians and their ratios."""
+    """Return the medians and their ratios."""
     medians = {
         size: {key: round(statistics.median(row[key] for row in rows), 2) for key in rows[0]}
         for size, rows in found.items()

@@ -1,13 +1,13 @@
-"""Time of C += XᵀX and C += XᵀY in float32 by NumPy, by SciPy's BLAS, and by a graph in ONNX Runtime.
+"""Measure the time of C += XᵀX and C += XᵀY in float32 with NumPy, SciPy's BLAS, and a graph in ONNX Runtime.
 
     python bench/products.py [--rounds N] [--threads 1 2] [--kernels default Haswell Sandybridge]
 
-`library` is what onnxgrail does: NumPy, some columns at a time.  `kernels` are those of OpenBLAS
-(`OPENBLAS_CORETYPE`): `default` is what OpenBLAS chooses itself, an older name is what it takes for a processor that it
-does not know.  Each round starts a process for every setting, in which all ways take their turn.  `ms` are medians over
-rounds by the clock, `cpu_ms` those of the processor, which other work on the machine disturbs less; `of_best` is the
-time as a multiple of the best way's, by the processor for one thread and by the clock for more, which says little on a
-machine with other work: threads of OpenBLAS wait busily for each other.  `others` says if other Python threads go on
+`library` is the code of onnxgrail: NumPy, in groups of columns.  `kernels` are those of OpenBLAS
+(`OPENBLAS_CORETYPE`): `default` is the choice of OpenBLAS, an older name is its choice for an unknown processor.  Each
+round starts a process for every setting, in which all implementations run in turn.  `ms` are medians of wall-clock time
+over rounds, `cpu_ms` of processor time, which other work on the machine disturbs less; `of_best` is the time as a
+multiple of the fastest implementation, in processor time for one thread and in wall-clock time for more, which is
+unreliable on a busy machine: idle threads of OpenBLAS wait actively.  `others` is true if other Python threads run
 during a product.  JSON on stdout, progress on stderr.
 """
 
@@ -37,8 +37,8 @@ from onnxgrail.commands.demo import machine
 
 SHAPES = ((2048, 768), (16384, 384), (4096, 3072), (512, 64))  # rows, features
 COLUMNS = 256  # of Y
-PANEL = 256  # rows of a triangle that the graph makes together
-SHORT = 0.02  # seconds: what is faster than this is repeated
+PANEL = 256  # rows of a triangle that the graph computes together
+SHORT = 0.02  # seconds: faster products are repeated
 TICK = 0.001
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -60,7 +60,7 @@ def graph(nodes: list[Any], inputs: tuple[str, ...], outputs: list[str]) -> Any:
 
 
 def triangle(width: int) -> Any:
-    """Return the graph of the lower triangle of XᵀX, some rows at a time."""
+    """Return the graph of the lower triangle of XᵀX, computed in groups of rows."""
     nodes, outputs = [helper.make_node("Constant", [], ["axis"], value_ints=[1])], []
     for first in range(0, width, PANEL):
         last = min(first + PANEL, width)
@@ -75,7 +75,7 @@ def triangle(width: int) -> Any:
 
 
 def squares(x: Array, threads: int) -> dict[str, Way]:
-    """Return the ways to add XᵀX to a matrix."""
+    """Return the implementations of adding XᵀX to a matrix."""
     width = x.shape[1]
     gemm = helper.make_node("Gemm", ["x", "x", "c"], ["y"], transA=1)
     whole, parts = session(graph([gemm], ("x", "c"), ["y"]), threads), session(triangle(width), threads)
@@ -95,7 +95,7 @@ def squares(x: Array, threads: int) -> dict[str, Way]:
 
 
 def products(x: Array, y: Array, threads: int) -> dict[str, Way]:
-    """Return the ways to add XᵀY to a matrix."""
+    """Return the implementations of adding XᵀY to a matrix."""
     gemm = helper.make_node("Gemm", ["x", "y", "c"], ["z"], transA=1)
     run = session(graph([gemm], ("x", "y", "c"), ["z"]), threads)
     total = np.zeros((x.shape[1], y.shape[1]), np.float32)
@@ -107,7 +107,7 @@ def products(x: Array, y: Array, threads: int) -> dict[str, Way]:
 
 
 def cases(threads: int) -> Iterator[tuple[str, dict[str, Way]]]:
-    """Return each product with its ways."""
+    """Yield each product with its implementations."""
     rng = np.random.default_rng(0)
     for rows, width in SHAPES:
         x, y = (rng.standard_normal((rows, n), np.float32) for n in (width, COLUMNS))
@@ -116,7 +116,7 @@ def cases(threads: int) -> Iterator[tuple[str, dict[str, Way]]]:
 
 
 def seconds(way: Way) -> tuple[float, float]:
-    """Return the time of one product, by the clock and of the processor."""
+    """Return the time of one product, in wall-clock and in processor time."""
     count, begun, busy = 0, time.perf_counter(), time.process_time()
     while count == 0 or time.perf_counter() - begun < SHORT:
         way()
@@ -125,7 +125,7 @@ def seconds(way: Way) -> tuple[float, float]:
 
 
 def lets_others_go_on(way: Way) -> bool:
-    """Return True if a thread that only counts gets its turns during a product."""
+    """Return True if a thread that only counts runs during a product."""
     turns: list[float] = []
     ended = threading.Event()
 
@@ -144,10 +144,10 @@ def lets_others_go_on(way: Way) -> bool:
 
 
 def work(threads: int) -> None:
-    """Measure every way once, and print what was found."""
+    """Measure every implementation once, and print the times."""
     times, others = {}, {}
     for case, ways in cases(threads):
-        if "3072" not in case:  # what takes seconds needs no warm-up
+        if "3072" not in case:  # a product that takes seconds needs no warm-up
             for way in ways.values():
                 way()
         times[case] = {name: seconds(way) for name, way in ways.items()}

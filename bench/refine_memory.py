@@ -1,11 +1,11 @@
-"""How the memory of a layer-wise fit grows with the depth of a model: it should not.
+"""Measure the growth of the memory of a layer-wise fit with the depth of a model; there should be none.
 
     python -m bench.refine_memory > bench/results/refine_memory.json
 
-Models with random weights in external data, of equal width and of 12 and 24 layers: one of Llama's shape, one stack of
-residual MLPs.  Each is narrowed and fitted in a process of its own, whose anonymous resident memory (RssAnon) is
-watched; pages of mapped files are not counted, since the system takes them back when it needs them.  Two epochs are
-enough: later ones hold the same tensors.  `growth` is the peak of the deeper model over that of the other.
+Models with random weights in external data, of equal width and of 12 and 24 layers: one of the shape of Llama, one
+stack of residual MLPs.  Each is narrowed and fitted in a separate process, whose anonymous resident memory (RssAnon) is
+measured; pages of mapped files are not counted, because the system frees them when needed.  Two epochs are enough:
+later ones hold the same tensors.  `growth` is the peak of the deeper model divided by that of the other.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ print(json.dumps({"seconds": time.perf_counter() - started, "fitted": len(fits)}
 
 
 def llama(path: Path, depth: int) -> dict[str, Any]:
-    """Write a decoder; returns its data."""
+    """Write a decoder; return its data."""
     sizes: dict[str, Any] = {"width": WIDTH, "hidden": HIDDEN, "heads": HEADS, "words": WORDS, "tokens": TOKENS}
     large_model.write(path, depth=depth, dtype="fp32", **sizes)
     return {"ids": np.random.default_rng(1).integers(0, WORDS, (SAMPLES, TOKENS))}
 
 
 def mlps(path: Path, depth: int) -> dict[str, Any]:
-    """Write a stack of residual MLPs behind a normalisation each; returns its data."""
+    """Write a stack of residual MLPs, each after a normalization; return its data."""
     with path.with_name(f"{path.name}.data").open("wb") as file:
         weights = Weights(file, f"{path.name}.data", "fp32", seed=0)
         graph = Graph(weights)
@@ -81,7 +81,7 @@ SHAPES: dict[str, Callable[[Path, int], dict[str, Any]]] = {"llama": llama, "mlp
 
 
 def row(shape: str, depth: int, refine: str, folder: Path) -> dict[str, Any]:
-    """One model, narrowed by half and refined."""
+    """Narrow a model by half, refine it, and return the measurement."""
     path, feed = folder / f"{shape}{depth}.onnx", folder / f"{shape}.npz"
     if not path.exists():
         np.savez(feed, **SHAPES[shape](path, depth))
@@ -99,7 +99,7 @@ def row(shape: str, depth: int, refine: str, folder: Path) -> dict[str, Any]:
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Peaks of the deeper models over those of the others."""
+    """Return the peaks of the deeper models divided by those of the others."""
     peaks = {(r["shape"], r["refine"], r["depth"]): r["peak_anonymous_bytes"] for r in rows}
     pairs = dict.fromkeys((shape, refine) for shape, refine, _ in peaks)
     low, high = DEPTHS

@@ -1,12 +1,12 @@
-"""Digests of what 30 commands write, to be compared before and after a change that should not change them.
+"""Compute digests of the files that 30 commands write, to compare them before and after a refactoring.
 
     python bench/same_bytes.py keep digests.json [--zoo FOLDER]
     python bench/same_bytes.py compare digests.json [--zoo FOLDER]
 
 The commands cover methods, reducers, selectors, compensations, budgets, `--resume`, two processes, half precision,
 external weights, quantized models, caches, grasp and refine, on the embedded models; `--zoo` adds every `.onnx` file of
-a folder, narrowed without data.  Each digest is over the files that a command writes, without the recipe that a model
-carries about itself, or its error.  `compare` prints the commands whose digests differ and exits 1 where there are any.
+a folder, narrowed without data.  Each digest is over the model that a command writes, without its metadata, or over
+its error.  `compare` prints the commands whose digests differ and exits with 1 if there are any.
 Digests depend on the processor and on versions of numpy and ONNX Runtime: compare on one machine only.
 """
 
@@ -34,7 +34,7 @@ SECONDS = 900
 COMMON = "--no-check --quiet"
 TORCH = importlib.util.find_spec("torch") is not None
 
-# Of each the model and the options.
+# For each command the model and the options.
 COMMANDS: dict[str, tuple[str, str]] = {
     "default": (VIT, ""),
     "grail closed": (RESNET, "--compensate grail --closed-loop"),
@@ -75,7 +75,7 @@ NEEDS_TORCH = frozenset({"two processes", "refine"})
 
 
 def words_of(name: str) -> list[str]:
-    """The command line of one command, without the program."""
+    """Return the arguments of a command, without the program."""
     model, options = COMMANDS[name]
     words = shlex.split(options)
     data = [] if "--data" in words else ["--data", str(MODELS / f"{model}.calib.npz")]
@@ -84,7 +84,7 @@ def words_of(name: str) -> list[str]:
 
 
 def run(words: list[str], processes: int = 1) -> str:
-    """Run a command in an empty folder; returns the digest of what it wrote, or of its error."""
+    """Run a command in an empty folder; return the digest of its model, or its error."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -106,7 +106,7 @@ def run(words: list[str], processes: int = 1) -> str:
 
 
 def places(count: int) -> Iterator[dict[str, str]]:
-    """What tells each of several processes which one it is."""
+    """Yield the environment variables that number each process."""
     if count == 1:
         yield {}
         return
@@ -118,21 +118,21 @@ def places(count: int) -> Iterator[dict[str, str]]:
 
 
 def digest(folder: Path) -> str:
-    """Checksum of the model that a command wrote, weights included and its recipe left out."""
+    """Return the checksum of the model that a command wrote, with weights and without metadata."""
     model = onnx.load(folder / "out.onnx")
     del model.metadata_props[:]
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
 def zoo(folder: Path | None) -> dict[str, list[str]]:
-    """A command without data for every model of a folder."""
+    """Return a command without data for every model of a folder."""
     files = [] if folder is None else sorted(folder.glob("*.onnx"))
     options = ["--unit-ratio", "0.25", "--samples", "4", "--compensate", "grail", *COMMON.split()]
     return {f"zoo {f.stem}": ["compress", str(f.resolve()), "out.onnx", *options] for f in files}
 
 
 def digests(folder: Path | None, workers: int) -> dict[str, str]:
-    """Digests of all commands that this installation can run."""
+    """Return the digests of all commands that this installation can run."""
     commands = {name: words_of(name) for name in COMMANDS if TORCH or name not in NEEDS_TORCH}
     commands |= zoo(folder)
     with ThreadPoolExecutor(workers) as pool:
@@ -143,7 +143,7 @@ def digests(folder: Path | None, workers: int) -> dict[str, str]:
 
 
 def main() -> None:
-    """Keep digests, or hold them against kept ones."""
+    """Store digests, or compare them with stored digests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("keep", "compare"))
     parser.add_argument("file", type=Path)

@@ -1,11 +1,11 @@
-"""How long selectors and folds take on one wide block, and how much output they lose.
+"""Measure the time of selectors and folds on one wide block, and the loss of output.
 
     python bench/selection_speed.py [--widths 1536,3072,11008] [--only obs,fold] > selection_speed.json
 
-The block is drawn: ReLU features of a narrow factor, 40 % of them near copies of others, whose scales differ widely.
-30 % of the units go; `obs-stopped` ends its path there.  `loss` is the share of the consumer's squared output that is
-gone after an optimal refit of the kept weights.  Both clocks are given: `cpu_seconds` says what was computed, `seconds`
-what a busy machine made of it.
+The block is random: ReLU features of a narrow factor, 40 % of them near copies of others, with widely different scales.
+30 % of the neurons are removed; `obs-stopped` ends its path there.  `loss` is the share of the consumer's squared
+output that is lost after an optimal refit of the kept weights.  `cpu_seconds` is processor time, `seconds` wall-clock
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDED = ("fold", "fold-kmeans", "fold-gram")
 
 
 def drawn(width: int, inputs: int, outputs: int) -> View:
-    """A block of `width` neurons between `inputs` and `outputs` channels."""
+    """Return a random block of `width` neurons between `inputs` and `outputs` channels."""
     rng = np.random.default_rng(0)
     count, rank, fresh = (4 if width < 5000 else 2) * width, width // 8, int(0.6 * width)
     basis = rng.standard_normal((rank, width), np.float32) / np.float32(rank**0.5)
@@ -51,7 +51,7 @@ def drawn(width: int, inputs: int, outputs: int) -> View:
 
 
 def view_of(producer: Floats, consumer: Floats, stats: Stats) -> View:
-    """The nouns around the numbers."""
+    """Return the view of a block with these weights and statistics."""
     units = len(producer)
     index = np.arange(units)[:, None]
     slots = (
@@ -74,7 +74,7 @@ def view_of(producer: Floats, consumer: Floats, stats: Stats) -> View:
 
 
 def ways(view: View, kept: int) -> dict[str, Callable[[], Reducer]]:
-    """How to get from all units to `kept`, by name."""
+    """Return functions that reduce all neurons to `kept`, by name."""
     rng = np.random.default_rng(0)
 
     def pruned(name: str) -> Callable[[], Reducer]:

@@ -3,8 +3,8 @@
     pip install 'onnxgrail[cpu]' torch onnxscript && pip install --no-deps torchvision
     python bench/torchvision_coverage.py --out bench/results/torchvision_coverage.json [--only resnet] [--ratio 0.3]
 
-Each model is built with random weights, exported by `torch.onnx.export` and compressed without compensation in a
-process of its own, one at a time, so that memory is that of the largest.  Rows that the output has are not run again.
+Each model is built with random weights, exported by `torch.onnx.export` and compressed without compensation in its own
+process, one at a time, so that the peak memory is that of the largest.  Rows that the output has are not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 
 def declare() -> None:
-    """Declare operators of a torchvision built for another torch: export needs their names, nothing runs them."""
+    """Declare operators of a torchvision built for another torch: export needs their names, but does not run them."""
     import torch
 
     library = torch.library.Library("torchvision", "DEF")
@@ -173,7 +173,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Fill the output row by row."""
+    """Measure the missing rows, and write each to the output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="")

@@ -1,8 +1,8 @@
-"""How the cost of tracing, proving and rewriting grows with a network's depth.
+"""Measure the growth of the cost of tracing, proving and rewriting with the depth of a network.
 
-Chains of residual layers (Conv-BatchNormalization-Relu or a gated MLP behind a norm) of 125 to 1000 layers are traced
-and narrowed without compensation; the JSON has seconds per stage and milliseconds per node.  Linear growth shows as a
-constant number of milliseconds per node.
+Chains of residual layers (Conv-BatchNormalization-Relu or a gated MLP after a norm) of 125 to 1000 layers are traced
+and narrowed without compensation; the JSON has seconds per stage and milliseconds per node.  With linear growth the
+milliseconds per node are constant.
 
     python bench/trace_scaling.py [--layers 125,250,500,1000] [--out bench/results/trace_scaling.json]
 """
@@ -28,7 +28,7 @@ WIDTH = 16
 
 
 def plain_chain(layers: int) -> onnx.ModelProto:
-    """Conv, BatchNormalization and Relu behind one another: every width is a block."""
+    """Return a chain of Conv, BatchNormalization and Relu, in which every width is a block."""
     body, weights = [], {}
     for i in range(layers):
         body += [
@@ -42,7 +42,7 @@ def plain_chain(layers: int) -> onnx.ModelProto:
 
 
 def residual_chain(layers: int) -> onnx.ModelProto:
-    """Two convolutions beside a residual connection: one stream through all layers and one block inside each."""
+    """Return a chain of two convolutions with a residual connection: one stream overall, one block per layer."""
     body, weights = ["x0 = Conv(x, stem)"], {"stem": (WIDTH, 3, 1, 1)}
     for i in range(layers):
         body += [
@@ -57,7 +57,7 @@ def residual_chain(layers: int) -> onnx.ModelProto:
 
 
 def transformer_chain(layers: int) -> onnx.ModelProto:
-    """Norm, gate and up matrix, product, down matrix, beside a residual connection that a norm holds fixed."""
+    """Return a chain of gated MLPs with a norm and a residual connection, which the norm keeps at full width."""
     body, weights = [], {}
     for i in range(layers):
         body += [
@@ -82,7 +82,7 @@ CHAINS: dict[str, Callable[[int], onnx.ModelProto]] = {
 
 
 def model(signature: str, body: list[str], weights: dict[str, Any]) -> onnx.ModelProto:
-    """A model from node lines; a weight without a shape is a vector of ones."""
+    """Return a model from node lines; a weight without a shape is a vector of ones."""
     inputs, outputs = signature.split("=>")
     head = '<ir_version: 10, opset_import: ["" : 20]>'
     text = f"{head}\nchain ({inputs}) => ({outputs}) {{\n" + "\n".join(body) + "\n}"
@@ -95,7 +95,7 @@ def model(signature: str, body: list[str], weights: dict[str, Any]) -> onnx.Mode
 
 
 def measure(proto: onnx.ModelProto, folder: Path) -> dict[str, Any]:
-    """Seconds of one run without compensation, by stage, and of one inspection."""
+    """Measure the seconds of a run without compensation, by stage, and of an inspection."""
     path, target = folder / "m.onnx", folder / "o.onnx"
     onnx.save(proto, path)
     started = time.perf_counter()

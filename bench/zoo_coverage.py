@@ -1,10 +1,10 @@
-"""Write docs/coverage.md: a zoo of exported graphs, each narrowed and compared with the mask oracle.
+"""Write docs/coverage.md: a zoo of exported graphs, each narrowed and compared with a mask oracle.
 
     python bench/zoo_coverage.py ZOO [--ratio 0.5] [--out docs/coverage.md]
 
 ZOO is a folder of graph skeletons with a manifest, `skeleton.py` to unpack them and `conformance.py` with the oracle:
-the narrowed model must equal the original in which the dropped positions of every consumer are zero.  Shares count
-float parameters only, so quantized graphs, whose weights are integers, show little.
+the narrowed model must equal the original with the removed positions of every consumer set to zero.  Shares count
+float parameters only, so they are small for quantized graphs, whose weights are integers.
 """
 
 from __future__ import annotations

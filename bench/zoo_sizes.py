@@ -1,9 +1,9 @@
-"""Narrow every graph of a zoo, and fail where a file grows or parameters are not the ones that were predicted.
+"""Narrow every graph of a zoo, and fail if a file grows or the number of parameters differs from the prediction.
 
     python bench/zoo_sizes.py ZOO [--only SUBSTRING] [--unit-ratio 0.25 0.5] [--options '{"compensate": "grail"}']
     python bench/zoo_sizes.py FOLDER_OF_ONNX_FILES
 
-ZOO is what `bench/zoo_coverage.py` takes; a plain folder of models does as well, with drawn inputs.
+ZOO is a folder as for `bench/zoo_coverage.py`; a folder of models works too, with random inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxgrail.machine.job import Job
 
 
 def models(folder: Path, only: str, scratch: Path) -> Iterator[tuple[str, Path, Any]]:
-    """Every model as a file, with its name and data."""
+    """Yield every model as a file, with its name and data."""
     if not (folder / "manifest.json").exists():
         yield from ((path.stem, path, None) for path in sorted(folder.glob("*.onnx")) if only in path.stem)
         return
@@ -44,7 +44,7 @@ def models(folder: Path, only: str, scratch: Path) -> Iterator[tuple[str, Path, 
 
 
 def verdict(path: Path, data: Any, output: Path, options: dict[str, Any]) -> tuple[str, str]:
-    """What became of one model: ok, nothing, LARGER, MISCOUNTED or FAILED, and numbers or a reason."""
+    """Return the result for a model (ok, nothing, LARGER, MISCOUNTED or FAILED), with numbers or a reason."""
     output.unlink(missing_ok=True)
     try:
         report = onnxgrail.compress(path, output, data=data, **options).report.data
@@ -64,7 +64,7 @@ def verdict(path: Path, data: Any, output: Path, options: dict[str, Any]) -> tup
 
 
 def _removed(path: Path, data: Any, report: dict[str, Any]) -> int:
-    """Parameters that the cost model says are gone."""
+    """Return the number of parameters that the cost model counts as removed."""
     prepared = prepare(path, data, Job(recipe=Recipe(samples=2, batch_size=2)))
     dead = np.zeros(prepared.survey.ids, dtype=bool)
     kept = {block["name"]: block["kept_units"] for block in report["blocks"]}
@@ -74,7 +74,7 @@ def _removed(path: Path, data: Any, report: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Print a line per model and ratio; 1 where something is wrong."""
+    """Print a line per model and ratio; return 1 if there is an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="")

@@ -1,7 +1,7 @@
-"""Small trained models that travel with the package, with the data to compress and to judge them.
+"""Small trained models included in the package, with calibration and held-out data.
 
-Each has an ONNX file, unlabelled calibration data and labelled held-out data; the script of the same name trains
-it from scratch, and `manifest.toml` holds provenance and digests.  Reading them needs numpy alone.
+Each has an ONNX file, unlabeled calibration data and labeled held-out data; the script of the same name trains
+it from scratch, and `manifest.toml` holds provenance and checksums.  Reading them needs numpy alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Run = Callable[[dict[str, Array]], Sequence[Array]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedded:
-    """One embedded model: where its files lie and how it is judged."""
+    """An embedded model: its files and its metric."""
 
     name: str
     model: Path
@@ -50,10 +50,10 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Embedded:
-    """Find the files of an embedded model.
+    """Return the files of an embedded model.
 
     Raises:
-        UsageError: if there is no model of that name.
+        UsageError: there is no model of that name.
     """
     if name not in _METRICS:
         raise UsageError(f"no embedded model is called {name!r}", hint=f"There are {', '.join(names())}")
@@ -67,36 +67,36 @@ def load(name: str) -> Embedded:
 
 
 def manifest() -> Mapping[str, Any]:
-    """Read `manifest.toml`: provenance, licence, digests and dense metric, by model name."""
+    """Read `manifest.toml`: provenance, license, checksums and dense metric, by model name."""
     return tomllib.loads((_HERE / "manifest.toml").read_text(encoding="utf-8"))
 
 
 def score(embedded: Embedded, run: Run, *, batch_size: int = 64) -> float:
-    """Judge a model on the held-out data of `embedded`.
+    """Return the metric of a model on the held-out data of `embedded`.
 
     Accuracy is the share of samples whose largest logit is the label (higher is better).  Perplexity is
     exp(mean negative log-likelihood of the labels) (lower is better, 1 is perfect).
 
     Args:
-        embedded: Names the data and the metric.
-        run: Maps a feed to the outputs, of which the first holds the logits `(..., classes)`.
-        batch_size: Samples per call of `run`.
+        embedded: gives the data and the metric.
+        run: maps a feed to the outputs, the first of which holds the logits `(..., classes)`.
+        batch_size: samples per call of `run`.
     """
     samples = scores(embedded, run, batch_size=batch_size)
     mean = float(samples[:, 0].sum() / samples[:, 1].sum())
     if embedded.metric == "accuracy":
         return mean
-    # A ruined model can be further off than a float holds; that is a perplexity of infinity, not an error.
+    # The perplexity of a ruined model can exceed the range of floats; infinity is then the correct result.
     return math.exp(mean) if mean < 700.0 else math.inf
 
 
 def scores(embedded: Embedded, run: Run, *, batch_size: int = 64) -> Array:
-    """Return the same sample by sample: (samples, 2), what is summed and how many labels there are.
+    """Return the terms of the metric by sample: (samples, 2), their sum and the number of labels.
 
     Args:
-        embedded: Names the data and the metric.
-        run: Maps a feed to the outputs, of which the first holds the logits `(..., classes)`.
-        batch_size: Samples per call of `run`.
+        embedded: gives the data and the metric.
+        run: maps a feed to the outputs, the first of which holds the logits `(..., classes)`.
+        batch_size: samples per call of `run`.
     """
     with np.load(embedded.heldout, allow_pickle=False) as archive:
         arrays: dict[str, Array] = {key: archive[key] for key in archive.files}
@@ -115,7 +115,7 @@ def scores(embedded: Embedded, run: Run, *, batch_size: int = 64) -> Array:
 
 
 def _negative_log_likelihood(logits: Array, labels: Array) -> Array:
-    """-log softmax(logits)[label] of logits `(..., classes)` and labels `(...)`, shifted to avoid overflow."""
+    """Return -log softmax(logits)[label] for logits `(..., classes)` and labels `(...)`, shifted to avoid overflow."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     picked = np.take_along_axis(shifted, labels[..., None], axis=-1)[..., 0]
     return np.asarray(np.log(np.exp(shifted).sum(axis=-1)) - picked)

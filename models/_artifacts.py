@@ -1,7 +1,7 @@
-"""Write the files an embedded model consists of: ONNX, data, and its entry in the manifest.
+"""Write the files of an embedded model: ONNX, data, and its entry in the manifest.
 
-Only the training scripts use this module; torch is imported where it is needed, so that reading the
-embedded models asks for numpy alone.
+Only the training scripts use this module; torch is imported inside functions, so that reading the embedded models
+needs numpy alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HERE = Path(__file__).resolve().parent
 MANIFEST = HERE / "manifest.toml"
 OPSET = 20
 
-# The exporter notes where every node came from.  The scopes are what reports print; stack traces hold absolute paths
-# of the machine that exported, and class names change with the way a script was started.
+# The exporter records the origin of every node.  Reports print the scopes; stack traces hold absolute paths of the
+# exporting machine, and class names depend on the way a script was started.
 _KEPT_METADATA = frozenset({"pkg.torch.onnx.name_scopes"})
 
 _HEADER = """\
@@ -38,7 +38,7 @@ _HEADER = """\
 def seed_everything(seed: int) -> None:
     """Fix torch's random stream, thread count and choice of kernels.
 
-    One thread, because the order of a sum, and so the trained weights, would hang on the number of cores.
+    One thread, because the order of a sum, and so the trained weights, would depend on the number of cores.
     """
     import torch
 
@@ -58,11 +58,11 @@ def export(
     """Export a one-input, one-output module to a single file with inline weights.
 
     Args:
-        module: Switched to evaluation mode, so that batch norms fold into their convolutions.
-        example: One input; every axis in `dynamic` should be at least 2 long, or the exporter fixes it.
-        path: Where the ONNX file goes.
-        input_name: Name of the graph input; the output is called `logits`.
-        dynamic: Names of the dynamic axes of the input, by axis.
+        module: switched to evaluation mode, so that batch norms are folded into their convolutions.
+        example: an input; each axis in `dynamic` should be at least 2 long, or the exporter fixes it.
+        path: of the ONNX file.
+        input_name: name of the graph input; the output is called `logits`.
+        dynamic: names of the dynamic axes of the input, by axis.
     """
     import onnx
     import torch
@@ -88,7 +88,7 @@ def export(
 
 
 def name_axes(model: onnx.ModelProto, dynamic: Mapping[int, str]) -> None:
-    """Give the symbols the exporter invented (`s77`) the names that users read in error messages."""
+    """Replace the exporter's symbols (`s77`) by the names that users read in error messages."""
     graph = model.graph
     shape = graph.input[0].type.tensor_type.shape
     names = {shape.dim[axis].dim_param: name for axis, name in dynamic.items()}
@@ -99,7 +99,7 @@ def name_axes(model: onnx.ModelProto, dynamic: Mapping[int, str]) -> None:
 
 
 def strip_metadata(model: onnx.ModelProto) -> None:
-    """Remove everything that tells where the file was made, and keep the module scopes of the nodes."""
+    """Remove the metadata on the origin of the file, but keep the module scopes of the nodes."""
     graph = model.graph
     for owner in (model, graph, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
         del owner.metadata_props[:]
@@ -124,7 +124,7 @@ def write(
     *,
     dynamic: Mapping[int, str],
 ) -> None:
-    """Write the files of a one-input module; the calibration data name its input, `dynamic` is as for `export`."""
+    """Write the files of a one-input module; the calibration data give the input's name, `dynamic` as for `export`."""
     import torch
 
     write_npz(files.calibration, **calibration)
@@ -134,7 +134,7 @@ def write(
 
 
 def metric(files: Embedded, module: torch.nn.Module) -> float:
-    """Judge a torch module exactly as an ONNX file is judged."""
+    """Return the metric of a torch module, computed as for an ONNX file."""
     import torch
 
     module.eval()
@@ -144,7 +144,7 @@ def metric(files: Embedded, module: torch.nn.Module) -> float:
 
 
 def parameters(path: Path) -> int:
-    """Count the floating-point weights of an ONNX file: what a reader of the file sees, after folding."""
+    """Return the number of floating-point weights in an ONNX file, after folding."""
     import onnx
 
     weights = onnx.load(path).graph.initializer
@@ -171,12 +171,12 @@ def describe(
 
     Args:
         files: the model.
-        task: what it was trained for.
-        data: what it was trained on.
-        data_licence: under which licence that comes.
-        judged: the metric of the model as it is, called `dense`, and of anything else that was tried.
-        seconds: how long training took.
-        blocks: what a survey is expected to find, by kind.
+        task: the task of the model.
+        data: the training data.
+        data_licence: the license of the data.
+        judged: the metric of the model, called `dense`, and of its variants.
+        seconds: of training.
+        blocks: the expected number of blocks, by kind.
     """
     entry: dict[str, Any] = {
         "script": f"{files.name}.py",
@@ -194,7 +194,7 @@ def describe(
 
 
 def record(name: str, entry: Mapping[str, Any], files: Sequence[Path], manifest: Path = MANIFEST) -> None:
-    """Replace the entry of one model in the manifest, digests of its files included."""
+    """Replace the entry of one model in the manifest, including the checksums of its files."""
     models: dict[str, Any] = {}
     if manifest.exists():
         models = tomllib.loads(manifest.read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ def record(name: str, entry: Mapping[str, Any], files: Sequence[Path], manifest:
 
 
 def _section(title: str, table: Mapping[str, Any]) -> str:
-    """Write one table: scalars first, then tables of scalars, which is all this manifest needs."""
+    """Return the TOML of a table: scalars first, then tables of scalars; the manifest needs no more."""
     lines = [f"[{title}]"]
     nested: list[str] = []
     for key, value in table.items():
@@ -220,5 +220,5 @@ def _key(text: str) -> str:
 
 
 def _scalar(value: object) -> str:
-    # Strings here are our own plain text without quotes or backslashes, so quoting is all they need.
+    # These strings contain no quotes or backslashes, so they need no escaping.
     return f'"{value}"' if isinstance(value, str) else str(value)

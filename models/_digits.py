@@ -1,4 +1,4 @@
-"""What the image models share: the handwritten digits, the loop that learns them, and what is written afterwards.
+"""Common code of the image models: the handwritten digits, the training loop, and the output files.
 
 The digits (Alpaydin and Kaynak, UCI Machine Learning Repository, CC BY 4.0) come with scikit-learn.
 """
@@ -40,7 +40,7 @@ class Digits:
 
 
 def digits(factor: int = 1) -> Digits:
-    """Load, enlarge, scale and split the digits, 8x8 pixels times `factor`; the split hangs on `SEED` alone."""
+    """Load, enlarge, scale and split the digits, 8x8 pixels times `factor`; the split depends only on `SEED`."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -76,7 +76,7 @@ def fit(
         labels: `(n,)`.
         epochs: passes over the images.
         rate: the highest learning rate.
-        move: what becomes of a batch before the model sees it.
+        move: augments a batch.
         smoothing: of the labels.
         clip: largest norm of a gradient, None for no limit.
     """
@@ -116,7 +116,7 @@ def trained(
 
 
 def describe(files: Embedded, judged: Mapping[str, float], seconds: int, blocks: Mapping[str, int]) -> None:
-    """Write the manifest entry of a model of the digits."""
+    """Write the manifest entry of a model for digits."""
     _artifacts.describe(
         files,
         task="handwritten digits, 10 classes",

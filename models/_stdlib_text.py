@@ -1,7 +1,7 @@
-"""The text that the character model reads: how Python's standard library documents itself.
+"""The training text of the character model: the documentation of Python's standard library.
 
 Docstrings are taken from the source files without importing them; the topics are those of `help("topics")`, which
-are the language reference.  Text and split hang on the Python version alone.
+are the language reference.  Text and split depend only on the Python version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-# A line break and the printable ASCII characters; anything else becomes a question mark.
+# A line break and the printable ASCII characters; all others become a question mark.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 SHORTEST = 40
 HELD_OUT_SHARE = 1 / 16
@@ -50,7 +50,7 @@ def corpus() -> tuple[str, str]:
 
 
 def is_held_out(name: str) -> bool:
-    """Decide by the name alone, so that a module added to Python moves no other one to the other side.
+    """Return True if a module is held out, by its name alone, so that new modules of Python do not move others.
 
     Topics quote each other, so all of them are for training.
     """

@@ -1,10 +1,10 @@
-"""Train the embedded language model: a four-layer Llama that reads characters.
+"""Train the embedded language model: a four-layer Llama on characters.
 
     python -m onnxgrail.models.char_llama
 
 takes about nine minutes on one CPU core and writes `char_llama.onnx`, its data files and its manifest entry.  The
 network is `transformers.LlamaForCausalLM` itself, so the graph is what users of that library export: RMSNorm, rotary
-embedding, grouped-query attention and a gated MLP.  The text is what Python documents itself with (`_stdlib_text`).
+embedding, grouped-query attention and a gated MLP.  The text is the documentation of Python (`_stdlib_text`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class CharLlama(nn.Module):
-    """`LlamaForCausalLM` that takes `input_ids` alone and returns the logits alone."""
+    """A `LlamaForCausalLM` that takes only `input_ids` and returns only the logits."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class CharLlama(nn.Module):
 
 
 def configuration(**changes: int) -> LlamaConfig:
-    """Describe the network: four key-value groups of two query heads, so that 30 % and 50 % of them can go."""
+    """Return the configuration: four key-value groups of two query heads, so that 30 % and 50 % can be removed."""
     from transformers import LlamaConfig
 
     sizes = {
@@ -79,7 +79,7 @@ def configuration(**changes: int) -> LlamaConfig:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrices are made orthogonal before they are applied (Jordan et al. 2024).
+    """An optimizer with momentum whose update matrices are made orthogonal (Jordan et al. 2024).
 
     `torch.optim.Muon` computes in bfloat16, which is many times slower on CPUs without instructions for it.
     """
@@ -111,7 +111,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def windows(text: Ids, count: int, length: int, *, seed: int) -> Ids:
-    """Cut `count` windows `(count, length)` out of `text` at random places, the same ones for the same seed."""
+    """Cut `count` windows `(count, length)` out of `text` at random places; equal seeds give equal windows."""
     starts = np.random.default_rng(seed).integers(0, len(text) - length + 1, size=count)
     cut: Ids = text[starts[:, None] + np.arange(length)]
     return cut
@@ -127,7 +127,7 @@ def spread(text: Ids, count: int, length: int) -> Ids:
 def train(model: nn.Module, text: Ids, *, steps: int = STEPS) -> float:
     """Fit `model` to the next character of `text`; return the mean loss of the last tenth of the steps.
 
-    Muon moves the inner matrices, AdamW the embedding, the readout and the norms.  With AdamW alone the same
+    Muon trains the inner matrices, AdamW the embedding, the readout and the norms.  With AdamW alone the same
     loss takes about twice the steps.
     """
     matrices = [value for key, value in model.named_parameters() if value.ndim == 2 and ".layers." in key]
@@ -154,12 +154,12 @@ def train(model: nn.Module, text: Ids, *, steps: int = STEPS) -> float:
 
 
 def rate(step: int, steps: int) -> float:
-    """Scale the learning rate: linear warm-up, level until half-way, then linearly down to zero."""
+    """Return the factor of the learning rate: linear warm-up, constant until half-way, then linearly down to zero."""
     return min(1.0, (step + 1) / WARM_UP, 2.0 * (steps - step) / steps)
 
 
 def main() -> None:
-    """Train, write all files, and print what the manifest records."""
+    """Train, write all files, and print the manifest entry."""
     _artifacts.seed_everything(SEED)
     training, unseen = (_stdlib_text.encode(text) for text in _stdlib_text.corpus())
     print(f"{len(training)} characters to train on, {len(unseen)} held out", file=sys.stderr)

@@ -23,7 +23,7 @@ LEARNING_RATE = 3e-3
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a residual connection; the channels between them are what pruning removes."""
+    """Two 3x3 convolutions with a residual connection; pruning removes the channels between them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class DigitsResNet(nn.Module):
 
 
 def shift(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Move a batch `(n, 1, h, w)` by up to two pixels; 1 400 images alone would be learnt by heart."""
+    """Move a batch `(n, 1, h, w)` by up to two pixels, because 1,400 images alone would be memorized."""
     rows, columns = torch.randint(0, 5, (2,), generator=generator).tolist()
     padded = functional.pad(images, (2, 2, 2, 2), value=-1.0)
     return padded[..., rows : rows + images.shape[-2], columns : columns + images.shape[-1]]
@@ -79,7 +79,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int = EPO
 
 @torch.no_grad()
 def halve_inner_channels(model: DigitsResNet) -> None:
-    """Zero, in every block, the half of the inner channels with the smallest weights (l1): pruning without repair."""
+    """Zero, in every block, the half of the inner channels with the smallest l1 norm: pruning without compensation."""
     for block in model.blocks:
         assert isinstance(block, BasicBlock)
         scale = block.bn1.weight / torch.sqrt(block.bn1.running_var + block.bn1.eps)
@@ -88,10 +88,10 @@ def halve_inner_channels(model: DigitsResNet) -> None:
 
 
 def main() -> None:
-    """Train, write all files, and print what the manifest records."""
+    """Train, write all files, and print the manifest entry."""
     _artifacts.seed_everything(SEED)
     files, model = load(NAME), DigitsResNet()
-    # Twice the size leaves the last stage 4x4 positions: at 2x2 its statistics would be too few to be typical.
+    # Twice the size leaves 4x4 positions in the last stage: 2x2 would give too few rows for its statistics.
     seconds = trained(files, model, digits(2), train)
     dense = _artifacts.metric(files, model)
     halve_inner_channels(model)

@@ -31,7 +31,7 @@ LARGEST_GRADIENT = 1.0
 
 
 class Attention(nn.Module):
-    """Self-attention with queries, keys and values from one matrix, as vision transformers are usually written."""
+    """Self-attention with queries, keys and values from one matrix, as is usual in vision transformers."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, each behind a norm and beside a residual connection."""
+    """Attention and an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 
 class DigitsViT(nn.Module):
-    """Patch embedding, class token, learnt positions, blocks, norm and a linear classifier of the class token."""
+    """Patch embedding, class token, learned positions, blocks, norm and a linear classifier of the class token."""
 
     def __init__(self, width: int = WIDTH, depth: int = DEPTH, heads: int = HEADS, hidden: int = HIDDEN) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class DigitsViT(nn.Module):
 
 
 def moved(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Move, turn and scale every image a little: a transformer has to learn from data what convolutions have built in.
+    """Move, turn and scale every image a little, because transformers lack the invariances of convolutions.
 
-    At most about one pixel, 12 degrees and a tenth; what comes in from outside is background.
+    At most about one pixel, 12 degrees and a tenth; the border is filled with background.
     """
     count = len(images)
 
@@ -101,7 +101,7 @@ def moved(images: Tensor, generator: torch.Generator) -> Tensor:
     cosine, sine = torch.cos(angle) * size, torch.sin(angle) * size
     rows = torch.stack([cosine, -sine, draw(0.25), sine, cosine, draw(0.25)], dim=1).reshape(count, 2, 3)
     grid = functional.affine_grid(rows, list(images.shape), align_corners=False)
-    # Sampling fills up with zeros; shifting the background to zero first makes that the background.
+    # Sampling fills with zeros; shifting the background to zero before makes that the background.
     return functional.grid_sample(images + 1.0, grid, align_corners=False) - 1.0
 
 
@@ -114,7 +114,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int = EPO
 
 
 def main() -> None:
-    """Train, write all files, and print what the manifest records."""
+    """Train, write all files, and print the manifest entry."""
     _artifacts.seed_everything(SEED)
     files, model = load(NAME), DigitsViT()
     seconds = trained(files, model, digits(), train)

@@ -1,4 +1,4 @@
-"""`python -m bench.fidelity`: measure what is missing, then draw the figures and write the page."""
+"""`python -m bench.fidelity`: measure the missing cells, then draw the figures and write the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Cell = tuple[Subject, Method, float, int]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the options and do everything."""
+    """Parse the options, measure, and write all results."""
     args = options().parse_args(argv)
     wanted, missing = methods.known(methods.chosen(args.methods))
     sim = onnxsim(args.onnxsim_python)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.fidelity", description=__doc__)
     parser.add_argument(
         "--models", nargs="+", default=DEFAULT, choices=tuple(SUBJECTS), help="all but minilm if absent"
@@ -61,7 +61,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def onnxsim(python: str) -> tuple[Path, str] | None:
-    """The interpreter with its version of onnxsim, or None where there is none that prunes."""
+    """Return the interpreter with its version of onnxsim, None if it has no onnxsim that prunes."""
     code = "import onnxsim; onnxsim.apply_structured_pruning; print(onnxsim.__version__)"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def onnxsim(python: str) -> tuple[Path, str] | None:
 
 
 def environment(sim: tuple[Path, str] | None) -> dict[str, Any]:
-    """What the numbers hang on."""
+    """Return the versions and settings that the numbers depend on."""
     from onnxgrail.calibration.runtime.session import CPU
     from onnxgrail.commands.demo import machine
     from onnxgrail.report.environment import environment as versions
@@ -86,7 +86,7 @@ def environment(sim: tuple[Path, str] | None) -> dict[str, Any]:
 
 
 def run(data: store.Data, args: argparse.Namespace, wanted: Sequence[Method], folder: Path, sim: Path | None) -> None:
-    """Measure the cells that are missing, and save after each."""
+    """Measure the missing cells, and save after each."""
     subjects = [SUBJECTS[name]() for name in args.models]
     for subject in subjects:
         prepare(data, subject, folder)
@@ -112,7 +112,7 @@ def run(data: store.Data, args: argparse.Namespace, wanted: Sequence[Method], fo
 
 
 def grid(subjects: Sequence[Subject], wanted: Sequence[Method], ratios: Sequence[float], draws: int) -> Iterator[Cell]:
-    """All cells, draw by draw, so that a run that is stopped has something about everything."""
+    """Yield all cells, split by split, so that a stopped run has results for all methods."""
     for draw in range(draws):
         for subject in subjects:
             for ratio in ratios:
@@ -122,7 +122,7 @@ def grid(subjects: Sequence[Subject], wanted: Sequence[Method], ratios: Sequence
 
 
 def prepare(data: store.Data, subject: Subject, folder: Path) -> None:
-    """Note the dense model, and forget cells of an earlier one."""
+    """Measure the dense model, and remove cells of an earlier model."""
     known = data["subjects"].get(subject.name)
     if known is not None and known["sha256"] == subject.sha256:
         return
@@ -140,7 +140,7 @@ def prepare(data: store.Data, subject: Subject, folder: Path) -> None:
 
 
 def timed(data: store.Data, subject: Subject, row: dict[str, Any], file: Path) -> None:
-    """Time a shape the first time it is met: files of the same shape do the same work."""
+    """Measure the latency of a shape that has not been measured: files of the same shape take the same time."""
     known = {(entry["subject"], entry["shape"]) for entry in data["latency"]}
     if (subject.name, row["shape"]) in known or row["shape"] == "dense":
         return

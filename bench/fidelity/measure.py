@@ -1,4 +1,4 @@
-"""One cell: compress with half of the calibration data, judge on held-out data, and time every new shape once."""
+"""Measure a cell: compress with half of the calibration data, judge on held-out data, and time every new shape once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKER_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """A compressed file: its size, and a name for its shape (files of one shape take the same time)."""
+    """A compressed file: its size, and an identifier of its shape (files of one shape take the same time)."""
 
     path: Path
     params: int
@@ -35,7 +35,7 @@ class Made:
 
 
 def calibration(subject: Subject, draw: int, folder: Path) -> Path:
-    """The half of the calibration samples that belongs to a draw, as a file."""
+    """Return a file with the half of the calibration samples that belongs to a split."""
     path = folder / f"{subject.name}.{draw}.npz"
     if not path.exists():
         count = len(next(iter(subject.calibration.values())))
@@ -47,7 +47,7 @@ def calibration(subject: Subject, draw: int, folder: Path) -> Path:
 def cell(subject: Subject, method: Method, ratio: float, draw: int, folder: Path, sim: Path | None) -> dict[str, Any]:
     """Compress and judge; the file stays in `folder` until the next cell.
 
-    The row has a key `file`, which is not for the results.
+    The row has a key `file`, which is not part of the results.
     """
     start = time.perf_counter()
     data = calibration(subject, draw, folder)
@@ -65,7 +65,7 @@ def cell(subject: Subject, method: Method, ratio: float, draw: int, folder: Path
 
 
 def _own(subject: Subject, method: Method, ratio: float, data: Path, target: Path) -> Made:
-    """The public call.  Widths are not rounded, so that a ratio means what it says."""
+    """Compress with onnxgrail, without rounding of widths, so that the ratio is exact."""
     import onnxgrail
 
     try:
@@ -87,7 +87,7 @@ def _own(subject: Subject, method: Method, ratio: float, data: Path, target: Pat
     sizes = report["model"]
     kept = [(block["name"], block["kept"]) for block in report["blocks"]]
     if report.get("methods") or any(entry["added"] for entry in report.get("refines", ())):
-        kept.append(("and more", sizes["params_after"]))  # widths are not all that is new
+        kept.append(("and more", sizes["params_after"]))  # the widths do not determine the shape alone
     return Made(path=target, params=sizes["params_after"], macs=sizes["macs_after"], shape=_digest(kept))
 
 
@@ -99,7 +99,7 @@ def _dense(subject: Subject, data: Path, note: str) -> Made:
 def _onnxsim(
     subject: Subject, method: Method, ratio: float, data: Path, target: Path, python: Path | None
 ) -> Made | str:
-    """What onnxsim makes of it in its own process; what went wrong, where no file comes back that can be judged."""
+    """Prune with onnxsim in a separate process; return the error if there is no file that can be run."""
     base = method.base.removeprefix("onnxsim-")
     call = [str(python), str(WORKER), str(subject.model), str(data), str(target), base, f"{ratio:g}", method.repair]
     try:
@@ -111,7 +111,7 @@ def _onnxsim(
     try:
         sizes = weigh(target, data)
         session(target)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with the file is the result of this cell
+    except Exception as error:  # noqa: BLE001 - any problem with the file is the result of this cell
         return f"the file cannot be run: {str(error).splitlines()[0][:100]}"
     pruned = sizes["params"] < weigh(subject.model, data)["params"]
     shape = f"onnxsim-{_digest(sizes)}" if pruned else "dense"
@@ -121,7 +121,7 @@ def _onnxsim(
 
 
 def weigh(path: Path, data: Path) -> dict[str, Any]:
-    """Parameters and multiply-accumulates per sample of a file, for inputs like those in `data`."""
+    """Return parameters and multiply-accumulates per sample of a file, for inputs like those in `data`."""
     import onnxgrail
 
     found = onnxgrail.inspect(path, data=data)
@@ -133,9 +133,9 @@ def _digest(value: object) -> str:
 
 
 def latency(dense: Path, slim: Path, feed: Mapping[str, Any], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median milliseconds of both files, which take turns.
+    """Return the median milliseconds of both files, measured in turn.
 
-    One thread's processor time: what a quiet machine would take, and what other work on this one does not stretch.
+    Processor time of one thread, which other work on the machine does not change.
     """
     sessions = [session(dense), session(slim)]
     times: list[list[float]] = [[], []]

@@ -1,4 +1,4 @@
-"""The rows of the table: how units are chosen or merged, and how what is left is repaired."""
+"""The rows of the table: the choice or merging of units, and the compensation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPAIRS: Mapping[str, Mapping[str, Any]] = {
 }
 DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none", "onnxsim-l2/none"})
 REFINED = ("norms", "regional", "laco", "distill", "laco,distill", "ic")
-"""What may follow the default repair, with gradients: too slow for all selectors and ratios."""
+"""Gradient fits after the default compensation, too slow to run for all selectors and ratios."""
 
 SIM_BASES = ("onnxsim-l2", "onnxsim-wanda")
 SIM_REPAIRS = ("none", "finetune")
@@ -24,7 +24,7 @@ SIM_REPAIRS = ("none", "finetune")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """One row: `base` names the selector or the fold, `repair` what follows; `options` go to `onnxgrail.compress`."""
+    """A row: `base` is the selector or fold, `repair` the compensation; `options` go to `onnxgrail.compress`."""
 
     base: str
     repair: str
@@ -32,21 +32,21 @@ class Method:
 
     @property
     def name(self) -> str:
-        """As the results call it."""
+        """Return the name in the results."""
         return f"{self.base}/{self.repair}"
 
     @property
     def external(self) -> bool:
-        """Whether onnxsim does the work."""
+        """Return True if onnxsim does the pruning."""
         return self.base in SIM_BASES
 
     def draws(self, asked: int) -> int:
-        """How many calibration draws make sense: one where no data are read."""
+        """Return the number of calibration splits: 1 for a method without data."""
         return 1 if self.name in DATA_FREE else asked
 
 
 def every() -> list[Method]:
-    """All rows in the order of the table, folds that the installed version adds included, onnxsim last."""
+    """Return all rows in the order of the table, including all folds of the installed version, onnxsim last."""
     from onnxgrail.algebra.reducers import REDUCERS
 
     folds = [*FOLDS, *sorted(name for name in REDUCERS if name.startswith("fold-"))]
@@ -60,17 +60,17 @@ def every() -> list[Method]:
 
 
 def further() -> list[Method]:
-    """Rows that take gradients, or replace layers instead of narrowing them; they run where they are named."""
+    """Return the rows with gradients, or with layers replaced instead of narrowed; they run only if named."""
     found = [Method(base="wanda", repair=kind, options={"refine": tuple(kind.split(","))}) for kind in REFINED]
     found.append(Method(base="wandapp", repair="best", options={"selector": "wandapp"}))
     return [*found, Method(base="grasp", repair="pairs", options={"method": ("grasp",)})]
 
 
 def chosen(wanted: Sequence[str] | None) -> list[Method]:
-    """Methods whose base or full name is in `wanted`; None takes all but the slow ones.
+    """Return the methods whose base or full name is in `wanted`; None takes all but the slow ones.
 
     Raises:
-        ValueError: a name that is none of a method.
+        ValueError: there is no method of a name.
     """
     methods = every()
     if wanted is None:
@@ -83,7 +83,7 @@ def chosen(wanted: Sequence[str] | None) -> list[Method]:
 
 
 def known(methods: Iterable[Method]) -> tuple[list[Method], list[str]]:
-    """Methods that the installed onnxgrail has, and the names of the others."""
+    """Return the methods that the installed onnxgrail has, and the names of the others."""
     from onnxgrail.errors import MissingExtraError, UsageError
     from onnxgrail.methods import require
     from onnxgrail.methods.refine.needed import require_torch

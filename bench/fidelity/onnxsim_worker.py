@@ -1,8 +1,8 @@
-"""Prune one model with onnxsim, in an interpreter of its own: its versions need not be those of the bench.
+"""Prune one model with onnxsim, in a separate interpreter, because its versions may differ from those of the bench.
 
     python onnxsim_worker.py IN.onnx CALIB.npz OUT.onnx l2|wanda SPARSITY none|finetune
 
-Prints the version of onnxsim.  Knows nothing of onnxgrail.
+Prints the version of onnxsim.  Does not import onnxgrail.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ BATCH = 8
 
 
 def main(source: str, data: str, target: str, base: str, sparsity: str, repair: str) -> None:
-    """Prune, repair if asked, save."""
+    """Prune, refit if requested, and save."""
     with np.load(data, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     count = len(next(iter(arrays.values())))
     batches = [{name: a[start : start + BATCH] for name, a in arrays.items()} for start in range(0, count, BATCH)]
-    # Loaded anew for every call: whether a call changes its argument is not said.
+    # Loaded again for every call, because it is undocumented if a call changes its argument.
     if base == "l2":
         slim = onnxsim.apply_structured_pruning(onnx.load(source), sparsity=float(sparsity))
     else:
@@ -37,7 +37,7 @@ def main(source: str, data: str, target: str, base: str, sparsity: str, repair: 
 
 
 def elements(model: onnx.ModelProto) -> int:
-    """Size of all weights: what is as large as before was not pruned, and has nothing to recover from."""
+    """Return the number of weights, to skip the refit of a model that was not pruned."""
     return sum(math.prod(weight.dims) for weight in model.graph.initializer)
 
 

@@ -1,4 +1,4 @@
-"""Write `docs/fidelity.md` from the JSON: tables, figures and how they were measured."""
+"""Write `docs/fidelity.md` from the JSON: tables, figures and the method of measurement."""
 
 from __future__ import annotations
 

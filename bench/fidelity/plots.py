@@ -1,4 +1,4 @@
-"""One figure per subject: a panel per selector, a line per repair, the band between the worst and the best draw."""
+"""Draw a figure per subject: a panel per selector, a line per compensation, a band between worst and best split."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COLOURS = {
 }
 HEIGHT, WIDTH, DPI = 2.7, 2.5, 75
 CEILING = 100.0
-"""Perplexities beyond this many times the dense one are all ruin, and would flatten the rest."""
+"""Upper limit of the axis as a multiple of the dense perplexity; larger values would flatten the rest."""
 
 
 def write(data: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw every subject; without matplotlib nothing is drawn."""
+    """Draw all subjects and return the files; empty without matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -36,12 +36,12 @@ def write(data: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def figure(subject: str) -> str:
-    """File name of a subject's figure."""
+    """Return the file name of a subject's figure."""
     return f"fidelity-{subject}.png"
 
 
 def draw(data: Mapping[str, Any], subject: str, path: Path) -> Path:
-    """One row of panels with a common scale."""
+    """Draw a row of panels with a common scale."""
     from matplotlib import pyplot as plt
 
     points, about = summary.series(data, subject), data["subjects"][subject]

@@ -1,4 +1,4 @@
-"""The results on disk: one JSON file, one line per cell, rewritten whole after every cell."""
+"""The results on disk: one JSON file with one line per cell, written again after every cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Data = dict[str, Any]
 
 
 def load(path: Path) -> Data:
-    """The results so far."""
+    """Return the results so far."""
     if not path.exists():
         return {
             "schema": SCHEMA,
@@ -30,7 +30,7 @@ def load(path: Path) -> Data:
 
 
 def save(path: Path, data: Mapping[str, Any]) -> None:
-    """Write whole or not at all."""
+    """Write the results, whole or not at all."""
     head = {key: value for key, value in data.items() if key not in LISTS}
     parts = [json.dumps(head, indent=1, allow_nan=False).rstrip().removesuffix("}").rstrip()]
     for name in LISTS:
@@ -43,17 +43,17 @@ def save(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def key(cell: Mapping[str, Any]) -> tuple[str, str, float, int]:
-    """What makes a cell one."""
+    """Return the key that identifies a cell."""
     return cell["subject"], cell["method"], cell["ratio"], cell["draw"]
 
 
 def forget(data: Data, subject: str) -> None:
-    """Drop everything about a subject, because its model is another one now."""
+    """Remove all results of a subject, because its model has changed."""
     data["subjects"].pop(subject, None)
     for name in LISTS:
         data[name] = [row for row in data[name] if row["subject"] != subject]
 
 
 def finite(score: float) -> float | None:
-    """A score for JSON: a model ruined beyond numbers has none."""
+    """Round a score for JSON; None for a ruined model's infinite score."""
     return round(score, 6) if math.isfinite(score) else None

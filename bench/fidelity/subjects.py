@@ -1,4 +1,4 @@
-"""What is compressed: a model, the kinds of blocks that are narrowed, its data, and how a file is judged."""
+"""The subjects of the bench: a model, the kinds of blocks to narrow, its data, and the metric of a file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MINILM_BATCH = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """One model with one choice of blocks.
+    """A model with a choice of blocks.
 
     Attributes:
-        metric: name of what `judge` returns; `accuracy` is better when high, everything else when low.
-        calibration: unlabelled samples, of which every draw takes half.
+        metric: name of the result of `judge`; for `accuracy` high is good, for all others low is good.
+        calibration: unlabeled samples; each split uses half of them.
         feed: the batch on which latency is measured.
-        judge: held-out quality of a file.
-        onnxsim: whether onnxsim's rows belong here: it takes no choice of blocks.
+        judge: returns the metric of a file on held-out data.
+        onnxsim: compare with onnxsim, which has no choice of blocks.
     """
 
     name: str
@@ -39,28 +39,28 @@ class Subject:
 
     @property
     def sha256(self) -> str:
-        """Digest of the model file: cells of another file are not cells of this subject."""
+        """Return the checksum of the model file, which detects results of another file."""
         return hashlib.sha256(self.model.read_bytes()).hexdigest()
 
 
 def session(path: Path) -> Any:
-    """A plain session of ONNX Runtime on one thread."""
+    """Open an ONNX Runtime session on one thread."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # shapes noted in a file by others are not this bench's to complain about
+    options.log_severity_level = 3  # hides warnings about shapes in files of other tools
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def arrays(path: Path) -> Arrays:
-    """All arrays of an npz file."""
+    """Load all arrays of an npz file."""
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def embedded(model: str, blocks: tuple[str, ...], *, onnxsim: bool) -> Subject:
-    """A model that travels with the package."""
+    """Return the subject of an embedded model."""
     from onnxgrail import models
 
     files = models.load(model)
@@ -83,13 +83,13 @@ def embedded(model: str, blocks: tuple[str, ...], *, onnxsim: bool) -> Subject:
 
 
 def minilm() -> Subject:
-    """The sentence encoder of `bench/minilm.py`: 1 - cosine between its embeddings and those of the dense model.
+    """Return the sentence encoder of `bench/minilm.py`: 1 - cosine between its embeddings and those of the dense model.
 
     Needs the extras `cpu` and `torch`, transformers, and a download on the first call.
     """
     import sys
 
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # those scripts import each other by bare name
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # those scripts import each other by name
     import minilm as script
     import minilm_export
     import minilm_text
@@ -122,7 +122,7 @@ def minilm() -> Subject:
 
 
 EMBEDDED: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-    # The last column: what onnxsim narrows is what the first choice of blocks of each model narrows.
+    # The last column: onnxsim narrows the same layers as the first choice of blocks of each model.
     ("digits_resnet", ("conv",), True),
     ("digits_resnet", ("conv", "stream"), False),
     ("digits_vit", ("mlp",), True),

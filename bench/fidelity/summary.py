@@ -1,4 +1,4 @@
-"""From cells to the numbers of tables and figures: medians over draws, spreads, and where a repair did harm."""
+"""Compute the numbers of tables and figures from cells: medians, spreads, and harm by compensation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.fidelity.methods import SIM_BASES
 
 Data = Mapping[str, Any]
 FLOOR = {"accuracy": 0.005, "perplexity": 0.005, "1 - cosine": 0.0005}
-"""Differences below this are noise whatever the draws say: two images of 400, half a percent of a perplexity."""
+"""Smaller differences are noise: two images of 400, half a percent of a perplexity."""
 
-EPSILON = 1e-9  # shares of 400 images are no exact floats
+EPSILON = 1e-9  # shares of 400 images are not exact in floating point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One method at one ratio: the median over draws with its extremes, and the sizes."""
+    """A method at a ratio: median and extremes over the splits, and sizes."""
 
     score: float
     low: float
@@ -36,7 +36,7 @@ Series = dict[float, Point]
 
 
 def series(data: Data, subject: str) -> dict[str, Series]:
-    """Points of one subject by method and ratio; cells without a file have no point."""
+    """Return the points of a subject by method and ratio; cells without a file have no point."""
     found: dict[tuple[str, float], list[Mapping[str, Any]]] = defaultdict(list)
     metric = data["subjects"][subject]["metric"]
     for cell in data["cells"]:
@@ -65,7 +65,7 @@ def _point(cells: Sequence[Mapping[str, Any]], metric: str) -> Point:
 
 
 def faults(data: Data, subject: str) -> dict[str, str]:
-    """Methods of which no cell gave a file, with what the first of them said."""
+    """Return the methods without any file, with the error of the first cell."""
     notes: dict[str, str] = {}
     good = set()
     for cell in data["cells"]:
@@ -78,7 +78,7 @@ def faults(data: Data, subject: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Harm:
-    """How often a repaired file is worse than the one without repair by more than noise, and the worst such case."""
+    """The number of compensated files that are worse than without compensation by more than noise, and these cases."""
 
     subject: str
     repair: str
@@ -87,7 +87,7 @@ class Harm:
 
 
 def harm(data: Data, subject: str, repair: str) -> Harm:
-    """Compare medians; noise is the larger of the two spreads over draws, and at least `FLOOR`."""
+    """Compare medians; noise is the larger of the two spreads over splits, and at least `FLOOR`."""
     points = series(data, subject)
     metric = data["subjects"][subject]["metric"]
     pairs, worse = 0, []
@@ -107,7 +107,7 @@ def harm(data: Data, subject: str, repair: str) -> Harm:
 
 
 def loss(score: float, metric: str) -> float:
-    """Low is good, on a scale on which differences mean something: perplexity as its logarithm."""
+    """Return a loss (low is good) with comparable differences: the logarithm of a perplexity."""
     if metric == "accuracy":
         return -score
     if metric == "perplexity":
@@ -116,12 +116,12 @@ def loss(score: float, metric: str) -> float:
 
 
 def spread(point: Point, metric: str) -> float:
-    """Distance of the best and the worst draw."""
+    """Return the distance between the best and the worst split."""
     return abs(loss(point.high, metric) - loss(point.low, metric))
 
 
 def milliseconds(data: Data, subject: str, shape: str) -> tuple[float, float] | None:
-    """Latency of a shape and of the dense model beside it."""
+    """Return the latency of a shape and of the dense model, None if not measured."""
     for entry in data["latency"]:
         if (entry["subject"], entry["shape"]) == (subject, shape):
             return entry["ms"], entry["dense_ms"]
@@ -129,7 +129,7 @@ def milliseconds(data: Data, subject: str, shape: str) -> tuple[float, float] | 
 
 
 def bases(points: Mapping[str, Series]) -> list[str]:
-    """Selectors and folds that were measured, in the order of the methods; what works otherwise is apart."""
+    """Return the measured selectors and folds in the order of the methods, without slow methods and onnxsim."""
     from bench.fidelity.methods import FOLDS, PRUNE, further
 
     order = [*PRUNE, *FOLDS]

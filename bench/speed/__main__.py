@@ -15,12 +15,12 @@ from typing import Any
 from bench.speed import page, rivals
 from bench.speed.cells import Cell, cells, measure, minilm
 
-BESIDE = ("MiniLM", "resnet50")  # rows that other tools are measured beside
+BESIDE = ("MiniLM", "resnet50")  # rows for which other tools are measured too
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the options and do everything."""
+    """Parse the options, measure, and write all results."""
     args = options().parse_args(argv)
     data: dict[str, Any] = {"environment": {}, "rows": {}}
     if args.out.exists():
@@ -47,7 +47,7 @@ def _keep(data: dict[str, Any], name: str, row: dict[str, Any], out: Path) -> No
 
 
 def options() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.speed", description=__doc__)
     parser.add_argument("--only", nargs="+", help="rows, or groups of rows (models, depth, width, samples, latency)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -63,7 +63,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def wanted(args: argparse.Namespace) -> list[Cell]:
-    """The rows that were asked for."""
+    """Return the requested rows."""
     every = [*(minilm(args.minilm) if args.minilm else []), *cells()]
     unknown = set(args.only or ()) - {name for cell in every for name in (cell.name, cell.group)}
     if unknown:
@@ -72,13 +72,13 @@ def wanted(args: argparse.Namespace) -> list[Cell]:
 
 
 def environment(threads: int, rounds: int) -> dict[str, Any]:
-    """What the numbers hang on."""
+    """Return the versions and settings that the numbers depend on."""
     from onnxgrail.calibration.runtime.session import CPU
     from onnxgrail.commands.demo import machine
     from onnxgrail.report.environment import environment as versions
 
     known = versions(providers=CPU, threads=threads)
-    kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: OpenBLAS chooses
+    kernels = {"openblas_coretype": os.environ.get("OPENBLAS_CORETYPE")}  # null: the choice of OpenBLAS
     return {**known, **kernels, "machine": machine(), "rounds": rounds, "date": datetime.now(UTC).date().isoformat()}
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a name, a model, data, and the options of the command."""
+"""The rows of the bench: a name, a model, data, and the options of the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.speed import clock, nets
 
-START = 1.0  # seconds for the interpreter and its imports that a ratio does not count
+START = 1.0  # seconds for the interpreter and its imports, subtracted from the command
 GRAIL = ("--unit-ratio", "0.3")
 GRAIL = ("--compensate", "grail", "--closed-loop")
 BEST = ("--compensate", "best")
@@ -24,12 +24,12 @@ DEPTHS = (12, 24, 48)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One row of the page.
+    """A row of the page.
 
     Attributes:
-        group: table it belongs to; make: writes the model; shape: of one sample, None where data lie beside the model.
-        options: of `compress`; latency: measure the emitted model instead of the command.
-        threads: of both sides, where they are not those of all rows.
+        group: table it belongs to; make: writes the model; shape: of one sample, empty if the model comes with data.
+        options: of `compress`; latency: measure the compressed model instead of the command.
+        threads: of command and forward pass, None for those of all rows.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Cell:
     threads: int | None = None
 
     def written(self, folder: Path) -> tuple[Path, Path]:
-        """The model and its data, made where they are not there yet."""
+        """Return the model and its data, created if they do not exist."""
         model = folder / "model.onnx"
         if not model.exists():
             model = self.make(model)
@@ -55,7 +55,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """All rows that need nothing from outside."""
+    """Return all rows that need no external files."""
     image, conv = (3, 224, 224), ("--unit-ratio", "0.3", "--blocks", "conv")
     found = [
         Cell(name=n, group="models", make=lambda p, n=n: nets.resnet(p, n), shape=image, options=conv)  # type: ignore[misc]
@@ -105,7 +105,7 @@ def _encoder(
 
 
 def minilm(folder: Path) -> list[Cell]:
-    """Rows for the sentence encoder, from a folder with the model and its tokens."""
+    """Return the rows of the sentence encoder, from a folder with the model and its tokens."""
 
     def make(path: Path) -> Path:
         path.symlink_to((folder / "minilm.dynamo.onnx").resolve())
@@ -122,7 +122,7 @@ def minilm(folder: Path) -> list[Cell]:
 
 
 def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
-    """One row: medians over rounds in which everything takes its turn."""
+    """Return a row: medians over rounds in which command and forward pass alternate."""
     threads = cell.threads or threads
     model, data = cell.written(folder)
     row = {"name": cell.name, "group": cell.group, "samples": cell.samples, "batch": cell.batch}
@@ -164,7 +164,7 @@ def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str,
 
 
 def _latency(model: Path, slim: Path, data: Path, report: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Milliseconds of the dense and the narrowed model in turn, and the gain beside that of the work."""
+    """Return the milliseconds of the dense and the narrowed model, measured in turn, and measured and ideal gain."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

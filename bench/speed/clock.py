@@ -1,4 +1,4 @@
-"""Seconds, processor seconds and memory of a command, and of a plain forward pass beside it."""
+"""Measure seconds, processor seconds and memory of a command, and of a forward pass for comparison."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(json.dumps({"seconds": time.perf_counter() - wall, "cpu": time.process_tim
 
 
 def forward(model: Path, data: Path, threads: int, batch: int) -> dict[str, float]:
-    """One plain pass over the data in a fresh process, session and loading not counted."""
+    """Measure one forward pass over the data in a new process, without session and loading."""
     words = [sys.executable, "-c", FORWARD, str(model), str(data), str(threads), str(batch)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -40,7 +40,7 @@ def forward(model: Path, data: Path, threads: int, batch: int) -> dict[str, floa
 
 
 def command(words: Sequence[str], threads: int) -> dict[str, Any]:
-    """A whole command in a fresh process: wall and processor seconds, peak memory in MB, exit code."""
+    """Measure a whole command in a new process: wall and processor seconds, peak memory in MB, exit code."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     started = time.perf_counter()
     process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -58,14 +58,14 @@ def command(words: Sequence[str], threads: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "cpu": used.ru_utime + used.ru_stime,
-        "rss": peak["VmHWM"] / 1024,  # not ru_maxrss, which starts with this process's own
+        "rss": peak["VmHWM"] / 1024,  # not ru_maxrss, which starts with the memory of this process
         "anonymous": peak["RssAnon"] / 1024,
         "exit": process.returncode,
     }
 
 
 def _watch(number: int, peak: dict[str, int], over: threading.Event) -> None:
-    """Peaks of the memory in kB of a process, or of the child that it has the work done by, fifty times a second."""
+    """Measure the peak memory in kB of a process, or of its child if it has one, fifty times a second."""
     while not over.wait(0.02):
         try:
             child = Path(f"/proc/{number}/task/{number}/children").read_text(encoding="ascii").split()[:1]

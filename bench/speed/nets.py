@@ -1,4 +1,4 @@
-"""Networks with random weights, written node by node: shapes of the real ones, nothing to install or download."""
+"""Networks with random weights and the shapes of real ones, written node by node, without downloads."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ STAGES = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 
 @dataclass(slots=True)
 class Writer:
-    """A graph in the making; every method adds nodes and gives the name of what they put out."""
+    """A graph under construction; every method adds nodes and returns the name of their output."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     nodes: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """One node with one output."""
+        """Add a node with one output."""
         name = f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def constant(self, array: Any) -> str:
-        """An initializer."""
+        """Add an initializer."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def matrix(self, *shape: int, fan: int) -> str:
-        """Random weights that keep the scale of what they multiply."""
+        """Add random weights that keep the scale of their input."""
         return self.constant(self.rng.standard_normal(shape, dtype=np.float32) * np.float32(fan**-0.5))
 
     def conv(self, x: str, inputs: int, outputs: int, kernel: int, stride: int = 1, gain: float = 1.4) -> str:
-        """A convolution with its batch normalisation folded in."""
+        """Add a convolution with folded batch normalization."""
         fan = inputs * kernel * kernel
         weight = self.matrix(outputs, inputs, kernel, kernel, fan=fan / gain**2)  # type: ignore[arg-type]
         bias = self.constant(np.zeros(outputs, np.float32))
@@ -47,23 +47,23 @@ class Writer:
         return self.op("Conv", x, weight, bias, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
-        """MatMul and Add."""
+        """Add MatMul and Add."""
         product = self.op("MatMul", x, self.matrix(inputs, outputs, fan=inputs))
         return self.op("Add", product, self.constant(np.zeros(outputs, np.float32)))
 
     def norm(self, x: str, width: int) -> str:
-        """Layer normalisation over the last axis."""
+        """Add layer normalization over the last axis."""
         scale, shift = self.constant(np.ones(width, np.float32)), self.constant(np.zeros(width, np.float32))
         return self.op("LayerNormalization", x, scale, shift, axis=-1)
 
     def gelu(self, x: str) -> str:
-        """The exact GELU, as exporters write it below opset 20."""
+        """Add the exact GELU, as exporters decompose it below opset 20."""
         erf = self.op("Erf", self.op("Div", x, self.constant(np.float32(2**0.5))))
         half = self.op("Mul", x, self.op("Add", erf, self.constant(np.float32(1))))
         return self.op("Mul", half, self.constant(np.float32(0.5)))
 
     def attention(self, x: str, width: int, heads: int, tokens: int) -> str:
-        """Multi-head self-attention with its output projection."""
+        """Add multi-head self-attention with its output projection."""
         size = width // heads
         shape = self.constant(np.array([-1, tokens, heads, size]))
 
@@ -79,7 +79,7 @@ class Writer:
         return self.linear(joined, width, width)
 
     def layer(self, x: str, width: int, heads: int, tokens: int) -> str:
-        """One pre-norm transformer layer."""
+        """Add one pre-norm transformer layer."""
         x = self.op("Add", x, self.attention(self.norm(x, width), width, heads, tokens))
         hidden = self.gelu(self.linear(self.norm(x, width), width, 4 * width))
         return self.op("Add", x, self.linear(hidden, 4 * width, width))
@@ -87,7 +87,7 @@ class Writer:
     def save(
         self, path: Path, output: str, shape: tuple[Any, ...], outputs: tuple[Any, ...], *, external: bool = False
     ) -> Path:
-        """Write the model with input `x` and one output; its weights in a file beside it if `external`."""
+        """Write the model with input `x` and one output; its weights in a separate file if `external`."""
         last = self.op("Identity", output)
         graph = helper.make_graph(
             self.nodes,
@@ -103,7 +103,7 @@ class Writer:
 
 
 def resnet(path: Path, name: str) -> Path:
-    """ResNet-18 or ResNet-50 at 224 x 224."""
+    """Write a ResNet-18 or ResNet-50 at 224 x 224."""
     net, deep = Writer(), name == "resnet50"
     x = net.op("Relu", net.conv("x", 3, 64, 7, 2))
     x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -132,7 +132,7 @@ def _bottleneck(net: Writer, x: str, width: int, inner: int, stride: int) -> str
 
 
 def vit(path: Path) -> Path:
-    """ViT-B/32 at 224 x 224, with the mean of its patches in place of a class token."""
+    """Write a ViT-B/32 at 224 x 224, with the mean of its patches instead of a class token."""
     net, width, tokens = Writer(), 768, 49
     patches = net.op("Conv", "x", net.matrix(width, 3, 32, 32, fan=3072), kernel_shape=[32, 32], strides=[32, 32])
     flat = net.op("Reshape", patches, net.constant(np.array([-1, width, tokens])))
@@ -144,7 +144,7 @@ def vit(path: Path) -> Path:
 
 
 def encoder(path: Path, *, depth: int, width: int, tokens: int, external: bool = True) -> Path:
-    """A plain transformer encoder on vectors."""
+    """Write a transformer encoder on vectors."""
     net, x = Writer(), "x"
     for _ in range(depth):
         x = net.layer(x, width, max(1, width // 64), tokens)

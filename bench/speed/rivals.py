@@ -1,7 +1,7 @@
-"""What other tools take for the same: onnxsim on the same ONNX file and data, Torch-Pruning on the same kind of net.
+"""Measure other tools: onnxsim on the same ONNX file and data, Torch-Pruning on the same kind of network.
 
-Each runs in an interpreter of its own, since their versions need not be those of the bench.  They are named, not
-installed: `--onnxsim PYTHON`, `--torch-pruning PYTHON` (with torch and transformers).
+Each runs in its own interpreter, because its versions may differ from those of the bench.  The interpreters are given
+by `--onnxsim PYTHON` and `--torch-pruning PYTHON` (with torch and transformers); nothing is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ print(json.dumps({"version": tp.__version__, "forward": forward[0], "forward_cpu
 
 
 def onnxsim(python: str, cell: Cell, folder: Path, threads: int) -> dict[str, Any]:
-    """Structured Wanda pruning at 0.3 of the cell's model on its data."""
+    """Measure structured Wanda pruning at 0.3 of the cell's model on its data."""
     model, data = cell.written(folder)
     version = subprocess.run(
         [python, "-c", "import onnxsim; print(onnxsim.__version__.strip('v'))"],
@@ -67,7 +67,7 @@ def onnxsim(python: str, cell: Cell, folder: Path, threads: int) -> dict[str, An
 
 
 def torch_pruning(python: str, threads: int) -> dict[str, Any]:
-    """Magnitude pruning of a ResNet-50 in torch: no data, no compensation; a forward pass of torch beside it."""
+    """Measure magnitude pruning of a ResNet-50 in torch, without data or compensation, and its forward pass."""
     words = [python, "-c", TORCH, str(threads)]
     found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     used = clock.command(words, threads)
