@@ -31,6 +31,12 @@ def of_blocks(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], dead:
 
     It is a share of their units if `unit_ratio` was requested, else of the parameters in the blocks, each shared weight
     counted once.
+
+    Args:
+        prepared: the model.
+        recipe: `unit_ratio` or `ratio`.
+        blocks: the blocks.
+        dead: (ids,) mask of removed units.
     """
     if recipe.unit_ratio is not None:
         units = sum(b.units for b in blocks)

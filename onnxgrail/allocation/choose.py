@@ -49,7 +49,14 @@ def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> All
 
 
 def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to: int) -> Widths:
-    """Return widths at which blocks, all narrowed by the same share, lose `ratio` of the parameters in them."""
+    """Return widths at which blocks, all narrowed by the same share, lose `ratio` of the parameters in them.
+
+    Args:
+        prepared: the model.
+        blocks: the blocks to narrow.
+        ratio: share of their parameters, from 0 to 1.
+        round_to: wanted multiple of the width in features.
+    """
     if not blocks:
         return {}
     ladders, measure = ladders_of(blocks, round_to), measure_of(prepared, "params")

@@ -67,7 +67,10 @@ def fitted(ladders: Sequence[Ladder], ideal: Ideal, cost: Cost, limit: float, wo
 
 
 def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, worth: Worth) -> Widths:
-    """Raise widths step by step, the block of highest worth first, until no step fits or `SLACK` is left."""
+    """Raise widths step by step, the block of highest worth first, until no step fits or `SLACK` is left.
+
+    `start` are the initial widths; other arguments as in `fitted`.
+    """
     widths, open_ = dict(start), list(ladders)
     while open_ and cost(widths) < (1 - SLACK) * limit:
         nexts = [(one, up) for one in open_ if (up := one.above(widths[one.name])) is not None]
@@ -82,7 +85,10 @@ def spent(ladders: Sequence[Ladder], start: Widths, cost: Cost, limit: float, wo
 
 
 def traded(ladders: Sequence[Ladder], widths: Widths, cost: Cost, limit: float, harm: Cost) -> Widths | None:
-    """Return the trade within the limit with the least harm: one block up a step, another down; None if none helps."""
+    """Return the trade within the limit with the least harm: one block up a step, another down; None if none helps.
+
+    `widths` are the present widths; other arguments as in `fitted`.
+    """
     ups = [(one.name, up) for one in ladders if (up := one.above(widths[one.name])) is not None]
     downs = [(one.name, down) for one in ladders if (down := one.below(widths[one.name])) is not None]
     best, least = None, harm(widths)

@@ -18,7 +18,7 @@ Cost = Callable[[Mapping[str, int]], float]
 LEAST, MOST = 0.5, 1.25  # bounds of rounding, as multiples of the requested loss of a block
 FEWEST = 4  # least steps of a ladder, if there are that many units
 EDGE = 1e-9
-WIDEST = 2**16  # units of which multiples are tried: a block has no more steps of that size than one
+WIDEST = 2**16  # largest step in units: a larger step leaves a block only one width
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,14 @@ class Ladder:
 
 
 def ladder(name: str, units: int, unit_size: int, round_to: int) -> Ladder:
-    """Return the ladder of a block whose width in features is to be a multiple of `round_to`."""
+    """Return the ladder of a block.
+
+    Args:
+        name: of the block.
+        units: of the full block.
+        unit_size: features per unit.
+        round_to: wanted multiple of the width in features.
+    """
     return Ladder(name, units, round_to // math.gcd(round_to, unit_size))
 
 

@@ -59,6 +59,12 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
 def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int]) -> float | None:
     """Compute the cost in a model that is really narrowed (with split shared weights, stored shapes and the recipe).
 
+    Args:
+        prepared: the model.
+        recipe: is written into the file.
+        metric: `params` or `size`; None is returned for others.
+        widths: block name to units that stay.
+
     Returns:
         None for multiply-accumulates, and for files with external weights: there counting is all there is.
     """

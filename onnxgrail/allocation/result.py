@@ -120,7 +120,15 @@ def rounding_table(
     params: Mapping[str, float],
     round_to: int,
 ) -> tuple[Rounding, ...]:
-    """Return requested and chosen widths per block; `params` are the parameters of one unit of each block."""
+    """Return the effect of rounding on each block.
+
+    Args:
+        blocks: the blocks.
+        widths: block name to chosen width.
+        ideal: block name to requested width.
+        params: block name to the parameters of one unit.
+        round_to: wanted multiple of the width in features.
+    """
     return tuple(
         Rounding(
             block=b.name,

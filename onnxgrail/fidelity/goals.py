@@ -76,7 +76,14 @@ def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints
 
 
 def hits(log_a: Array, log_b: Array, classes: Ints, *, texts: bool) -> Hits:
-    """Count correct rows of both models from log probabilities (rows, classes) and the class of each row."""
+    """Count correct rows of both models.
+
+    Args:
+        log_a: logarithms of the reference's probabilities (rows, classes).
+        log_b: the same of the other model.
+        classes: (rows,) the class of each row, negative if unknown.
+        texts: True if each row is a token, not a sample.
+    """
     known = np.flatnonzero(classes >= 0)
     right = classes[known]
     a, b = log_a[known], log_b[known]

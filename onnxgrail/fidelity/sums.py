@@ -146,7 +146,7 @@ def pairs(reference: Feed, outputs: Feed) -> list[tuple[str, Array, Array]]:
 
 
 def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None) -> Sums:
-    """Compute the sums of one batch of one output, samples first; shapes must agree; `mask` is (samples, tokens)."""
+    """Compute the sums of one batch of one output; arguments as in `distances`."""
     return distances(wanted, got, name=name, mask=mask, goals=goals).total()
 
 
@@ -189,7 +189,7 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
     if mask is not None:
         shown = mask.reshape(*mask.shape, *([1] * (a.ndim - 2)))
         a, b = np.where(shown, a, 0.0), np.where(shown, b, 0.0)
-    # Masked logits hold minus infinity: they have no distance, but the other value must be infinite, too.
+    # Masked logits hold minus infinity, which has no distance.
     finite = np.isfinite(a)
     bad = flat(finite & ~np.isfinite(b))
     usable = finite & np.isfinite(b)

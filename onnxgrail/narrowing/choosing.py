@@ -135,7 +135,15 @@ class Run:
         stream: Stream,
         before: Ledger,
     ) -> None:
-        """Decide blocks: take cached decisions, else use what the stream measured in the network `before`."""
+        """Decide blocks: take cached decisions, else use what the stream measured in the network `before`.
+
+        Args:
+            blocks: the blocks to decide.
+            known: cached decision per block, None if there is none.
+            measured: statistics per block; empty if there is a cached decision or no method needs them.
+            stream: the stream that measured them, for folds.
+            before: the ledger of the measured network.
+        """
         for block, change, stats in zip(blocks, known, measured, strict=True):
             fold = None if block.name in self.fitted else functools.partial(self._joint, stream, before)
             self.settle(change or self.choose(block, stats, fold))

@@ -65,6 +65,12 @@ def bring_back(
 ) -> tuple[Ledger, tuple[Norm, ...], float]:
     """Correct scales and biases place by place; of several processes the first one measures and decides.
 
+    Args:
+        prepared: the model and its data.
+        job: its recipe selects the places (`norms`); its steps cache results.
+        ledger: the narrowed network.
+        changes: all decisions about blocks.
+
     Returns:
         The ledger with new constants, one entry per place that changed, and seconds inside ONNX Runtime.
     """

@@ -70,7 +70,10 @@ class Pair:
             yield lambda place: (goals(place), found(place))
 
     def walk_past(self, stage: Stage, ledger: Ledger, end: int, parts: int) -> None:
-        """Move both streams past a stage whose fit is cached, in the same steps that would have measured it."""
+        """Move both streams past a stage whose fit is cached, in the same steps that would have measured it.
+
+        Arguments as in `sums`.
+        """
         ways = self._ways(stage, parts)
         with self.following(stage, ledger, end, ways) as step:
             pass_by(self.dense.shard, ways, step)
@@ -78,7 +81,14 @@ class Pair:
     def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
         """Sum over the rows of every part; outputs of all layers are side by side.
 
-        The last parts are single folds, the first part is all other folds. Streams move as in `following`.
+        The last parts are single folds, the first part is all other folds.
+
+        Args:
+            stage: the layers to fit.
+            ledger: the narrowed network as decided so far.
+            end: position to which the dense stream moves.
+            parts: number of parts.
+            tick: called once per batch.
 
         Returns:
             `SUMS` arrays per part in the first process; empty in the others.

@@ -157,7 +157,13 @@ def summed(stack: Array) -> Array:
 
 
 def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
-    """Return finished sums as `Stats`: all of G (h, h), or its diagonal (h,), s (h,) and the number of rows.
+    """Return finished sums as `Stats`.
+
+    Args:
+        probe: the probe, for the error message.
+        gram: all of G (h, h), or its diagonal (h,).
+        total: (h,) sums of the features.
+        count: number of rows.
 
     Raises:
         DataError: a sum is not finite.

@@ -65,7 +65,13 @@ def refine(
 
 
 def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) -> tuple[Refined, ...]:
-    """Fit the weights of a model narrowed by another tool, in place; `facts` are its own.
+    """Fit the weights of a model narrowed by another tool, in place.
+
+    Args:
+        prepared: the dense model with its data.
+        job: the refinements in order, the seconds they share, and cached fits of an interrupted run.
+        small: the narrowed model, whose initializers are overwritten.
+        facts: of the narrowed model.
 
     Raises:
         MissingExtraError: torch is not installed.
