@@ -70,6 +70,6 @@ def _checks(slim: ir.Model) -> bool:
 
 
 def passes(results: Sequence[Fidelity], recipe: Recipe) -> bool:
-    """Return True if the worst output's cosine is at least `min_cosine`."""
+    """Return True if `min_cosine` is not set, or the lowest cosine of the outputs reaches it."""
     cosines = [r.cosine for r in results if r.cosine is not None]
     return recipe.min_cosine is None or (bool(cosines) and min(cosines) >= recipe.min_cosine)

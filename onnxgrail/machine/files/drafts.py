@@ -36,7 +36,7 @@ def draft(place: Path, prefix: str = HIDDEN) -> Iterator[Path]:
     """
     folder, handle = _made(place, prefix)
     try:
-        files = folder / FILES  # a subfolder, because placing a model locks the model's folder, not the draft's
+        files = folder / FILES  # not the locked folder itself: placing a model there would wait for that lock
         files.mkdir()
         yield files
     finally:
