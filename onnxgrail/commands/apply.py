@@ -43,7 +43,7 @@ def apply(
         **options: all other keywords of `compress`; they override the choices of the recipe.
 
     Returns:
-        The result, as from `compress`.
+        Result: the compressed model and its report.
 
     Raises:
         UsageError: a key of the recipe is unknown, a value is impossible, or the recipe names a file that it may not.

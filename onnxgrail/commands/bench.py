@@ -119,7 +119,7 @@ def bench(
         progress: called per batch size.
 
     Returns:
-        A row per model and batch size.
+        Benchmark: a row per model and batch size.
 
     Raises:
         UsageError: no model, or a number below 1.

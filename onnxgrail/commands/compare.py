@@ -171,7 +171,7 @@ def compare(
         progress: called once per feed.
 
     Returns:
-        Fidelity of all outputs, sizes, gates and latency.
+        Comparison: fidelity of all outputs, sizes, gates and latency.
 
     Raises:
         ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.

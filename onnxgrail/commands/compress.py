@@ -86,7 +86,7 @@ def compress(
         **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
 
     Returns:
-        The compressed model and its report.
+        Result: the compressed model and its report.
 
     Raises:
         UsageError: a choice is unknown or out of range.

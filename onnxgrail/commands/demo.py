@@ -125,7 +125,7 @@ def demo(
         progress: called per compressed model.
 
     Returns:
-        A row per model, ratio and compensation.
+        Demo: a row per model, ratio and compensation.
 
     Raises:
         UsageError: an unknown model or an impossible ratio.

@@ -53,7 +53,7 @@ def inspect(
         force: replace existing files. Input files are never replaced.
 
     Returns:
-        Blocks, refusals and predicted sizes.
+        Inspection: blocks, refusals and predicted sizes.
 
     Raises:
         ModelError: the model cannot be read or run.

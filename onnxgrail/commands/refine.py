@@ -93,7 +93,7 @@ def refine_model(
         **choices: `refine` (default laco, then distill) and the other fields of `Recipe` on data and fits.
 
     Returns:
-        The fitted model and its report.
+        Result: the fitted model and its report.
 
     Raises:
         UsageError: a choice is unknown, out of range or not applicable.

@@ -42,7 +42,7 @@ def join(timeout: float | None = None, *, providers: Sequence[str] = ()) -> Iter
             GPUs.
 
     Yields:
-        The group of processes.
+        Group: the processes.
 
     Raises:
         DeviceError: there is no GPU for this process.
