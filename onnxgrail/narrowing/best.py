@@ -35,7 +35,7 @@ from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
-from onnxgrail.narrowing.choosing import Backlog, Run, needs_gram, room
+from onnxgrail.narrowing.choosing import Run, needs_gram, room
 from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_of, tasks_of
 from onnxgrail.narrowing.ledgers import of_addition, with_addition
 from onnxgrail.narrowing.order import Turn, turns
@@ -116,7 +116,6 @@ class _Walk:
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._tick = ticking(run.job.progress, "calibrating", feeds * walks)
-        self._backlog = Backlog(feeds, self._tick)
 
     def take(self, turn: Turn[Stage]) -> None:
         """Decide the blocks of a turn, then fit its layers."""
@@ -128,7 +127,7 @@ class _Walk:
                 self._fit(stage, end)
             else:
                 self._run.refits += _left(stage, self._guard.parts)
-        self._backlog.later(self._pair.dense.let_go)
+        self._pair.dense.let_go()
 
     def _fits(self, stage: Stage) -> bool:
         return stage.memory(self._guard.parts) <= self._limit
@@ -143,14 +142,12 @@ class _Walk:
         where = (None, None) if judged else (turn.limit, goals)  # a fold is measured from the cut upstream of the block
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
-            self._backlog.skip(lambda: pair.dense.walk_past(probes, pair.untouched, *where))
+            pair.dense.skip(probes, pair.untouched, self._tick, *where)
+        elif run.dense is None:
+            measured = by_block(turn.blocks, pair.dense.measure(probes, pair.untouched, self._tick, *where))
         else:
-            self._backlog.catch_up()
-            if run.dense is None:
-                measured = by_block(turn.blocks, pair.dense.measure(probes, pair.untouched, self._tick, *where))
-            else:
-                pair.dense.walk_past(probes, pair.untouched, *where)
-                measured = [run.dense[b.name] for b in turn.blocks]
+            pair.dense.skip(probes, pair.untouched, self._tick, *where)
+            measured = [run.dense[b.name] for b in turn.blocks]
         run.take(turn.blocks, known, measured, pair.dense, pair.untouched)
 
     def _fit(self, stage: Stage, end: int) -> None:
@@ -159,9 +156,8 @@ class _Walk:
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         found = run.job.steps.known(stage.key)
         if found is not None:
-            self._backlog.skip(lambda: self._pair.walk_past(stage, ledger, end, self._guard.parts))
+            self._pair.skip(stage, ledger, end, self._guard.parts, self._tick)
         else:
-            self._backlog.catch_up()
             sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # `_fitted` frees the list
             found = run.job.steps.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
         run.ledger = with_addition(ledger, found, run.prepared.model)

@@ -26,7 +26,6 @@ from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.progress import Tick
 from onnxgrail.machine.steps.codec import Record, change_of, of_change
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
@@ -34,29 +33,6 @@ from onnxgrail.narrowing.norms import Norm
 COMPACT = "the file holds fewer numbers than its consumers have, and new ones would make it larger"
 Fold = Callable[[Change], tuple[Stats, ...]]
 """Measures a block's statistics with the activations that a fold produces."""
-
-
-class Backlog:
-    """Skipped walks over the data whose results are cached; they are done when something downstream is measured."""
-
-    def __init__(self, feeds: int, tick: Tick) -> None:
-        self._feeds, self._tick = feeds, tick
-        self._walks: list[Callable[[], None]] = []
-
-    def skip(self, walk: Callable[[], None]) -> None:
-        """Postpone a walk; its feeds count as done."""
-        self._walks.append(walk)
-        for _ in range(self._feeds):
-            self._tick()
-
-    def later(self, action: Callable[[], None]) -> None:
-        """Postpone an action that takes no feeds; it keeps its place in the order."""
-        self._walks.append(action)
-
-    def catch_up(self) -> None:
-        """Do everything that was postponed, in order."""
-        while self._walks:
-            self._walks.pop(0)()
 
 
 class Run:

@@ -17,7 +17,7 @@ from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.narrowing import norms
 from onnxgrail.narrowing.best import sweep
-from onnxgrail.narrowing.choosing import Backlog, Run, needs_data, room
+from onnxgrail.narrowing.choosing import Run, needs_data, room
 from onnxgrail.narrowing.order import Step, closed_steps, open_steps
 
 TOGETHER = 2**27  # bytes of second moments that one step of an open loop measures
@@ -58,39 +58,18 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
     untouched = weights.empty(prepared.survey)
     pile = Pile(heavy=bool(in_files(prepared.model)))
     with stream_of(prepared, recipe, job.group) as stream:
-        walk = _Walk(stream, feeds, tick, moving=len(todo) > 1)
         for step in todo:
-            _step(run, walk, step, run.ledger if recipe.closed_loop else untouched)
+            limit = step.limit if len(todo) > 1 else None
+            _step(run, stream, step, run.ledger if recipe.closed_loop else untouched, limit, tick)
             pile.add(sum(room(block, prepared) for block in step.blocks))
         return stream.forward
-
-
-class _Walk:
-    """A walk of the stream from step to step.
-
-    Skipped steps are caught up in the same runs that would have measured them, so that results don't depend on caching.
-    """
-
-    def __init__(self, stream: Stream, feeds: int, tick: Tick, *, moving: bool) -> None:
-        self.stream, self.tick, self._moving = stream, tick, moving
-        self._backlog = Backlog(feeds, tick)
-
-    def skip(self, step: Step, ledger: Ledger) -> None:
-        """Skip a step whose decisions are cached."""
-        self._backlog.skip(lambda: self.stream.walk_past(_probes(step), ledger, step.limit))
-
-    def measure(self, step: Step, ledger: Ledger) -> list[tuple[Stats, ...]]:
-        """Measure the statistics of the blocks of a step."""
-        self._backlog.catch_up()
-        found = self.stream.measure(_probes(step), ledger, self.tick, step.limit if self._moving else None)
-        return by_block(step.blocks, found)
 
 
 def _probes(step: Step) -> list[Probe]:
     return [p for b in step.blocks for p in b.probes]
 
 
-def _step(run: Run, walk: _Walk, step: Step, before: Ledger) -> None:
+def _step(run: Run, stream: Stream, step: Step, before: Ledger, limit: int | None, tick: Tick) -> None:
     """Measure the blocks of a step in the network `before` and decide them.
 
     This is a function of its own so that the arrays of a step are freed when it returns.
@@ -100,10 +79,10 @@ def _step(run: Run, walk: _Walk, step: Step, before: Ledger) -> None:
     if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not move
         measured = measured if all(known) else [run.dense[b.name] for b in step.blocks]
     elif all(known):
-        walk.skip(step, before)
+        stream.skip(_probes(step), before, tick, limit)
     else:
-        measured = walk.measure(step, before)
-    run.take(step.blocks, known, measured, walk.stream, before)
+        measured = by_block(step.blocks, stream.measure(_probes(step), before, tick, limit))
+    run.take(step.blocks, known, measured, stream, before)
 
 
 def bring_back(run: Run) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +29,7 @@ from onnxgrail.algebra.fit.channelwise import (
 )
 from onnxgrail.calibration.prepare import Prepared, stream_of
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome, Recipe
+from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome
 from onnxgrail.graph.fittable.scales import Part, Place, places
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
@@ -78,49 +77,23 @@ def bring_back(
     model, survey = prepared.model, prepared.survey
     todo = [p for p in places(model, survey) if p.position >= first and job.recipe.norms in (p.kind, "all")]
     report: list[Norm] = []
-    with ExitStack() as stack:
-        walk = _Walk(prepared, job.recipe, twins(survey.ids, changes), stack)
+    untouched, stand = weights.empty(survey), twins(survey.ids, changes)
+    with stream_of(prepared, job.recipe, share=2) as dense, stream_of(prepared, job.recipe, share=2) as narrow:
         for number, place in enumerate(todo):
-            walk.ledgers.append((ledger, place.position))
+            dense.advance(untouched, place.position)
+            narrow.advance(ledger, place.position)
+            pair = _Pair(prepared, place, dense, narrow, untouched, stand)
             key = f"norm {place.position} {place.node}"
-            found = job.steps.known(key) or job.steps.make(key, functools.partial(_recorded, walk, place, ledger))
+            found = job.steps.known(key) or job.steps.make(key, functools.partial(_recorded, pair, ledger))
             ledger = with_addition(ledger, found, model)
             report += [Norm(**{**row, "outcome": Outcome(**row["outcome"])}) for row in found.notes["norms"]]
             job.progress("norms", number + 1, len(todo))
-        return ledger, tuple(report), walk.forward
+        return ledger, tuple(report), dense.forward + narrow.forward
 
 
-class _Walk:
-    """Both networks, opened only when a place has to be measured."""
-
-    def __init__(self, prepared: Prepared, recipe: Recipe, stand: Ints, stack: ExitStack) -> None:
-        self._prepared, self._recipe, self._twins, self._stack = prepared, recipe, stand, stack
-        self._streams: tuple[Stream, Stream] | None = None
-        self._untouched = weights.empty(prepared.survey)
-        self.ledgers: list[tuple[Ledger, int]] = []  # with positions that the streams have not reached yet
-
-    @property
-    def forward(self) -> float:
-        """Return the seconds spent inside ONNX Runtime."""
-        return sum(stream.forward for stream in self._streams or ())
-
-    def at(self, place: Place) -> _Pair:
-        """Move both networks to a place, in the same steps as a run without cached results."""
-        if self._streams is None:
-            opened = (stream_of(self._prepared, self._recipe, share=2) for _ in range(2))
-            dense, narrow = (self._stack.enter_context(stream) for stream in opened)
-            self._streams = dense, narrow
-        dense, narrow = self._streams
-        while self.ledgers:
-            ledger, position = self.ledgers.pop(0)
-            dense.advance(self._untouched, position)
-            narrow.advance(ledger, position)
-        return _Pair(self._prepared, place, dense, narrow, self._untouched, self._twins)
-
-
-def _recorded(walk: _Walk, place: Place, ledger: Ledger) -> Record:
+def _recorded(pair: _Pair, ledger: Ledger) -> Record:
     """Correct the constants at one place and return the change as a record."""
-    after, entry = _set(walk.at(place), ledger)
+    after, entry = _set(pair, ledger)
     return of_addition(ledger, after, {"norms": [] if entry is None else [dataclasses.asdict(entry)]})
 
 

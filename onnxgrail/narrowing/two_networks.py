@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,23 +60,32 @@ class Pair:
             end: position to which the dense stream moves.
             ways: number of batches that run in parallel.
         """
-        names = stage.goals
-        there = 0 if self.dense.holds(names) else end
-        read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
         with (
-            self.dense.following(names, self.untouched, there, ways) as goals,
-            self.narrow.following(list(dict.fromkeys(read)), ledger, stage.first.position, ways) as found,
+            self._targets(stage, end, ways) as goals,
+            self._inputs(stage, ledger, ways) as found,
         ):
             yield lambda place: (goals(place), found(place))
 
-    def walk_past(self, stage: Stage, ledger: Ledger, end: int, parts: int) -> None:
-        """Move both streams past a stage whose fit is cached, in the same steps that would have measured it.
+    def _targets(self, stage: Stage, end: int, ways: int) -> AbstractContextManager[Step[dict[str, Array]]]:
+        there = 0 if self.dense.holds(stage.goals) else end
+        return self.dense.following(stage.goals, self.untouched, there, ways)
 
-        Arguments as in `sums`.
-        """
-        ways = self._ways(stage, parts)
-        with self.following(stage, ledger, end, ways) as step:
-            pass_by(self.dense.shard, ways, step)
+    def _inputs(self, stage: Stage, ledger: Ledger, ways: int) -> AbstractContextManager[Step[dict[str, Array]]]:
+        read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
+        return self.narrow.following(list(dict.fromkeys(read)), ledger, stage.first.position, ways)
+
+    def skip(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> None:
+        """Leave out what `sums` does with the same arguments, where the fit is known; each stream catches up alone."""
+        shard, ways = self.dense.shard, self._ways(stage, parts)
+
+        def passed(opened: Callable[[], AbstractContextManager[Step[dict[str, Array]]]]) -> None:
+            with opened() as step:
+                pass_by(shard, ways, step)
+
+        self.dense.later(lambda: passed(lambda: self._targets(stage, end, ways)))
+        self.narrow.later(lambda: passed(lambda: self._inputs(stage, ledger, ways)))
+        for _ in shard.numbers:
+            tick()
 
     def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
         """Sum over the rows of every part; outputs of all layers are side by side.

@@ -8,8 +8,8 @@ GRAIL (section 3.2) asks for statistics of the already compressed prefix.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,6 +27,8 @@ from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.calibration.runtime.threads import Step, ahead, pass_by, share, ways
 from onnxgrail.calibration.stream import probing
 from onnxgrail.calibration.stream.cache import BUDGET, Cache
+from onnxgrail.calibration.stream.cutting import narrowing
+from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.totals import Totals
 from onnxgrail.calibration.stream.ways import Pieces, Ways
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
@@ -79,9 +81,8 @@ class Stream:
         self.shard = shard_of(group, len(batches))
         taken = [(routes or {}).get(batches.feeds[n], survey.facts.taken) for n in self.shard.numbers]
         self._network = Ways(model, survey, taken, providers, self._lane)
-        self._cache = Cache((batches.feeds[number]() for number in self.shard.numbers), budget, self._lane)
-        self._masks = [padding_mask(feed) for feed in self._cache]
-        self._budget, self._scale = budget, _scale(batches, survey)
+        self._batches, self._budget = batches, budget
+        self._skipped: list[Callable[[], None]] = []  # walks whose sums are cached
         self._dead: dict[str, Bools] = {}  # per cached tensor, the channels pruned when it was computed
         self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut, with their cone and ledger
         self.forward = 0.0  # seconds inside ONNX Runtime
@@ -91,13 +92,37 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cache.clear()
+        if "_opened" in self.__dict__:
+            self._cache.clear()
+
+    @functools.cached_property
+    def _opened(self) -> tuple[Cache, list[Bools | None], float]:
+        """The activations at the cut, masks of the feeds, and their scale: made when the stream is first needed."""
+        feeds = (self._batches.feeds[number]() for number in self.shard.numbers)
+        cache = Cache(feeds, self._budget, self._lane)
+        return cache, [padding_mask(feed) for feed in cache], scale_of(self._batches, self._survey)
+
+    @property
+    def _cache(self) -> Cache:
+        return self._opened[0]
+
+    def later(self, walk: Callable[[], None]) -> None:
+        """Leave out a walk until the stream is needed again: then it takes the walks of a run that knew nothing."""
+        self._skipped.append(walk)
+
+    def _catch_up(self) -> None:
+        walks, self._skipped = self._skipped, []
+        for walk in walks:
+            walk()
 
     def advance(self, ledger: Ledger, limit: int) -> None:
         """Move the cut forward to the best position, at most to just before node `limit`.
 
         Every node before `limit` must be final: no undecided block may touch it.
         """
+        self.later(lambda: self._advance(ledger, limit))
+
+    def _advance(self, ledger: Ledger, limit: int) -> None:
         if limit > self.position:
             for _ in self._walk((), ledger, limit):
                 pass
@@ -130,11 +155,12 @@ class Stream:
             spare: tensors beyond the cut that stay in the cache if memory allows.
             parts: number of threads that call the function.
         """
+        self._catch_up()
         self._forget(ledger)
         path = self._path(names, ledger, limit, kept, spare)
         here, moving = self._cache.names, path.target > self.position
         made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
-        fit, stays = self._fitting(ledger, here), {*path.keep, *path.beyond}
+        fit, stays = narrowing(self._survey, ledger, self._dead, here, self._lane), {*path.keep, *path.beyond}
         fresh = [n for n in path.missing if n in stays]
 
         def step(place: int) -> dict[str, Array]:
@@ -177,11 +203,7 @@ class Stream:
         return [n for n, size in zip(names, sizes, strict=True) if size <= room]
 
     def _bytes(self, name: str, ledger: Ledger) -> int:
-        """Estimate the size of a tensor in bytes, over all batches of all processes."""
-        size = _bytes(self._survey, name) * self._scale
-        for mark in self._survey.marks.get(name, ()):
-            size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
-        return int(size)
+        return bytes_left(self._survey, name, ledger, self._opened[2])
 
     def _fresh(self, ledger: Ledger) -> dict[str, tuple[Cone, Ledger]]:
         """Return the measured tensors that are still valid under the ledger."""
@@ -198,7 +220,7 @@ class Stream:
     @property
     def masks(self) -> Sequence[Bools | None]:
         """Return, per batch, the mask (sample, token) of real tokens; None if a batch has no padding."""
-        return self._masks
+        return self._opened[1]
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Yield the named tensors batch by batch, in the ledger's state; tensors of branches not taken are missing."""
@@ -242,7 +264,7 @@ class Stream:
         def added(part: Shard, walked: Iterator[dict[str, Array]]) -> Totals:
             totals = Totals(part, tuple(distinct.values()), self._lane)
             for number, found in zip(part.numbers, walked, strict=True):
-                mask = self._masks[number - self.shard.numbers.start]
+                mask = self.masks[number - self.shard.numbers.start]
                 totals.add(number, (read(found, mask) for read in readers))
                 tick()
             return totals
@@ -254,10 +276,22 @@ class Stream:
         known = dict(zip(distinct, totals.stats(), strict=False))
         return tuple(known[probing.same(p)] for p in probes) if known else ()
 
-    def walk_past(
-        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None = None
+    def skip(
+        self,
+        probes: Sequence[Probe],
+        ledger: Ledger,
+        tick: Tick,
+        limit: int | None = None,
+        goals: Sequence[str] | None = None,
     ) -> None:
-        """Advance and cache as `measure` does with the same arguments, without computing statistics."""
+        """Leave out what `measure` does with the same arguments, where its sums are known."""
+        for _ in self.shard.numbers:
+            tick()
+        self.later(lambda: self._walk_past(probes, ledger, limit, goals))
+
+    def _walk_past(
+        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None
+    ) -> None:
         parts = self._ways(probes)
         with self._past(probes, ledger, limit, goals, parts) as step:
             pass_by(self.shard, parts, step)
@@ -281,46 +315,30 @@ class Stream:
 
     def holds(self, names: Sequence[str]) -> bool:
         """Return True if all these tensors are cached."""
+        self._catch_up()
         return all(name in self._cache for name in names)
 
     def let_go(self) -> None:
         """Drop the tensors cached beyond the cut."""
-        self._keep_beside({})
+        self.later(lambda: self._keep_beside({}))
 
     def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
         """Compute joint statistics of each probe before and after a fold: all u channels, then the k `kept`."""
+        self._catch_up()
         names = probing.names(probes)
         pairs = [probing.paired(p, kept) for p in probes]
         totals = Totals(self.shard, pairs, self._lane)
         fresh = self._fresh(after)
         inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
-        fit_before, fit_after = self._fitting(before, inputs), self._fitting(after, inputs)
         source = self._model, self._survey
+        fit_before, fit_after = (narrowing(self._survey, n, self._dead, inputs, self._lane) for n in (before, after))
         readers = [probing.joint(p, kept, *source, before, after, self._lane) for p in probes]
         with self._network.open(names, before, inputs) as wide, self._network.open(names, after, inputs) as narrow:
-            for place, (batch, mask) in enumerate(zip(self.shard.numbers, self._masks, strict=True)):
+            for place, (batch, mask) in enumerate(zip(self.shard.numbers, self.masks, strict=True)):
                 cache = self._batch(place)
                 old, new = self._run(wide, place, fit_before(cache)), self._run(narrow, place, fit_after(cache))
                 totals.add(batch, (read(old, new, mask) for read in readers))
         return totals.stats()
-
-    def _fitting(self, ledger: Ledger, names: Sequence[str]) -> Callable[[Feed], dict[str, Array]]:
-        """Return a function that removes pruned channels from cached tensors, which may predate some decisions."""
-        cuts: list[tuple[str, int, Bools]] = []
-        for name in names:
-            for mark in self._survey.marks.get(name, ()):
-                gone = ledger.dead[mark.labels]
-                there = ~self._dead[name][mark.labels] if name in self._dead else np.ones_like(gone)
-                if gone[there].any():
-                    cuts.append((name, mark.axes[0], ~gone[there]))
-
-        def fit(cache: Feed) -> dict[str, Array]:
-            found = dict(cache)
-            for name, axis, stays in (one for one in cuts if one[0] in found):
-                found[name] = self._lane.compress(stays, found[name], axis=axis)
-            return found
-
-        return fit
 
     def _batch(self, place: int) -> dict[str, Array]:
         """Return the cached tensors that this batch computes."""
@@ -333,15 +351,3 @@ class Stream:
         with self._lock:
             self.forward += seconds / parts
         return found
-
-
-def _scale(batches: Batches, survey: Survey) -> float:
-    """Return the size of the inputs over all batches, divided by the size of the inputs in the traced run."""
-    first = batches.feeds[0]()
-    return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(_bytes(survey, name) for name in first))
-
-
-def _bytes(survey: Survey, name: str) -> int:
-    """Return the size of a tensor in the traced run, in bytes; 0 if its shape is unknown."""
-    facts = survey.facts
-    return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0

@@ -1,0 +1,28 @@
+"""Bytes of activations, estimated from the traced run."""
+
+from __future__ import annotations
+
+import math
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.graph.trace.survey import Ledger, Survey
+
+
+def scale_of(batches: Batches, survey: Survey) -> float:
+    """Return how many times more data than in the traced run passes through the network over all batches."""
+    first = batches.feeds[0]()
+    return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(bytes_of(survey, name) for name in first))
+
+
+def bytes_of(survey: Survey, name: str) -> int:
+    """Return the bytes of a tensor in the traced run, 0 if the run did not show it."""
+    facts = survey.facts
+    return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0
+
+
+def bytes_left(survey: Survey, name: str, ledger: Ledger, scale: float) -> int:
+    """Estimate the bytes of a tensor over all batches of all processes, without the channels that are gone."""
+    size = bytes_of(survey, name) * scale
+    for mark in survey.marks.get(name, ()):
+        size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
+    return int(size)
