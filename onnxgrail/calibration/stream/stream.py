@@ -1,9 +1,8 @@
 """The calibration activations of all batches at one cut of the network, which advances block by block.
 
-The stream caches the live tensors at the cut for every batch.  `measure` runs from the cut to a block's probes and, in
-the same run, moves the cut through nodes that are final.  The measured tensors are cached too: after a block that only
-lost channels they are the pruned network's activations with extra channels, so each node runs little more than once.
-GRAIL (section 3.2) asks for statistics of the already compressed prefix.
+`measure` runs from the cut to a block's probes and, in the same run, moves the cut through nodes that are final.  The
+measured tensors are cached too: after a block that only lost channels they are the pruned network's activations with
+extra channels, so each node runs little more than once.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Stream:
 
     @functools.cached_property
     def _opened(self) -> tuple[Cache, list[Bools | None], float]:
-        """The activations at the cut, masks of the feeds, and their scale: made when the stream is first needed."""
+        """The activations at the cut, masks of the feeds, and their scale."""
         feeds = (self._batches.feeds[number]() for number in self.shard.numbers)
         cache = Cache(feeds, self._budget, self._lane)
         return cache, [padding_mask(feed) for feed in cache], scale_of(self._batches, self._survey)
@@ -107,7 +106,7 @@ class Stream:
         return self._opened[0]
 
     def later(self, walk: Callable[[], None]) -> None:
-        """Leave out a walk until the stream is needed again: then it takes the walks of a run that knew nothing."""
+        """Leave out a walk until the stream is needed; it then takes all of them in order, as a run from scratch does."""
         self._skipped.append(walk)
 
     def _catch_up(self) -> None:
@@ -120,12 +119,13 @@ class Stream:
 
         Every node before `limit` must be final: no undecided block may touch it.
         """
-        self.later(lambda: self._advance(ledger, limit))
 
-    def _advance(self, ledger: Ledger, limit: int) -> None:
-        if limit > self.position:
-            for _ in self._walk((), ledger, limit):
-                pass
+        def walk() -> None:
+            if limit > self.position:
+                for _ in self._walk((), ledger, limit):
+                    pass
+
+        self.later(walk)
 
     def _walk(self, names: Sequence[str], ledger: Ledger, limit: int = 0) -> Iterator[dict[str, Array]]:
         """Run `_walking` for all batches in order."""
@@ -284,17 +284,16 @@ class Stream:
         limit: int | None = None,
         goals: Sequence[str] | None = None,
     ) -> None:
-        """Leave out what `measure` does with the same arguments, where its sums are known."""
+        """Leave out what `measure` does with the same arguments, because its sums are known."""
+
+        def walk() -> None:
+            parts = self._ways(probes)
+            with self._past(probes, ledger, limit, goals, parts) as step:
+                pass_by(self.shard, parts, step)
+
         for _ in self.shard.numbers:
             tick()
-        self.later(lambda: self._walk_past(probes, ledger, limit, goals))
-
-    def _walk_past(
-        self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None
-    ) -> None:
-        parts = self._ways(probes)
-        with self._past(probes, ledger, limit, goals, parts) as step:
-            pass_by(self.shard, parts, step)
+        self.later(walk)
 
     def _past(
         self, probes: Sequence[Probe], ledger: Ledger, limit: int | None, goals: Sequence[str] | None, parts: int
