@@ -106,7 +106,7 @@ class Stream:
         return self._opened[0]
 
     def later(self, walk: Callable[[], None]) -> None:
-        """Leave out a walk until the stream is needed; it then takes all of them in order, as a run from scratch does."""
+        """Leave out a walk until the stream is needed, which then takes all of them in order."""
         self._skipped.append(walk)
 
     def _catch_up(self) -> None:
