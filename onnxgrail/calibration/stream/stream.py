@@ -115,10 +115,7 @@ class Stream:
             walk()
 
     def advance(self, ledger: Ledger, limit: int) -> None:
-        """Move the cut forward to the best position, at most to just before node `limit`.
-
-        Every node before `limit` must be final: no undecided block may touch it.
-        """
+        """Move the cut forward, at most to just before node `limit`; no undecided block may touch a node before that."""
 
         def walk() -> None:
             if limit > self.position:
