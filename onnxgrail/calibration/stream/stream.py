@@ -115,7 +115,7 @@ class Stream:
             walk()
 
     def advance(self, ledger: Ledger, limit: int) -> None:
-        """Move the cut forward, at most to just before node `limit`; no undecided block may touch a node before that."""
+        """Move the cut forward, at most to just before node `limit`; no undecided block may touch an earlier node."""
 
         def walk() -> None:
             if limit > self.position:
