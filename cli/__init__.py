@@ -60,9 +60,9 @@ class _Commands(click.Group):
 
 def _interrupted(meta: dict[str, Any]) -> str:
     """Return the message of an interrupted run, with the way to continue it if there is one."""
-    if "onnxgrail.job.resume" not in meta:
+    if "onnxgrail.resume" not in meta:
         return "interrupted"
-    folder = meta["onnxgrail.job.resume"]
+    folder = meta["onnxgrail.resume"]
     if folder is None:
         return "interrupted. With --resume DIR the same command would go on where it was"
     return f"interrupted. The same command goes on from {str(folder)!r}"

@@ -281,7 +281,7 @@ cache_option = click.option(
 
 def keeps(resume: Path | None) -> None:
     """Store the folder of --resume for the message of an interrupted run."""
-    click.get_current_context().meta["onnxgrail.job.resume"] = resume
+    click.get_current_context().meta["onnxgrail.resume"] = resume
 
 
 def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Repeat a saved recipe.  The module is not called `apply`: it would hide the function `onnxgrail.apply`."""
+"""Repeat a saved recipe."""
 
 from __future__ import annotations
 

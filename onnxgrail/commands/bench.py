@@ -1,4 +1,4 @@
-"""Measure latency of models.  The module is not called `bench`: it would hide the function `onnxgrail.bench`."""
+"""Measure the latency of models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compare two models on the same data.
-
-The module is not called `compare`: importing a submodule of that name would hide the function `onnxgrail.compare`.
-"""
+"""Compare two models on the same data."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from onnxgrail.recipe.documents import parsed
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.trust import PLACES, Origin
 
-KEY = "onnxgrail.recipe.check"  # metadata key: a list of the runs that made the model, in order
+KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # keys that a recipe file may have besides the choices
 SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line

@@ -311,9 +311,9 @@ main(["compress", "m.onnx", "--data", "d.npz"{words}])
 @pytest.mark.parametrize(
     ("module", "name", "words", "stop"),
     [
-        ("calibration.stream", "share", "", signal.SIGINT),
-        ("graph.model_io", "Path.replace", "", signal.SIGINT),
-        ("graph.model_io", "Path.replace", ', "--save-as-external-data"', signal.SIGTERM),
+        ("calibration.stream.stream", "share", "", signal.SIGINT),
+        ("graph.io.model_file", "Path.replace", "", signal.SIGINT),
+        ("graph.io.model_file", "Path.replace", ', "--save-as-external-data"', signal.SIGTERM),
     ],
     ids=["calibrating", "writing", "terminated while writing"],
 )

@@ -14,7 +14,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.allocation import choose
 from onnxgrail.calibration.runtime.blocking import channel_block
-from onnxgrail.finishing import verify
+from onnxgrail.report import notes
 from tests.tiny import tiny
 
 DIGITS, VIT = models.load("digits_resnet"), models.load("digits_vit")
@@ -62,14 +62,14 @@ def test_a_latency_is_met_with_the_multiple_that_leaves_more(
 
 def test_only_images_are_asked_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "channel_block", lambda: 1 / 0)
-    monkeypatch.setattr(verify, "channel_block", lambda: 1 / 0)
+    monkeypatch.setattr(notes, "channel_block", lambda: 1 / 0)
     monkeypatch.setattr(choose, "stopwatch", timed(1))
     onnxgrail.compress(VIT.model, data=VIT.calibration, target_latency="70%", exclude="conv|stream", **QUICK)
 
 
 @pytest.mark.parametrize("block", [1, 8, 16])
 def test_widths_that_leave_a_block_half_empty_are_noted(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "channel_block", lambda: block)
+    monkeypatch.setattr(notes, "channel_block", lambda: block)
     data = onnxgrail.compress(DIGITS.model, data=DIGITS.calibration, unit_ratio=0.25, **QUICK).report.data
     odd = sum(b["kept"] % block > 0 for b in data["blocks"])
     told = [note for note in data["notes"] if "narrowed blocks of convolutions are not multiples" in note]

@@ -24,7 +24,7 @@ CHOICES = ("--ratio", "0.5", "--selector", "l2", "--blocks", "mlp,conv", "--roun
 
 def notes(path: Path) -> list[Any]:
     found = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    runs: list[Any] = json.loads(found["onnxgrail.recipe.check"])
+    runs: list[Any] = json.loads(found["onnxgrail.recipe"])
     return runs
 
 

@@ -63,7 +63,7 @@ def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Pat
     compared = run("compare", resnet.model, output, "--data", resnet.calibration, "--min-cosine", 0.99)
     assert compared.exit_code == 0, compared.output
     assert accuracy(resnet, output) > 0.98
-    assert {p.key for p in onnx.load(output).metadata_props} == {"onnxgrail.recipe.check"}
+    assert {p.key for p in onnx.load(output).metadata_props} == {"onnxgrail.recipe"}
     ports = [(v.name, v.type.tensor_type.elem_type) for v in onnx.load(output).graph.input]
     assert ports == [(v.name, v.type.tensor_type.elem_type) for v in onnx.load(resnet.model).graph.input]
 

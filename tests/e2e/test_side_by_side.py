@@ -31,7 +31,7 @@ WORDS = ("compress", "m.onnx", "--data", "d.npz", "--samples", str(SAMPLES), "--
 WORK = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born without it
-from onnxgrail.calibration import stream
+from onnxgrail.calibration.stream import stream
 share = stream.share
 
 def slowly(shard, parts, step, work):

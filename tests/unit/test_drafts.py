@@ -21,7 +21,7 @@ KILLED = """
 import os, signal
 from pathlib import Path
 from onnxgrail.machine.files import placing
-from onnxgrail.graph import model_io
+from onnxgrail.graph.io import model_file as model_io
 model_io.place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 model_io.save(model_io.load("m.onnx"), Path("o.onnx"), apart=True)
 """
