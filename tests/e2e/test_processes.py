@@ -29,7 +29,7 @@ LIMIT = 120.0
 CHOICES = {
     "default": (),
     "grail": ("--compensate", "grail"),
-    "open loop": ("--open-loop",),
+    "closed loop": ("--compensate", "grail", "--closed-loop"),
     "no compensation": ("--compensate", "none"),
     "fold": ("--reducer", "fold"),
     "norms": ("--norms", "all"),
@@ -68,6 +68,12 @@ def together(folder: Path, *options: str, size: int = 2, **environment: str) -> 
     """One compression in several processes."""
     words = ["-m", "onnxgrail", "compress", "m.onnx", "two.onnx", "--data", "d.npz", "--round-to", "1", *options]
     return started(folder, words, size, **environment)
+
+
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    """The program works in a child process on Linux."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(word) for word in children.read_text().split()] if children.exists() else [process.pid]
 
 
 def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
@@ -225,7 +231,8 @@ def test_a_lost_process_is_named_and_the_job_can_go_on(lost: int, case: Path) ->
 def test_a_process_that_hangs_is_given_up(case: Path) -> None:
     processes = together(case, "--quiet", ONNXGRAIL_TIMEOUT="4")
     time.sleep(1.0)
-    processes[1].send_signal(signal.SIGSTOP)
+    for worker in workers(processes[1]):
+        os.kill(worker, signal.SIGSTOP)
     found = processes[0].communicate(timeout=60)
     processes[1].kill()
     processes[1].communicate()
