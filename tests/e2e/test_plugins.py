@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.cli import main
 from onnxgrail.errors import UsageError
+from onnxgrail.graph.ops.rule import find_rule
 
 from . import nets
 
@@ -61,6 +63,24 @@ def test_a_selector_of_another_package_chooses(plugin: Path) -> None:
     assert 0 < block["kept"] < block["units"]
     assert block["kept_units"] == sorted(np.argsort(scores)[-block["kept"] :].tolist())
     assert kept(nets.mlp()) != kept(nets.mlp(), selector="random")
+
+
+def test_a_rule_of_another_package_is_imported_for_its_op(plugin: Path) -> None:
+    (plugin / "twice_rule.py").write_text(
+        "from onnxgrail.graph.ops.rule import rule\n\n\n"
+        "@rule('Twice', domain='com.example')\n"
+        "def twice(site):\n    site.emit(site.marks(0))\n"
+    )
+    install(
+        plugin, "ops-of-mine", {"onnxgrail.ops": {"com.example.Twice": "twice_rule", "com.example.Lost": "nowhere"}}
+    )
+    assert find_rule("com.example", "Other", 1) is None
+    assert "twice_rule" not in sys.modules
+    found = find_rule("com.example", "Twice", 1)
+    assert found is not None
+    assert found.__module__ == "twice_rule"
+    with pytest.raises(UsageError, match="the package ops-of-mine cannot be imported: No module named 'nowhere'"):
+        find_rule("com.example", "Lost", 1)
 
 
 def test_a_compensator_of_another_package_writes_weights(plugin: Path) -> None:

@@ -6,9 +6,12 @@ registers a function `(cut) -> None` that updates what depends on sizes besides 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from importlib import metadata
 from typing import NamedTuple
 
+from onnxgrail.errors import UsageError
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.facts import OWN
 from onnxgrail.graph.trace.flow import Site
@@ -19,6 +22,7 @@ Narrow = Callable[[Cut], None]
 _RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 _NARROWS: dict[tuple[str, str], Narrow] = {}
 _STANDARD = ("", "ai.onnx")
+PLUGINS = "onnxgrail.ops"  # group of entry points: a name `domain.Op` and the module with its rule
 
 
 def rule(*ops: str, since: int = 1, domain: str = "") -> Callable[[Rule], Rule]:
@@ -68,9 +72,30 @@ def narrow(*ops: str, domain: str = "") -> Callable[[Narrow], Narrow]:
 
 def find_rule(domain: str, op: str, version: int) -> Rule | None:
     """Return the newest rule that is not newer than the model's opset; None if there is none."""
-    known = _RULES.get(("" if domain in _STANDARD else domain, op), [])
+    domain = "" if domain in _STANDARD else domain
+    if (domain, op) not in _RULES:
+        _import_plugin(domain, op)
+    known = _RULES.get((domain, op), [])
     found = [function for since, function in known if since <= version]
     return found[-1] if found else None
+
+
+@functools.cache
+def _import_plugin(domain: str, op: str) -> None:
+    """Import the installed module that declares a rule for an op, if there is one.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    for found in metadata.entry_points(group=PLUGINS, name=f"{domain}.{op}" if domain else op):
+        try:
+            found.load()
+        except Exception as error:
+            package = found.dist.name if found.dist is not None else found.value
+            raise UsageError(
+                f"the rule for {domain}.{op} of the package {package} cannot be imported: {error}",
+                hint=f"Update or remove {package}",
+            ) from error
 
 
 def find_narrow(domain: str, op: str) -> Narrow | None:
