@@ -104,7 +104,7 @@ def narrowed(path: Path, ratio: float) -> dict[str, Any]:
         report = onnxgrail.compress(
             path, path.with_name("o.onnx"), unit_ratio=ratio, compensate="none", selector="l2", check=False, samples=2
         ).report
-    except onnxgrail.OnnxgrailError as error:
+    except onnxgrail.OnnxGrailError as error:
         return {"verdict": "refused", "note": _brief(error), "seconds": round(time.perf_counter() - started, 1)}
     data = report.data
     model, timing = data["model"], data["timing"]

@@ -65,7 +65,7 @@ def _interrupted(meta: dict[str, Any]) -> str:
     folder = meta["onnxgrail.resume"]
     if folder is None:
         return "interrupted. With --resume DIR the same command would go on where it was"
-    return f"interrupted. The same command goes on from {str(folder)!r}"
+    return f"interrupted. The same command continues from {str(folder)!r}"
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -71,7 +71,7 @@ def compare(
 def _notes(calibration: Any) -> list[str]:
     """Return the notes of the reader; the warning about random inputs is replaced by that for a comparison."""
     told = [note for note in calibration["notes"] if not note.startswith("no --data")]
-    drawn = "no --data: compared on drawn inputs, which say little about real ones"
+    drawn = "no --data: compared on random inputs, which say little about real ones"
     return [drawn, *told] if calibration["synthetic"] else told
 
 

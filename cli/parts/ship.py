@@ -63,7 +63,7 @@ def _quantised(entry: Any) -> list[str]:
     if entry is None:
         return []
     sizes = f"{render.size(entry['bytes_before'])} -> {render.size(entry['bytes_after'])}"
-    return [f"Quantised to {entry['kind']}: {sizes}{_kept(entry)}"]
+    return [f"Quantized to {entry['kind']}: {sizes}{_kept(entry)}"]
 
 
 def _kept(entry: Any) -> str:

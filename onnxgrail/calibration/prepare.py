@@ -153,7 +153,7 @@ def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches
         found, tried = suited(model, functools.partial(_drawn, model, recipe), providers=recipe.providers)
         if found is None:
             raise ModelError(str(error.args[0]), hint=f"{error.hint}. Tried: {told(tried)}") from error
-        note = f"the model does not run on the usual sizes; drawn instead: {shapes_of(found.first())}"
+        note = f"the model does not run on the usual sizes; used instead: {shapes_of(found.first())}"
         return replace(found, notes=(*found.notes, note)), look(model, found, recipe.providers)
 
 
@@ -178,7 +178,7 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out:
     common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
     count, source = asked_for(held_out)
     if count and data is None:
-        raise UsageError(f"--held-out {count} needs --data", hint="Drawn inputs say little about real ones")
+        raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
     reading = reading_of(
         tokenizer=recipe.tokenizer,
         sequence_length=recipe.sequence_length,
@@ -194,7 +194,7 @@ def _batches(model: ir.Model, data: Any, recipe: Recipe, group: Group, held_out:
         batches, held = read_apart(data, signature, count, reading=reading, group=group, **common)
     else:
         if own is None:
-            reading.unused(frozenset(), "drawn inputs")
+            reading.unused(frozenset(), "random inputs")
         batches = _drawn(model, recipe)
     if own is not None:
         return batches, HeldOut(asked=own.source, batches=own, own=True)

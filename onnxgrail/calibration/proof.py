@@ -20,7 +20,7 @@ from onnxgrail.graph.trace.survey import Survey
 RUNS = 64  # maximum number of comparisons; each costs a run of both graphs
 TOGETHER = "narrowing it together with the others does not give the masked result"
 TIPS = 16  # maximum number of blocks left out in turn, if a step gives another result
-TIPPED = "with its sums in another order, rounding tips a step such as a quantisation, and an output moves by a level"
+TIPPED = "with its sums in another order, rounding tips a step such as a quantization, and an output moves by a level"
 UNPROVED = f"not proved: after {RUNS} comparisons the blocks that differ from the masked result were not all found"
 
 

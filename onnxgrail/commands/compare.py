@@ -240,7 +240,7 @@ def given(
     settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
     if data is not None:
         return read(data, signature_of(model), reading=reading, **settings)
-    reading.unused(frozenset(), "drawn inputs")
+    reading.unused(frozenset(), "random inputs")
     return synthetic(model, signature_of(model), input_shapes=reading.shapes, **settings)
 
 

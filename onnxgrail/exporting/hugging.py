@@ -66,11 +66,11 @@ def load(library: ModuleType, name: str, *, task: str | None, random: bool) -> t
         kind = _class(library, config, task)
         if random:
             made = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-            return made, ("weights were drawn at random",)
+            return made, ("weights are random",)
         module, told = kind.from_pretrained(source, config=config, output_loading_info=True, **common)
     missing = sorted(told.get("missing_keys") or ())
     few = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-    return module, (f"weights not in the checkpoint were drawn at random: {few}",) if missing else ()
+    return module, (f"weights not in the checkpoint are random: {few}",) if missing else ()
 
 
 def _class(library: ModuleType, config: Any, task: str | None) -> Any:

@@ -91,7 +91,7 @@ def _given(name: str, module: Any, inputs: Any, wish: Wish) -> Subject:
     check_module(name, module)
     if inputs is not None:
         if wish.shapes:
-            raise UsageError(f"{name} has example inputs, so none are drawn", hint="Leave out --input-shapes")
+            raise UsageError(f"{name} has example inputs, so none are made", hint="Leave out --input-shapes")
         return subject(name, module, inputs)
     if hugging.is_hugging(module):
         return hugging.described(name, module, wish.shapes)

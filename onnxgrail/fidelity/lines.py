@@ -24,7 +24,7 @@ def report_lines(data: Data) -> tuple[str, ...]:
         return changed(data["reference"]["outputs_before"], outputs)
     if not quantized:
         return lines_of(outputs, top=last_of(data).get("headline"))
-    after = lines_of(quantized["outputs"], mark=", quantised", top=quantized.get("headline"))
+    after = lines_of(quantized["outputs"], mark=", quantized", top=quantized.get("headline"))
     return (*lines_of(outputs, mark=", narrowed"), *after)
 
 

@@ -82,7 +82,7 @@ def cache_bytes(recipe: Recipe) -> int:
     scale = _BYTES.get(f"{unit}IB" if unit in ("K", "M", "G", "T") else unit)
     number = _number(match)
     if scale is None or not number * scale < math.inf:
-        raise UsageError(f"--cache-budget {recipe.cache_budget!r} is no amount of bytes", hint="Write 512M or 2G")
+        raise UsageError(f"--cache-budget {recipe.cache_budget!r} is not a size in bytes", hint="Write 512M or 2G")
     return int(number * scale)
 
 

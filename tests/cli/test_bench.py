@@ -62,7 +62,7 @@ def test_data_are_read_as_by_compress(tmp_path):
     result = run(*words, "--data", tmp_path, "--image-mean", "0.5", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["calibration"]["source"] == str(tmp_path)
-    assert "does nothing for drawn inputs" in run(*words, "--image-std", "0.5").stderr
+    assert "does nothing for random inputs" in run(*words, "--image-std", "0.5").stderr
     assert json.loads(run(*words, "--json").stdout)["calibration"]["notes"] == []  # nothing about fidelity
 
 
@@ -74,7 +74,7 @@ def test_a_model_that_does_not_take_what_is_drawn_says_what_to_do(tmp_path):
         models = [tmp_path / "m.onnx"] * (1 + (command == "compare"))
         told = run(command, *models)
         assert told.exit_code == 1
-        assert "The inputs were drawn: give --data or --input-shapes" in told.stderr
+        assert "The inputs are random: give --data or --input-shapes" in told.stderr
 
 
 def test_a_batch_that_the_inputs_prescribe_is_told(folder):

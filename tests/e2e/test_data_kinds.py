@@ -225,7 +225,7 @@ def test_bad_data_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         (["--image-std", "0"], "image_std must be above 0"),
         (["--sequence-length", "0"], "--sequence-length"),
         (["--sequence-length", str(2**31)], "sequence_length must be from 1 to"),
-        (["--tokenizer", "t.json"], "--tokenizer does nothing for drawn inputs"),
+        (["--tokenizer", "t.json"], "--tokenizer does nothing for random inputs"),
     ],
 )
 def test_bad_options(words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
     result = onnxgrail.compress(model, unit_ratio=0.5, samples=16)
     calibration: dict[str, Any] = result.report.data["calibration"]
     assert calibration["synthetic"]
-    assert calibration["notes"][-1].endswith(f"drawn instead: {drawn}")
+    assert calibration["notes"][-1].endswith(f"used instead: {drawn}")
     assert result.report.data["model"]["params_after"] < result.report.data["model"]["params_before"]
 
 

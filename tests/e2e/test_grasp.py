@@ -258,7 +258,7 @@ def test_a_weight_that_another_layer_shares_stays_unless_both_are_replaced() -> 
     [
         ({"grasp_layers": 9}, "there are 3 layers"),
         ({"grasp_layers": 0}, "there are 3 layers"),
-        ({"grasp_layers": "nonsense"}, "'nonsense' is no layer, block, node or weight"),
+        ({"grasp_layers": "nonsense"}, "'nonsense' is not a layer, block, node or weight"),
         ({"grasp_retain": 1.0}, "grasp_retain"),
         ({"grasp_rank": "foo"}, "grasp_rank has no 'foo'"),
         ({"method": "foo"}, "method has no 'foo'"),

@@ -204,7 +204,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.
         patch.setattr("onnxgrail.finishing.ship.verify", interrupted)
         result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
-    goes_on = "The same command goes on from 'kept dir'"
+    goes_on = "The same command continues from 'kept dir'"
     assert said(result.stderr) == f"Error: interrupted. {goes_on}\n"
     assert not list(folder.glob("*compressed*"))
     assert CliRunner().invoke(main, words).exit_code == 0

@@ -239,7 +239,7 @@ def test_outputs_are_not_replaced(folder: Path) -> None:
         ({"opset": 8}, "opset 8 is not between 9 and"),
         ({"opset": 99}, "opset 99 is not between 9 and"),
         ({"inputs": torch.ones(2, 3, 12, 12)}, "for a module that is given"),
-        ({"input_shapes": {"image": (2, 3, 12, 12)}}, "has example inputs, so none are drawn"),
+        ({"input_shapes": {"image": (2, 3, 12, 12)}}, "has example inputs, so none are made"),
     ],
 )
 def test_wrong_usage(settings: dict[str, Any], words: str, folder: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(OutputError, match="no manifest"):
+    with pytest.raises(OutputError, match="is not a manifest"):
         Folder(tmp_path)
 
 

@@ -313,8 +313,8 @@ def test_polygraphy_inputs(tmp_path):
     ("text", "message"),
     [
         ('[{"x": ', "cannot read"),
-        ("{}", "is no list of inputs"),
-        ("[]", "is no list of inputs"),
+        ("{}", "is not a list of inputs"),
+        ("[]", "is not a list of inputs"),
         ('[{"x": [1, 2]}]', "not an encoded array"),
         ('[{"x": {"array": "AAAA"}}]', "item 0, 'x'"),
         ('[{"x": {"array": "%"}}]', "item 0, 'x'"),

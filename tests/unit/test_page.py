@@ -269,7 +269,7 @@ def test_what_followed_the_narrowing_is_told() -> None:
         "TensorRT 10, table of 2024-06-17: no problem found",
         "advice: open sizes",
         "2 matrices of these layers keep 10.0 % of their parameters",
-        "quantised, 64 calibration samples",
+        "quantized, 64 calibration samples",
     ):
         assert words in page.replace("\u00a0", " ")
     assert "0.5000" in page[: page.index("Before and after")]  # the head judges the file that is written

@@ -70,22 +70,22 @@ def refuse(model: ir.Model, kind: str) -> None:
     """
     if is_quantised(model):
         raise QuantisedError(
-            f"--quantize {kind}: the model is quantised already",
-            hint="Narrow and quantise the float model it was made from; leave out --quantize to narrow it as it is",
+            f"--quantize {kind}: the model is quantized already",
+            hint="Narrow and quantize the float model it was made from; leave out --quantize to narrow it as it is",
         )
     types = {value.dtype for value in model.graph.initializers.values()}
     if kind != "fp16" and any(_weight_type(node) == ir.DataType.FLOAT16 for node in model.graph):
         raise QuantisedError(
-            f"--quantize {kind}: the model has half precision already, and ONNX Runtime quantises float32 weights only",
-            hint="Narrow and quantise the float32 model it was made from; leave out --quantize to narrow it as it is",
+            f"--quantize {kind}: the model has half precision already, and ONNX Runtime quantizes float32 weights only",
+            hint="Narrow and quantize the float32 model it was made from; leave out --quantize to narrow it as it is",
         )
     if kind == "fp16" and ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in types:
         raise QuantisedError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
     if ir.DataType.BFLOAT16 in types:
-        raise ModelError(f"--quantize {kind}: ONNX Runtime quantises no bfloat16", hint="Give the float32 model")
+        raise ModelError(f"--quantize {kind}: ONNX Runtime does not quantize bfloat16", hint="Give the float32 model")
     if weight_bytes(model) > LIMIT:
         raise ModelError(
-            f"--quantize {kind}: the model is over 2 GiB", hint="Quantise the written file with a tool for such models"
+            f"--quantize {kind}: the model is over 2 GiB", hint="Quantize the written file with a tool for such models"
         )
     opset = model.opset_imports.get("", 0)
     if kind.startswith("int8") and opset < FIRST_OPSET:

@@ -24,7 +24,7 @@ SAMPLES, MOST = 64, 1_000_000
 COST = (
     "no --data: calibrated on random inputs; expect clearly worse outputs on real ones, and no check can tell how much"
 )
-OTHERS = "The inputs were drawn: give --data or --input-shapes if the model needs others"
+OTHERS = "The inputs are random: give --data or --input-shapes if the model needs others"
 LARGEST = 2**31  # maximum bytes of a random input
 RANK = 64  # maximum number of axes in numpy
 RESERVED = 3  # low ids are usually padding, start and end tokens
@@ -124,7 +124,7 @@ def _plan(model: ir.Model, entry: Input, sized: Sized) -> Draw:
     shape, name = sized.shapes[entry.name], entry.name.lower()
     _check_size(entry, shape)
     if entry.dtype.kind not in "biuf" and not is_float(entry.dtype):
-        raise DataError(f"input {entry.name!r} holds {entry.dtype} values, which cannot be drawn", hint="Give --data")
+        raise DataError(f"input {entry.name!r} holds {entry.dtype} values, which cannot be random", hint="Give --data")
     if entry.dtype.kind == "b" or "mask" in name:
         return Draw(entry=entry, shape=shape, fill="ones")
     if is_float(entry.dtype) or is_past(entry):

@@ -138,9 +138,9 @@ def _read(
 ) -> dict[str, tuple[Stats, ...]]:
     head = json.loads(str(file["head"]))
     if head["format"] != FORMAT:
-        raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Make it anew")
+        raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Create it again")
     for what, said, key, hint in (
-        ("model", "another model", model_key(model), "Make them anew with --save-stats"),
+        ("model", "another model", model_key(model), "Create them again with --save-stats"),
         ("data", "other data", data_key(batches), "Data, --samples, --batch-size and --seed must be as they were"),
     ):
         if head[what] != key:

@@ -84,7 +84,7 @@ def _limits(node: ir.Node, known: Mapping[str, Any]) -> Iterator[dict[str, str]]
     for position in known["zeros"].get(node.op_type, ()):
         value = _input(node, position)
         if value is not None and (_constant(value) is None or np.any(_constant(value))):
-            yield _found("problem", "the zero point must be zero (quantise with symmetric ranges)", node)
+            yield _found("problem", "the zero point must be zero (quantize with symmetric ranges)", node)
     most = known["outputs"].get(node.op_type)
     if most is not None and any(value.name and value.uses() for value in node.outputs[most:]):
         yield _found("problem", f"only the first {most} outputs are computed", node)

@@ -56,7 +56,7 @@ def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
         else:
             raise ValueError(f"wire type {kind}")
         if place + size > stop:
-            raise ValueError("a field ends behind its message")
+            raise ValueError("a field ends after its message")
         yield Field(tag >> 3, kind, begin, place, place + size)
         place += size
 

@@ -26,7 +26,7 @@ from onnxgrail.machine.steps.codec import Record, decode, encode
 TIMEOUT = 1800.0  # seconds to wait for another process; the first one may solve for long
 FAREWELL = 2.0  # seconds that a failing process spends on telling the others
 NODE, END, READY, RECORD, NOTHING, FAILED = range(6)
-CONTINUE = "Start the job again; with --resume DIR it goes on behind the last finished block"
+CONTINUE = "Start the job again; with --resume DIR it continues after the last finished block"
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class Folder:
             if found["format"] == FORMAT and isinstance(found["run"], dict) and _words(found["writes"]):
                 return dict(found)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise OutputError(f"{str(path)!r} is no manifest: {error}", hint="Choose another folder") from error
+            raise OutputError(f"{str(path)!r} is not a manifest: {error}", hint="Choose another folder") from error
         raise OutputError(f"{str(path)!r} is of another format", hint="Choose another folder")
 
     def _write(self, manifest: dict[str, Any]) -> None:

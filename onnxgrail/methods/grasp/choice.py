@@ -161,7 +161,7 @@ def _named(found: Candidates, words: Sequence[str]) -> Chosen:
             names = ", ".join(layer.name for layer in found.layers) or "none"
             raise UsageError(
                 f"--grasp-layers: {word!r} "
-                + (f"cannot be replaced: {why}" if why else "is no layer, block, node or weight"),
+                + (f"cannot be replaced: {why}" if why else "is not a layer, block, node or weight"),
                 hint=f"Layers are: {names}",
             )
         for layer, matrix in mine:

@@ -15,7 +15,7 @@ from onnxgrail.methods.refine.whole import entry_of, whole
 
 KIND = "norms"
 RATE, STEPS = 1e-2, 600
-NONE = "no normalisation has a scale or bias of its own"
+NONE = "no normalization has a scale or bias of its own"
 
 
 def norms(job: Refinement, progress: Progress) -> tuple[Refined, ...]:

@@ -58,7 +58,7 @@ def _steps(data: Mapping[str, Any]) -> list[Sequence[Child]]:
         rows.append(("Simplified: nodes", *map(figures.count, nodes), figures.change(*nodes)))
     if quantised:
         size = quantised["bytes_before"], quantised["bytes_after"]
-        rows.append((f"Quantised to {quantised['kind']}: bytes", *map(figures.size, size), figures.change(*size)))
+        rows.append((f"Quantized to {quantised['kind']}: bytes", *map(figures.size, size), figures.change(*size)))
     return rows
 
 

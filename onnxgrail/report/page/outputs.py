@@ -39,7 +39,7 @@ def fidelity(data: Mapping[str, Any]) -> Markup | None:
 
 def _measured(data: Mapping[str, Any]) -> Iterator[tuple[str, Outputs]]:
     """Yield the compared samples in words with the results per output: the written model first."""
-    for key, title in (("quantization", "quantised, "), ("verification", "")):
+    for key, title in (("quantization", "quantized, "), ("verification", "")):
         entry = data.get(key) or {}
         held = entry.get("held_out") or {}
         sides = [(judged_of(data, entry), held.get("outputs") or entry.get("outputs") or ())]

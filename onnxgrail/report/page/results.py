@@ -25,7 +25,7 @@ STAGES = {
     "allocate": "choose widths",
     "curves": "error of each block at other widths",
     "calibrate": "choose what stays and repair the weights",
-    "norms": "fit normalisations",
+    "norms": "fit normalizations",
     "narrow": "cut the weights",
     "refine": "fit by gradient",
     "methods": "other methods",
@@ -37,8 +37,8 @@ STAGES = {
 }
 REFINED = {"laco": "Blocks fitted by gradient (laco)", "distill": "Whole model fitted by gradient (distill)"}
 BROUGHT = {
-    "repair": "Activations behind convolutions, mean and deviation brought back (repair)",
-    "refit": "Scale and bias of normalisations fitted (refit)",
+    "repair": "Mean and deviation of activations after convolutions restored (repair)",
+    "refit": "Scale and bias of normalizations fitted (refit)",
 }
 
 
@@ -66,7 +66,7 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
         label = f"{figures.share(guess['ratio'], 0)} of the parameters in these blocks removed"
         rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
     columns = ("", "Parameters", "MACs", "File size")
-    caption = "Predicted for the usual blocks, nothing else changed; MACs for drawn inputs (--input-shapes)"
+    caption = "Predicted for the usual blocks, nothing else changed; MACs for random inputs (--input-shapes)"
     return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
 
 

@@ -85,7 +85,7 @@ def _group_query(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
     query, key, value, past_key, past_value, lengths, total, cos, sin, positions, added, *more = filled(inputs, 11)
     heads, groups = call.get("num_heads"), call.get("kv_num_heads")
     if any(t is not None for t in more) or call.get("smooth_softmax", 0):
-        raise call.unsupported("with sinks or quantised caches")
+        raise call.unsupported("with sinks or quantized caches")
     if key is None or value is None:
         size = query.shape[-1] // (heads + 2 * groups)
         query, key, value = query.split([heads * size, groups * size, groups * size], -1)

@@ -108,7 +108,8 @@ def from_polygraphy(path: Path, signature: Signature, _: Reading, __: int | None
         feeds = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(feeds, list) or not feeds or not all(isinstance(feed, dict) for feed in feeds):
         raise DataError(
-            f"{str(path)!r} is no list of inputs", hint="Write it with `polygraphy run model.onnx --save-inputs FILE`"
+            f"{str(path)!r} is not a list of inputs",
+            hint="Write it with `polygraphy run model.onnx --save-inputs FILE`",
         )
     parts = []
     for number, feed in enumerate(feeds):

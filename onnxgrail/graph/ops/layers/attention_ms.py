@@ -16,7 +16,7 @@ from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
-QUANTISED = "its key-value cache is quantised"
+QUANTISED = "its key-value cache is quantized"
 DECODING = "its cache is shared by the beams of a search, which is not followed"
 
 

@@ -9,8 +9,8 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 MICROSOFT = "com.microsoft"
-COMPRESS_FIRST = "its numbers are integers fused into the operator: compress the float model, then quantise it"
-ONE_RANGE = "dynamic quantisation takes one range over all channels: compress the float model, then quantise it"
+COMPRESS_FIRST = "its numbers are integers fused into the operator: compress the float model, then quantize it"
+ONE_RANGE = "dynamic quantization takes one range over all channels: compress the float model, then quantize it"
 WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "QLinearConv": (3, 0),
     "QLinearMatMul": (3, 1),

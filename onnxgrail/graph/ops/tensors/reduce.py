@@ -11,7 +11,7 @@ from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
-MIXED = "it mixes the whole channel axis, so the width behind it is fixed"
+MIXED = "it mixes the whole channel axis, so the width after it is fixed"
 
 
 def mix(site: Site, marks: tuple[Mark, ...], axes: set[int]) -> list[Mark]:
