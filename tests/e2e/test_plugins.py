@@ -18,6 +18,7 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.cli import main
 from onnxgrail.errors import UsageError
+from onnxgrail.graph.ops import rule
 from onnxgrail.graph.ops.rule import find_rule
 
 from . import nets
@@ -42,7 +43,11 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
     before = dict(SELECTORS), dict(COMPENSATORS)
+    rules = dict(rule._RULES)
     yield tmp_path
+    rule._import_plugin.cache_clear()
+    for op in set(rule._RULES) - set(rules):
+        del rule._RULES[op]
     for known, old in zip((SELECTORS, COMPENSATORS), before, strict=True):
         for name in set(known) - set(old):
             del known[name]

@@ -105,6 +105,19 @@ def test_a_plugin_is_imported_where_the_command_names_it(trap: Path, monkeypatch
     sys.modules.pop("evil")
 
 
+@line("op rules of installed packages")
+def test_rules_are_imported_for_the_ops_of_a_model(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(trap, "stranger", {"onnxgrail.ops": {"com.example.Twice": "evil", "com.example.Lost": "nowhere"}})
+    monkeypatch.syspath_prepend(trap)
+    assert run("compress", "m.onnx", "--dry-run").exit_code == 0
+    model = onnx.load("m.onnx")
+    model.metadata_props.add(key="onnxgrail.ops", value="evil")
+    onnx.save(model, "named.onnx")
+    assert run("inspect", "named.onnx").exit_code == 0
+    assert "evil" not in sys.modules
+    assert not ran(trap)
+
+
 @line("libraries that")
 def test_a_library_is_loaded_where_the_command_names_it(trap: Path) -> None:
     (trap / "evil.so").write_bytes(b"not loaded")
