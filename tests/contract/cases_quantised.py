@@ -241,7 +241,7 @@ ACTIVATIONS = [
 
 
 def fused(
-    op: str, arguments: str, *, domain: str = "", reason: str = "quantise", parts: str = "a", **choices: object
+    op: str, arguments: str, *, domain: str = "", reason: str = "quantize", parts: str = "a", **choices: object
 ) -> Case:
     """A kernel between QuantizeLinear and DequantizeLinear that nothing passes; `@` in the arguments is a range."""
     call = f"{domain}.{op}".lstrip(".") + arguments.replace("@", "s, p")
