@@ -1,4 +1,4 @@
-"""Where temporary files cannot be written, one line names the folder and how to choose another one."""
+"""If temporary files cannot be written, one line names the folder and how to choose another one."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_no_folder_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_written_there_finds_no_room(here: Path) -> None:
-    """What another cause has is raised as it is."""
+    """An error with another cause is raised unchanged."""
     with pytest.raises(OutputError, match="cannot write temporary files to"), scratch() as folder:
         (folder / "none" / "file").touch()
     with pytest.raises(FileNotFoundError), scratch():

@@ -39,7 +39,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run, and what it is called.
+    """A call to run, and its name.
 
     Attributes:
         name: what it is called.

@@ -42,7 +42,7 @@ RAW = ("!!python/object/apply:os.system ['touch RAN']", "!!python/name:os.system
 
 @cache
 def kept(name: str) -> dict[str, Any]:
-    """What a good run of a model leaves: its report, its statistics, and its folder."""
+    """The report, the statistics and the folder of a complete run."""
     model = SEEDS[name]()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

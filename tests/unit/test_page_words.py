@@ -1,4 +1,4 @@
-"""What the page says of fidelity and latency: each number with its interval or its caveat."""
+"""The page shows fidelity and latency with an interval or a caveat for each number."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_a_rule_that_lies_in_front_of_a_step_is_found_there(
 
 
 def test_a_step_that_is_rewritten_wrongly_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it reads is right, and what it makes of that is not: the difference is none of rounding."""
+    """A step with equal inputs and different outputs is wrong: rounding is not the cause."""
 
     def halved(cut: Cut) -> None:
         cut.set_operand(1, np.array(cut.facts.values[cut.input_name(1)] / 2), "scale")

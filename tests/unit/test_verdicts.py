@@ -1,4 +1,4 @@
-"""What outputs hold, and the measure that suits it."""
+"""The kind of each output, and the measure that suits it."""
 
 from __future__ import annotations
 
