@@ -247,16 +247,21 @@ def _mean(sums: Floats) -> Floats:
     return share(sums[..., 0], sums[..., 1])
 
 
-LABELS = Measure(
-    name="equal values",
-    higher=True,
-    loss="share of other values",
-    table=_labels_equal,
-    value=_mean,
-    losses=lambda table: 1 - _mean(table),
-    worst=_mean,
-    details=_nothing_more,
-)
+def _average(name: str, loss: str, table: Callable[[Batch], Floats]) -> Measure:
+    """Return a measure that averages scores up to 1: its table has the sum of the scores and their number."""
+    return Measure(
+        name=name,
+        higher=True,
+        loss=loss,
+        table=table,
+        value=_mean,
+        losses=lambda sums: 1 - _mean(sums),
+        worst=_mean,
+        details=_nothing_more,
+    )
+
+
+LABELS = _average("equal values", "share of other values", _labels_equal)
 
 
 def _cosines(batch: Batch) -> Floats:
@@ -267,16 +272,7 @@ def _cosines(batch: Batch) -> Floats:
     return np.stack([(rows * weights).sum(axis=1), weights.sum(axis=1)], axis=1)
 
 
-EMBEDDING = Measure(
-    name="cosine",
-    higher=True,
-    loss="1 - cosine",
-    table=_cosines,
-    value=_mean,
-    losses=lambda table: 1 - _mean(table),
-    worst=_mean,
-    details=_nothing_more,
-)
+EMBEDDING = _average("cosine", "1 - cosine", _cosines)
 
 
 def _squares(batch: Batch) -> Floats:

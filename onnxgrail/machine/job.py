@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from onnxgrail.core import Recipe
 from onnxgrail.machine.group.sums import Group
 from onnxgrail.machine.progress import Clock, Progress
-from onnxgrail.machine.steps.journal import Folder, Journal
+from onnxgrail.machine.steps.journal import Folder
 from onnxgrail.machine.steps.steps import Steps
 
 
@@ -38,12 +38,8 @@ class Job:
     @property
     def folder(self) -> Folder | None:
         """Return the folder of a run that can be continued; None for other runs, and for other processes."""
-        return self.journal if isinstance(self.journal, Folder) else None
-
-    @property
-    def journal(self) -> Journal:
-        """Return the journal of the first process."""
-        return self.steps.journal
+        journal = self.steps.journal
+        return journal if isinstance(journal, Folder) else None
 
     @property
     def progress(self) -> Progress:

@@ -1,4 +1,4 @@
-"""Decides blocks one by one: measure in the network as decided so far, decide, write into the ledger."""
+"""Decide blocks on statistics of the dense network, or in closed loop of the network as decided so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.group.sums import shard_of
 from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.narrowing import norms
@@ -51,13 +50,13 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
         Seconds spent inside ONNX Runtime.
     """
     prepared, recipe, job = run.prepared, run.recipe, run.job
-    together = 0 if in_files(prepared.model) else TOGETHER  # a step also holds the weights of the nodes that it runs
+    heavy = bool(in_files(prepared.model))
+    together = 0 if heavy else TOGETHER  # a step also holds the weights of the nodes that it runs
     todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, together)
-    feeds = len(shard_of(job.group, len(prepared.batches)).numbers)
-    tick = ticking(job.progress, "calibrating", feeds * len(todo))
     untouched = weights.empty(prepared.survey)
-    pile = Pile(heavy=bool(in_files(prepared.model)))
+    pile = Pile(heavy=heavy)
     with stream_of(prepared, recipe, job.group) as stream:
+        tick = ticking(job.progress, "calibrating", len(stream.shard.numbers) * len(todo))
         for step in todo:
             limit = step.limit if len(todo) > 1 else None
             _step(run, stream, step, run.ledger if recipe.closed_loop else untouched, limit, tick)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from onnxgrail.calibration.stream.dense import grouped
 from onnxgrail.core import Block
 
 WIDE = 3  # a block that spans more other blocks than this is measured on the dense network
@@ -32,17 +33,8 @@ def open_steps(blocks: Sequence[Block], room: Callable[[Block], int], together: 
     """
     if sum(map(room, blocks)) <= together:
         return [Step(tuple(blocks), 0)] if blocks else []
-    merged: list[Step] = []
-    left = 0
-    for step in closed_steps(blocks):
-        size = sum(map(room, step.blocks))
-        if merged and size <= left:
-            merged[-1] = Step(merged[-1].blocks + step.blocks, merged[-1].limit)
-        else:
-            merged.append(step)
-            left = together
-        left -= size
-    return merged
+    groups = grouped(closed_steps(blocks), lambda step: sum(map(room, step.blocks)), together)
+    return [Step(tuple(b for step in group for b in step.blocks), group[0].limit) for group in groups]
 
 
 def closed_steps(blocks: Sequence[Block]) -> list[Step]:

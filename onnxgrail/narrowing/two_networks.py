@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -60,10 +60,7 @@ class Pair:
             end: position to which the dense stream moves.
             ways: number of batches that run in parallel.
         """
-        with (
-            self._targets(stage, end, ways) as goals,
-            self._inputs(stage, ledger, ways) as found,
-        ):
+        with self._targets(stage, end, ways) as goals, self._inputs(stage, ledger, ways) as found:
             yield lambda place: (goals(place), found(place))
 
     def _targets(self, stage: Stage, end: int, ways: int) -> AbstractContextManager[Step[dict[str, Array]]]:
@@ -78,12 +75,12 @@ class Pair:
         """Leave out what `sums` does with the same arguments, where the fit is known; each stream catches up alone."""
         shard, ways = self.dense.shard, self._ways(stage, parts)
 
-        def passed(opened: Callable[[], AbstractContextManager[Step[dict[str, Array]]]]) -> None:
-            with opened() as step:
+        def passed(opened: AbstractContextManager[Step[dict[str, Array]]]) -> None:
+            with opened as step:
                 pass_by(shard, ways, step)
 
-        self.dense.later(lambda: passed(lambda: self._targets(stage, end, ways)))
-        self.narrow.later(lambda: passed(lambda: self._inputs(stage, ledger, ways)))
+        self.dense.later(lambda: passed(self._targets(stage, end, ways)))
+        self.narrow.later(lambda: passed(self._inputs(stage, ledger, ways)))
         for _ in shard.numbers:
             tick()
 

@@ -71,7 +71,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
         interface=ports,
         notes=[
             prepared.scarce() if calibration else "",
-            *notes_of(prepared, recipe, decision, sizes.budget, slim),
+            *notes_of(prepared, recipe, decision, sizes.budget, ports, slim),
             *(note for one in applied.values() for note in one.notes),
             *(() if prepared.held_out is None else prepared.held_out.batches.notes),
         ],

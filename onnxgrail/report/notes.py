@@ -15,7 +15,7 @@ from onnxgrail.core import Change, Recipe
 from onnxgrail.graph.flatten.listed import listed_text, unlisted_text
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.widen import has_bfloat16
-from onnxgrail.graph.rewrite.interface import changed
+from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 
 INTERFACE = (
@@ -26,11 +26,25 @@ BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has
 
 
 def notes_of(
-    prepared: Prepared, recipe: Recipe, decision: Decision, budget: Mapping[str, Any] | None, slim: ir.Model | None
+    prepared: Prepared,
+    recipe: Recipe,
+    decision: Decision,
+    budget: Mapping[str, Any] | None,
+    ports: Sequence[Port],
+    slim: ir.Model | None,
 ) -> list[str]:
-    """Return the notes on a model, its decisions and its budget; an empty string for a note that does not apply."""
+    """Return the notes on a model, its decisions and its budget; an empty string for a note that does not apply.
+
+    Args:
+        prepared: the original model and its data.
+        recipe: the user's choices.
+        decision: the decisions about blocks.
+        budget: the target and its achieved value, None without a target.
+        ports: inputs and outputs whose shapes have changed.
+        slim: the narrowed model, None if nothing was narrowed.
+    """
     return [
-        INTERFACE if changed(prepared.model, prepared.survey, decision.ledger.dead) else "",
+        INTERFACE if ports else "",
         unlisted_text(prepared.unlisted),
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",

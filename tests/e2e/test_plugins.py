@@ -44,7 +44,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     before = dict(SELECTORS), dict(COMPENSATORS)
     rules = dict(rule._RULES)
+    rule._plugins.cache_clear()
     yield tmp_path
+    rule._plugins.cache_clear()
     rule._import_plugin.cache_clear()
     for op in set(rule._RULES) - set(rules):
         del rule._RULES[op]

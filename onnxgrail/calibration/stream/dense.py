@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +29,7 @@ Dense = Mapping[str, tuple[Stats, ...]]
 
 TOGETHER = 2**31  # bytes of second moments collected in one pass
 FORMAT = 1
+T = TypeVar("T")
 
 
 def dense_pass(
@@ -47,7 +48,7 @@ def dense_pass(
         together: limit of second moments per pass, in bytes.
         progress: receives one tick per feed and pass.
     """
-    parts = _groups(blocks, together)
+    parts = grouped(blocks, size_of, together)
     tick = ticking(progress, "measuring", len(parts) * len(stream.masks))
     for part in parts:
         found = stream.measure([p for b in part for p in b.probes], untouched, tick)
@@ -65,16 +66,23 @@ def size_of(block: Block) -> int:
     return sum(8 * probe.width**2 for probe in block.probes)
 
 
-def _groups(blocks: Sequence[Block], together: int) -> list[list[Block]]:
-    groups: list[list[Block]] = []
+def grouped(items: Sequence[T], size: Callable[[T], int], together: int) -> list[list[T]]:
+    """Split items into consecutive groups, each as large as fits.
+
+    Args:
+        items: in order.
+        size: bytes that an item takes.
+        together: bytes that a group may take; a single item may take more.
+    """
+    groups: list[list[T]] = []
     room = 0
-    for block in blocks:
-        size = size_of(block)
-        if not groups or size > room:
+    for item in items:
+        taken = size(item)
+        if not groups or taken > room:
             groups.append([])
             room = together
-        groups[-1].append(block)
-        room -= size
+        groups[-1].append(item)
+        room -= taken
     return groups
 
 

@@ -81,13 +81,18 @@ def find_rule(domain: str, op: str, version: int) -> Rule | None:
 
 
 @functools.cache
+def _plugins() -> metadata.EntryPoints:
+    return metadata.entry_points(group=PLUGINS)  # reads the metadata of all installed packages
+
+
+@functools.cache
 def _import_plugin(domain: str, op: str) -> None:
     """Import the installed module that declares a rule for an op, if there is one.
 
     Raises:
         UsageError: it cannot be imported.
     """
-    for found in metadata.entry_points(group=PLUGINS, name=f"{domain}.{op}" if domain else op):
+    for found in _plugins().select(name=f"{domain}.{op}" if domain else op):
         try:
             found.load()
         except Exception as error:
