@@ -52,8 +52,8 @@ def test_sums_are_those_of_the_activations(net: tuple[ir.Model, Survey, Batches]
 
 def test_little_room_means_more_passes_and_the_same_sums(net: tuple[ir.Model, Survey, Batches]) -> None:
     at_once, one_by_one = made(*net), made(*net, together=1)
-    assert [len(g) for g in dense._groups(net[1].blocks, 1)] == [1, 1, 1]
-    assert [len(g) for g in dense._groups(net[1].blocks, 2**30)] == [3]
+    assert [len(g) for g in dense.grouped(net[1].blocks, dense.size_of, 1)] == [1, 1, 1]
+    assert [len(g) for g in dense.grouped(net[1].blocks, dense.size_of, 2**30)] == [3]
     for name, (stats,) in at_once.items():
         np.testing.assert_allclose(stats.gram, one_by_one[name][0].gram, rtol=1e-6)
 
