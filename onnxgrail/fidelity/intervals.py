@@ -12,6 +12,9 @@ from onnxgrail.core import Floats
 Z = 1.959963984540054  # normal quantile for 95 %
 DRAWS = 1000  # resamples
 CELLS = 2**22  # most counts to sample at once
+LEVEL = 0.05  # chance that a mean lies above its upper bound
+UNSEEN = 24  # samples at which the allowance for an unseen tail is twice that of many samples
+STEADY = 0.02  # lower bound of a resample's variance, as a share of the sample's
 
 
 def of_count(right: float, count: float) -> tuple[float, float] | None:
@@ -57,3 +60,40 @@ def of_samples(
         return None
     low, high = np.percentile(known, (2.5, 97.5)).tolist()
     return low, high
+
+
+def upper_bound(values: Floats, *, seed: int = 0, draws: int = DRAWS) -> float:
+    """Compute a one-sided 95 % upper bound of the mean of a skewed quantity from a few samples.
+
+    It is the bound of the studentized bootstrap, plus an allowance for the tail that few samples do not show: one
+    sample more like the largest, counted 1 + 24 / n times. Simulated coverage: tests/unit/test_upper_bound.py.
+
+    Args:
+        values: (n,) one per sample.
+        seed: of the random resampling.
+        draws: number of resamples.
+
+    Returns:
+        At least the mean; infinity for fewer than two values, or if one is not finite.
+
+    References:
+        Hall (1988), "Theoretical comparison of bootstrap confidence intervals", on the studentized bootstrap.
+    """
+    count = len(values)
+    if count < 2 or not np.isfinite(values).all():
+        return math.inf
+    mean, largest = float(values.mean()), float(values.max())
+    far = values - mean
+    variance = float(far @ far) / count
+    if variance <= (1e-12 * max(largest, 0.0)) ** 2:
+        return max(mean, largest)
+    rng = np.random.default_rng(seed)
+    step, even = max(1, CELLS // count), np.full(count, 1 / count)
+    ratios = []
+    for start in range(0, draws, step):
+        shares = rng.multinomial(count, even, size=min(step, draws - start)) / count
+        moved = shares @ far
+        spread = np.maximum(shares @ far**2 - moved**2, STEADY * variance)
+        ratios.append(moved / np.sqrt(spread))
+    lowest = float(np.quantile(np.concatenate(ratios), LEVEL, method="lower"))
+    return mean + max(0.0, -lowest * math.sqrt(variance)) + (1 + UNSEEN / count) * (largest - mean) / count

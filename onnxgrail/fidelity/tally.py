@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -56,15 +56,38 @@ class Tally:
             judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues))
             judge.add(_Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask))
 
+    def tables(self) -> tuple[Table, ...]:
+        """Return the sums per sample of all judged outputs, one table per part."""
+        return tuple(table for judge in self._judges.values() for table in judge.result())
+
     def results(self) -> tuple[Fidelity, ...]:
         """Return the results, output by output."""
-        verdicts = {name: judge.verdicts(broken=self.sums[name].broken > 0) for name, judge in self._judges.items()}
+        verdicts = {name: judge.verdicts() for name, judge in self._judges.items()}
         others = (
             Fidelity(name=name, samples=0, cosine=None, nmse=None, max_abs=None, not_compared=holds)
             for name, holds in self._holds.items()
             if name not in self.sums
         )
         return (*finish(self.sums, verdicts), *others)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Table:
+    """The sums per sample of an output, or of a part of it.
+
+    Attributes:
+        output: its name.
+        part: its content.
+        sums: (n, k) from the measure of the part, in the order of the samples.
+        broken: (n,) mask of samples with values that are NaN or infinite while the reference is finite.
+        details: further measures over all samples.
+    """
+
+    output: str
+    part: Part
+    sums: Floats
+    broken: Bools
+    details: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,6 +135,7 @@ class _Judge:
         waiting: the first batches, until the content is detected.
         parts: the content; tables: their sums per sample; spreads: location of the error of values.
         squares: error and energy per sample, in case later batches contradict the detected kind.
+        broken: mask of samples with values that are not finite.
     """
 
     name: str
@@ -121,10 +145,12 @@ class _Judge:
     tables: list[list[Floats]] = field(default_factory=list)
     spreads: list[Spread] = field(default_factory=list)
     squares: list[Floats] = field(default_factory=list)
+    broken: list[Bools] = field(default_factory=list)
 
     def add(self, seen: _Seen) -> None:
         """Add one more batch."""
         self.squares.append(np.stack([seen.far.error, seen.far.energy], axis=1))
+        self.broken.append(seen.far.broken > 0)
         if self.parts:
             self._measure(seen)
             return
@@ -174,13 +200,26 @@ class _Judge:
                         return False
         return True
 
-    def verdicts(self, *, broken: bool) -> tuple[Verdict, ...]:
-        """Return the verdicts, the worst part first."""
+    def result(self) -> tuple[Table, ...]:
+        """Return the sums of all samples, one table per part."""
         if not self.parts and self.waiting:
             self._read()
-        found = [
-            verdict_of(part, np.concatenate(table), spread.details(), broken=broken)
+        return tuple(
+            Table(
+                output=self.name,
+                part=part,
+                sums=np.concatenate(table),
+                broken=np.concatenate(self.broken),
+                details=spread.details(),
+            )
             for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True)
             if table
+        )
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Return the verdicts, the worst part first."""
+        found = [
+            verdict_of(table.part, table.sums, table.details, broken=bool(table.broken.any()))
+            for table in self.result()
         ]
         return tuple(sorted(found, key=rank, reverse=True))

@@ -24,7 +24,7 @@ def verdict_of(part: Part, table: Floats, details: Mapping[str, float], *, broke
         details: further measures.
         broken: True if the output has values that are NaN or infinite while the reference is finite.
     """
-    measure = _measure(part, table)
+    measure = measure_of(part, table)
     value, losses = float(measure.value(table.sum(axis=0))), measure.losses(table)
     losses = losses[~np.isnan(losses)]
     lowest = measure.worst(table)
@@ -50,7 +50,7 @@ def verdict_of(part: Part, table: Floats, details: Mapping[str, float], *, broke
     )
 
 
-def _measure(part: Part, table: Floats) -> Measure:
+def measure_of(part: Part, table: Floats) -> Measure:
     """Return the measure of a kind; scores need another one if none of them is above 0.5."""
     measure = MEASURES[part.kind]
     if measure is SCORES and not table[:, 3:5].any():

@@ -1,0 +1,169 @@
+"""Losses of a candidate on samples that judge it: one continuous number per sample and output, and its upper bound.
+
+A count of right answers says little on few samples: no error in 48 allows an error rate of 6 %. A continuous loss
+changes with every sample, so that its mean has a useful bound. The losses of all kinds of outputs are scaled to each
+other; `docs/loss.md` has the formulas and the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.core import Bools, Floats
+from onnxgrail.fidelity.intervals import upper_bound
+from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.result import Verdict
+from onnxgrail.fidelity.tally import Table, Tally
+from onnxgrail.fidelity.verdicts import measure_of, verdict_of
+from onnxgrail.fidelity.words import SHARES
+
+__all__ = ["AGREES", "SCALES", "Agreement", "Loss", "losses_of", "upper_bound", "worst_loss"]
+
+SCALES: Mapping[str, float] = {
+    "classes": 1.0,
+    "scores": 1.0,
+    "tokens": 1.0,
+    "labels": 1.0,
+    "embedding": 1.0,
+    "values": 1.0,
+    "state": 1.0,
+}
+"""Factors of the losses by kind of output, such that 1 % keeps counted agreement at about `AGREES`."""
+AGREES = 0.98
+RELATIVE = "relative perplexity, exp(KL) - 1"
+MOST = 10**9  # more samples than this settle nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """The counted agreement of an output, or the value of its measure if nothing is counted.
+
+    Attributes:
+        measure: its name.
+        value: over all samples; None if undefined for these samples.
+        interval: its 95 % confidence interval.
+        higher: True if high values are good.
+        samples: number of samples.
+        counted: True if the value is a share.
+    """
+
+    measure: str
+    value: float | None
+    interval: tuple[float, float] | None
+    higher: bool
+    samples: int
+    counted: bool
+
+    def settled_by(self, share: float = AGREES) -> int | None:
+        """Return the number of samples with which the interval would leave out `share`, for an unchanged value.
+
+        Args:
+            share: the agreement to be confirmed or ruled out.
+
+        Returns:
+            The number of samples, at least the present one; None if the value is `share` or nothing is counted.
+        """
+        if not self.counted or self.value is None or self.interval is None or not self.samples:
+            return None
+        low, high = self.interval
+        if share < low or share > high:
+            return self.samples
+        gap = abs(self.value - share)
+        if gap == 0:
+            return None
+        width = self.value - low if share < self.value else high - self.value
+        least = self.samples * (width / gap) ** 2
+        if self.value in (0.0, 1.0):  # an interval that has shrunk to one side is as wide as 1 / n, not its root
+            least = self.samples * width / gap
+        return math.ceil(least) if least < MOST else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Loss:
+    """The loss of an output, or of a part of it, against the original.
+
+    Attributes:
+        output: its name.
+        part: its columns, empty if the whole output is one part.
+        name: of the loss.
+        kind: of the output.
+        values: (samples,) losses in 0..1 after scaling, in the order of the samples.
+        mean: over the samples.
+        bound: one-sided 95 % upper bound of the mean, at most 1; infinity if the output has values that are NaN or
+            infinite while the reference is finite.
+        agreement: counted agreement beside it.
+    """
+
+    output: str
+    part: str
+    name: str
+    kind: str
+    values: Floats
+    mean: float
+    bound: float
+    agreement: Agreement
+
+
+def losses_of(tally: Tally) -> tuple[Loss, ...]:
+    """Return the losses of all outputs, the worst one first.
+
+    States that are fed back count only if there are no other outputs: their effect is in the other outputs.
+    """
+    tables = tally.tables()
+    others = [table for table in tables if table.part.kind != "state"]
+    return tuple(sorted((_loss(table) for table in others or tables), key=_badness, reverse=True))
+
+
+def worst_loss(tally: Tally) -> Loss | None:
+    """Return the loss of the output that decides: the one with the largest bound. None if nothing is comparable."""
+    return next(iter(losses_of(tally)), None)
+
+
+def _badness(loss: Loss) -> tuple[float, float]:
+    return loss.bound, loss.mean
+
+
+def _loss(table: Table) -> Loss:
+    measure = measure_of(table.part, table.sums)
+    verdict = verdict_of(table.part, table.sums, {}, broken=False)
+    values = _scaled(table.part, measure.losses(table.sums), _empty(table))
+    broken = bool(table.broken.any() or np.isnan(values).any())
+    values = np.where(table.broken | np.isnan(values), 1.0, values)
+    return Loss(
+        output=table.output,
+        part=verdict.part,
+        name=RELATIVE if table.part.kind == "tokens" else measure.loss,
+        kind=table.part.kind,
+        values=values,
+        mean=float(values.mean()) if len(values) else 0.0,
+        bound=math.inf if broken else min(1.0, upper_bound(values)),
+        agreement=_agreement(verdict, len(values)),
+    )
+
+
+def _empty(table: Table) -> Bools:
+    """Return a mask of the samples in which neither model has anything to compare, such as a score above 0.1."""
+    return np.isfinite(table.sums).all(axis=1) & ~table.broken
+
+
+def _scaled(part: Part, losses: Floats, empty: Bools) -> Floats:
+    """Return losses in 0..1; 0 for a sample without anything to compare, NaN if the loss cannot be computed."""
+    losses = np.where(np.isnan(losses) & empty, 0.0, losses)
+    if part.kind == "tokens":
+        losses = np.expm1(np.minimum(losses, 700.0))  # exp would overflow
+    return np.clip(SCALES[part.kind] * losses, 0.0, 1.0)
+
+
+def _agreement(verdict: Verdict, samples: int) -> Agreement:
+    return Agreement(
+        measure=verdict.measure,
+        value=verdict.value,
+        interval=verdict.interval,
+        higher=verdict.higher,
+        samples=samples,
+        counted=verdict.kind in SHARES,
+    )

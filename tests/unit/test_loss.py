@@ -1,0 +1,140 @@
+"""Losses per sample of every kind of output, and which output decides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxgrail.core import Array
+from onnxgrail.fidelity import Clues, Tally
+from onnxgrail.fidelity.loss import SCALES, Agreement, Loss, losses_of, worst_loss
+
+N = 24
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def softmax(values: Array) -> Array:
+    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def tally(a: dict[str, Array], b: dict[str, Array], *, clues: Clues | None = None, **options: Any) -> Tally:
+    together = Tally(clues)
+    for start in range(0, N, 7):
+        cut = slice(start, start + 7)
+        sides: Any = ({name: array[cut] for name, array in side.items()} for side in (a, b))
+        together.add(*sides, **options)
+    return together
+
+
+def loss(name: str, a: Array, b: Array, **options: Any) -> Loss:
+    only = worst_loss(tally({name: a}, {name: b}, **options))
+    assert only is not None
+    return only
+
+
+def test_classes_are_judged_by_total_variation() -> None:
+    a, b = softmax(rng().normal(size=(N, 5))), softmax(np.random.default_rng(8).normal(size=(N, 5)))
+    seen = loss("y", a, b)
+    assert (seen.kind, seen.name) == ("classes", "total variation")
+    np.testing.assert_allclose(seen.values, np.minimum(SCALES["classes"] * 0.5 * np.abs(a - b).sum(axis=1), 1))
+    assert seen.mean == pytest.approx(seen.values.mean())
+    assert seen.mean < seen.bound <= 1
+    assert seen.agreement.value == pytest.approx(np.mean(a.argmax(axis=1) == b.argmax(axis=1)))
+    assert seen.agreement.counted
+    assert seen.agreement.samples == N
+
+
+def test_samples_without_active_scores_lose_nothing() -> None:
+    a = np.zeros((N, 40))
+    a[: N // 2, 3] = 0.9
+    b = a.copy()
+    b[: N // 2, 3] = 0.895
+    seen = loss("scores", a, b)
+    assert seen.kind == "scores"
+    np.testing.assert_allclose(seen.values, np.where(np.arange(N) < N // 2, SCALES["scores"] * 0.005, 0))
+
+
+def test_scores_that_only_one_model_has_count() -> None:
+    a = np.zeros((N, 40))
+    a[: N // 2, 3] = 0.9
+    b = a.copy()
+    b[-1, 5] = 0.9
+    assert loss("scores", a, b).values[-1] == pytest.approx(min(1, SCALES["scores"] * 0.9))
+
+
+def test_tokens_are_told_as_relative_perplexity() -> None:
+    a = rng().normal(size=(N, 6, 61))
+    b = a + 0.05 * rng().normal(size=a.shape)
+    seen = loss("logits", a, b, clues=Clues(ids=(N, 6), predicts=True))
+    p, q = softmax(a), softmax(b)
+    far = (p * np.log(p / q)).sum(axis=-1).mean(axis=1)
+    np.testing.assert_allclose(seen.values, SCALES["tokens"] * np.expm1(far), rtol=1e-6)
+    assert "perplexity" in seen.name
+    assert not seen.agreement.counted
+
+
+def test_values_are_judged_by_nmse_and_embeddings_by_cosine() -> None:
+    wave, vector = rng().normal(size=(N, 1, 300)), rng().normal(size=(N, 128))
+    b = 0.99 * wave
+    np.testing.assert_allclose(loss("wave", wave, b).values, SCALES["values"] * 1e-4, rtol=0.2)
+    other = vector + 0.1 * np.random.default_rng(1).normal(size=vector.shape)
+    cosines = (vector * other).sum(axis=1) / np.linalg.norm(vector, axis=1) / np.linalg.norm(other, axis=1)
+    seen = loss("embedding", vector, other)
+    np.testing.assert_allclose(seen.values, SCALES["embedding"] * (1 - cosines))
+
+
+def test_the_worst_output_decides_and_states_do_not() -> None:
+    a = {"y": softmax(rng().normal(size=(N, 5))), "z": rng().normal(size=(N, 1, 300)), "stateN": np.ones((N, 3))}
+    b = {"y": a["y"], "z": a["z"] * 0.9, "stateN": -a["stateN"]}
+    clues = Clues(fed={"state": (N, 3)})
+    assert [one.output for one in losses_of(tally(a, b, clues=clues))] == ["z", "y"]
+    only = losses_of(tally({"stateN": a["stateN"]}, {"stateN": b["stateN"]}, clues=clues))
+    assert [one.kind for one in only] == ["state"]
+    assert worst_loss(Tally()) is None
+
+
+def test_values_that_are_not_finite() -> None:
+    a = softmax(rng().normal(size=(N, 5)))
+    b = a.copy()
+    b[4, 2] = np.nan
+    seen = loss("y", a, b)
+    assert seen.values[4] == 1
+    assert seen.bound == math.inf
+
+
+def test_one_sample_proves_nothing() -> None:
+    together = Tally()
+    together.add({"y": np.array([[0.2, 0.8]])}, {"y": np.array([[0.2, 0.8]])})
+    (seen,) = losses_of(together)
+    assert (seen.mean, seen.bound) == (0, 1)
+
+
+def test_batches_do_not_matter() -> None:
+    a, b = softmax(rng().normal(size=(N, 5))), softmax(np.random.default_rng(8).normal(size=(N, 5)))
+    at_once = Tally()
+    at_once.add({"y": a}, {"y": b})
+    np.testing.assert_array_equal(losses_of(at_once)[0].values, loss("y", a, b).values)
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "samples", "low", "high"),
+    [
+        (1.0, (0.926, 1.0), 48, 150, 250),  # no error in 48
+        (0.90, (0.78, 0.96), 40, 40, 40),  # settled
+        (0.97, (0.93, 0.99), 100, 100, 1000),
+    ],
+)
+def test_how_many_samples_settle_it(
+    value: float, interval: tuple[float, float], samples: int, low: int, high: int
+) -> None:
+    seen = Agreement(measure="top-1", value=value, interval=interval, higher=True, samples=samples, counted=True)
+    needed = seen.settled_by(0.98)
+    assert needed is not None
+    assert low <= needed <= high
