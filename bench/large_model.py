@@ -62,12 +62,12 @@ else:
 LOAD = """
 import json, sys
 import numpy as np
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.graph.io.model_file import load
 from onnxgrail.graph.io.serial import to_bytes
 path, ids, dtype = sys.argv[1:]
 model = to_bytes(load(path)) if dtype == "bf16" else path  # there are no kernels for bfloat16
-with open_session(model, optimise=False, once=True) as session:
+with open_session(model, Setup.as_is()) as session:
     logits = session.run({"ids": np.array(json.loads(ids), dtype=np.int64)})["logits"]
 print(json.dumps({"shape": logits.shape, "finite": bool(np.isfinite(logits).all())}))
 """

@@ -13,7 +13,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Bools, Feed, Kind
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.widen import widen
@@ -24,6 +26,11 @@ from tests.masks import masked
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # a mask that changes less than this would also let a wrong rewrite pass
+
+
+def prepared_of(model: ir.Model, survey: Survey, batches: Batches) -> Prepared:
+    """Return what preparing a model gives, from its parts."""
+    return Prepared(source=model, path=None, model=model, batches=batches, survey=survey, feed=batches.first())
 
 
 def narrowed_equals_masked(

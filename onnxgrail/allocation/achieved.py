@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Bools, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of

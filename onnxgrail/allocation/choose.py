@@ -16,7 +16,7 @@ from onnxgrail.allocation.losses import Alone, Search, alone, curves_of, evidenc
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.timed import Timing, fitted_to_time
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe

@@ -13,11 +13,11 @@ from onnxgrail.algebra.moments.curves import Narrow, error_curve, widths_measure
 from onnxgrail.allocation.ladders import Ladder, ladders_of
 from onnxgrail.allocation.result import Curve
 from onnxgrail.allocation.statistics import impact, measured
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block, Floats, Recipe, View
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.machine.progress import Progress
+from onnxgrail.machine.job import Job
 
 SMALL, LARGE = 1e-6, 1e6  # bounds of divisors and of weights
 Trial = Callable[[Mapping[str, int]], float]
@@ -32,42 +32,44 @@ class Search:
     """The inputs of an allocation.
 
     Attributes:
-        prepared, recipe, blocks: the model, the recipe, the blocks that may be narrowed.
+        prepared, job, blocks: the model, the run, the blocks that may be narrowed.
         ladders: of the blocks, in order of depth.
         dense: statistics of the original model if they are available.
         narrow: decides a block at a width; `trial`: computes the end-to-end error of widths.
     """
 
     prepared: Prepared
-    recipe: Recipe
+    job: Job
     blocks: tuple[Block, ...]
     ladders: tuple[Ladder, ...]
     dense: Dense | None
     narrow: Narrow
     trial: Trial
-    progress: Progress
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return the choices of the run."""
+        return self.job.recipe
 
 
 def search_of(
     prepared: Prepared,
+    job: Job,
     blocks: Sequence[Block],
-    recipe: Recipe,
     *,
     narrow: Narrow,
-    progress: Progress,
     dense: Dense | None = None,
     trial: Trial = lambda _: 0.0,
 ) -> Search:
     """Return a search with the ladders of its blocks; see `Search`."""
     return Search(
         prepared=prepared,
-        recipe=recipe,
+        job=job,
         blocks=tuple(blocks),
-        ladders=ladders_of(blocks, recipe.round_to),
+        ladders=ladders_of(blocks, job.recipe.round_to),
         dense=dense,
         narrow=narrow,
         trial=trial,
-        progress=progress,
     )
 
 
@@ -78,7 +80,7 @@ def evidence(search: Search, read: Callable[[View], T]) -> dict[str, T]:
     if search.dense is not None:
         pairs = iter([(b, search.dense[b.name]) for b in search.blocks])
     else:
-        pairs = measured(prepared, search.blocks, search.recipe, progress=search.progress)
+        pairs = measured(prepared, search.blocks, search.recipe, progress=search.job.progress)
     found = {}
     for block, stats in pairs:
         arrays = weights.read(block, prepared.model, prepared.survey, nothing)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrail.calibration.feeds.signature import signature_of
-from onnxgrail.calibration.prepare import Prepared, narrowed
+from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.runtime.latency import in_turn, single
 from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.cost import counting

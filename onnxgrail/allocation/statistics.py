@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.prepare import Prepared, narrowed, stream_of
+from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.stream import dense
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense
+from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Block, Change, Recipe, Stats
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.serial import to_bytes
@@ -135,13 +137,7 @@ def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:
 
 def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batches) -> float:
     slim = narrowed(prepared, ledger)
-    tally = run_both(
-        to_bytes(prepared.model),
-        to_bytes(slim),
-        batches,
-        ports=between(prepared.model, slim),
-        providers=recipe.providers,
-        judge=False,
-    )
+    pair = Pair(to_bytes(prepared.model), to_bytes(slim), between(prepared.model, slim))
+    tally = run_both(pair, batches, Setup(providers=recipe.providers), judge=False)
     errors = [f.nmse for f in tally.results() if f.nmse is not None]
     return float(np.mean(errors)) if errors and np.isfinite(errors).all() else float("inf")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.stream.relay import in_pieces
 from onnxgrail.core import Array, Block, Bools, Feed
 from onnxgrail.errors import ModelError, RewriteError
@@ -189,7 +189,7 @@ def _run(
         discard(candidate)
         return parts
     packed = pack(candidate, outputs=names)
-    with open_session(packed, optimise=False, once=True, outputs=names, providers=trial.providers) as session:
+    with open_session(packed, Setup.as_is(trial.providers), outputs=names) as session:
         discard(candidate)
         return [session.run(feed) for feed in feeds]
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.observe import observe, probe_feed
-from onnxgrail.calibration.runtime.session import Session, open_session
+from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError, StoppedError
 from onnxgrail.graph.flatten.branches import Route, resolved, unfolded
@@ -48,7 +48,7 @@ class Routes:
 
     def __init__(self, model: ir.Model, providers: Sequence[str]) -> None:
         packed, self._names = tapped(model)
-        self._session: Session = open_session(packed, providers=providers, optimise=False, once=True)
+        self._session: Session = open_session(packed, Setup.as_is(providers))
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array
 from onnxgrail.graph.io.mapped import Mapped
 from onnxgrail.graph.io.serial import to_bytes
@@ -70,5 +70,5 @@ def compute(model: ir.Model, name: str, providers: Sequence[str] = ("CPUExecutio
     graph = ir.convenience.extract(model.graph, [], [name])
     graph.opset_imports.update(model.opset_imports)
     piece = ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
-    with open_session(to_bytes(piece), optimise=False, once=True, providers=providers) as session:
+    with open_session(to_bytes(piece), Setup.as_is(providers)) as session:
         return session.run({})[name]

@@ -8,14 +8,16 @@ bisection and refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrail.calibration.agreement import Trial, doubt, doubt_by_steps, trial_of
-from onnxgrail.core import Block, Bools, Feed, Refusal
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Block, Bools, Refusal
 from onnxgrail.graph.trace.survey import Survey
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.steps.codec import Record
 
 RUNS = 64  # maximum number of comparisons; each costs a run of both graphs
 TOGETHER = "narrowing it together with the others does not give the masked result"
@@ -25,27 +27,17 @@ UNPROVED = f"not proved: after {RUNS} comparisons the blocks that differ from th
 
 
 def prove(
-    model: ir.Model,
-    survey: Survey,
-    blocks: Sequence[Block],
-    widths: Mapping[str, int],
-    feed: Feed,
-    *,
-    providers: Sequence[str],
-    dead: Bools | None = None,
+    trial: Trial, blocks: Sequence[Block], widths: Mapping[str, int], dead: Bools | None = None
 ) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     """Return the blocks that narrow exactly, and refusals for the others.
 
     Args:
-        model: the graph; not changed.
-        survey: its trace.
+        trial: the model and the feeds of the comparisons.
         blocks: candidates.
         widths: number of channels that each keeps, by name.
-        feed: a small feed.
-        providers: execution providers.
         dead: mask of the channels to remove; None removes random channels.
     """
-    search = _Search(trial_of(model, survey, feed, providers))
+    survey, search = trial.survey, _Search(trial)
 
     def holds(some: Sequence[Block]) -> bool:
         gone = _sample(survey, some, widths) if dead is None else _among(survey, some, dead)
@@ -57,6 +49,28 @@ def prove(
     names = {b.name for b in good}
     rest = UNPROVED if search.ended else TOGETHER
     return tuple(good), tuple(_refusal(b, search.doubts.get(b.name, rest)) for b in blocks if b.name not in names)
+
+
+def proved(
+    prepared: Prepared, job: Job, blocks: Sequence[Block], widths: Mapping[str, int], dead: Bools | None = None
+) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
+    """Return what `prove` does for a prepared model; the first process computes the proof for all.
+
+    Args:
+        prepared: the traced model and its data.
+        job: its recipe names the providers.
+        blocks: candidates.
+        widths: number of channels that each keeps, by name.
+        dead: mask of the channels to remove; None removes random channels.
+    """
+
+    def proof() -> Record:
+        trial = trial_of(prepared.model, prepared.survey, prepared.feed, job.recipe.providers)
+        good, refusals = prove(trial, blocks, widths, dead)
+        return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
+
+    found = job.steps.shared(proof).notes
+    return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
 
 
 @dataclass(slots=True, eq=False)

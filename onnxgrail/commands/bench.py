@@ -19,7 +19,7 @@ from onnxgrail.calibration.feeds.reading import Numbers, reading_of
 from onnxgrail.calibration.feeds.signature import Signature, signature_of
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
-from onnxgrail.calibration.runtime.session import CPU, open_session
+from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
 from onnxgrail.calibration.runtime.threads import count, pinned
 from onnxgrail.calibration.runtime.timing import Times, machine, summarise, take_turns
 from onnxgrail.commands.compare import given, opened, runnable, weigh
@@ -144,7 +144,8 @@ def bench(
     batches: Batches | None = None
     with registered(custom_ops), ExitStack() as stack:
         sources = [runnable(model, path) for model, path in zip(loaded, paths, strict=True)]
-        sessions = [stack.enter_context(open_session(s, providers=providers, threads=threads)) for s in sources]
+        setup = Setup(providers=providers, threads=threads)
+        sessions = [stack.enter_context(open_session(source, setup)) for source in sources]
         for number, size in enumerate(sizes):
             progress("bench", number, len(sizes))
             drawn = size if data is None else None

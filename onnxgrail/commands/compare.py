@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.branching import look_once
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, read
@@ -19,6 +19,7 @@ from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.latency import single, times_of
+from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.calibration.shapes.synthetic import synthetic
 from onnxgrail.core import Feed
@@ -188,18 +189,12 @@ def compare(
     feed = probe_feed(batches.first(), signature)
     ports = between(first, second)
     heavy = max(model_file.weight_bytes(model) for model in (first, second)) > HEAVY
-    common: dict[str, Any] = {
-        "ports": ports,
-        "providers": providers,
-        "once": heavy,
-        "texts": True,
-        "progress": progress,
-    }
+    setup = Setup.as_is(providers) if heavy else Setup(providers=providers)
     sources = runnable(first, paths[0]), runnable(second, paths[1])
     one = single(feed, signature)
     with registered(custom_ops), unchanged(first), unchanged(second):
         with batches.advising():
-            outputs = run_both(*sources, batches, **common).results()
+            outputs = run_both(Pair(*sources, ports), batches, setup, texts=True, progress=progress).results()
         for model in (first, second):
             check_unchanged(model)
         return Comparison(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from onnxgrail import methods
-from onnxgrail.calibration.prepare import narrowed, prepare
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.prepared import narrowed
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
 from onnxgrail.core import Recipe

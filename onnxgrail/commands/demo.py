@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail import __version__
-from onnxgrail.calibration.runtime.session import CPU, Session, open_session
+from onnxgrail.calibration.runtime.session import CPU, Session, Setup, open_session
 from onnxgrail.calibration.runtime.timing import machine, summarise, take_turns
 from onnxgrail.core import Array, Feed, Floats
 from onnxgrail.errors import OutputError, UsageError
@@ -230,7 +230,7 @@ def _measure(
     feed = _first_feed(embedded.heldout, batch_size)
     rows = []
     with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(open_session(v.path, threads=threads)) for v in variants]
+        sessions = [stack.enter_context(open_session(v.path, Setup(threads=threads))) for v in variants]
         rounds = max(2, repeats)
         timings = take_turns(sessions, [feed] * len(sessions), least=rounds, most=rounds, seconds=0, warm=WARM_UP)
         for variant, session, times in zip(variants, sessions, summarise(timings), strict=True):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail.allocation.choose import by_ratio
-from onnxgrail.calibration.prepare import Prepared, prepare
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import KINDS, Block, Bools, Recipe

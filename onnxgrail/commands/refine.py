@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.prepare import Prepared, prepare
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
 from onnxgrail.commands.compare import counted_macs, same_inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing.ship import Shipped, outgrown
 from onnxgrail.machine.job import Job

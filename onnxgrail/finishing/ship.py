@@ -9,12 +9,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.signature import signature_of
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime import quantize
 from onnxgrail.calibration.runtime.latency import single, times_of
-from onnxgrail.calibration.runtime.session import LIBRARIES
+from onnxgrail.calibration.runtime.session import LIBRARIES, Setup
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
@@ -196,7 +196,7 @@ def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, 
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         entry |= {"judged": verification.judged, "headline": verification.headline}
         batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
-        tally = run_both(pack(slim), pack(made.model), batches, providers=recipe.providers)
+        tally = run_both(Pair(pack(slim), pack(made.model)), batches, Setup(providers=recipe.providers))
         entry["to_narrowed"] = entries(tally.results())
     return made.model, entry, results
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.signature import free_sizes, signature_of
-from onnxgrail.calibration.prepare import Prepared, held_out_entry, judged_by
+from onnxgrail.calibration.prepared import Prepared, held_out_entry, judged_by
+from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.stream.relay import DEEP
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError
@@ -38,16 +39,17 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
     inside = held and not weight_files(prepared.model)  # ONNX Runtime would load the whole file
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
     apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
-    common: dict[str, Any] = {"providers": job.recipe.providers, "once": held, "texts": True, "progress": job.progress}
-    run = functools.partial(run_both, before, pack(slim), batches, ports=ports, **common)
+    pair = Pair(before, pack(slim), ports)
+    setup = Setup.as_is(job.recipe.providers) if held else Setup(providers=job.recipe.providers)
+    run = functools.partial(run_both, pair, batches, texts=True, progress=job.progress)
     deep = len(prepared.model.graph) >= DEEP and not ports
     sizes = free_sizes(signature_of(prepared.model), batches) if deep else {}
     try:
-        results = run(sizes=sizes).results()
+        results = run(replace(setup, sizes=sizes)).results()
     except ModelError:
         if not sizes:
             raise
-        results = run().results()  # a file with contradictory shapes may only run with open sizes
+        results = run(setup).results()  # a file with contradictory shapes may only run with open sizes
     outputs = tuple(entries(results))
     verification = Verification(
         checker=_checks(slim),

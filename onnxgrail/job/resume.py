@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import count
 from onnxgrail.calibration.stream.dense import data_key, model_key
 from onnxgrail.errors import UsageError

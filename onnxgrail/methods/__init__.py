@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Applied, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.trace.survey import Ledger

@@ -23,8 +23,8 @@ import numpy as np
 from onnxgrail.algebra.fit.formats import fit_in_range
 from onnxgrail.algebra.fit.refit import MARGIN, Fitted, refit
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.calibration.prepare import stream_of
 from onnxgrail.calibration.stream.dense import by_block
+from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
 from onnxgrail.graph import slots
 from onnxgrail.graph.fittable.consumers import Consumer
@@ -34,7 +34,7 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
-from onnxgrail.machine.steps.codec import Record
+from onnxgrail.machine.steps.codec import RECORD, Record
 from onnxgrail.narrowing.choosing import Run, needs_gram, room
 from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_of, tasks_of
 from onnxgrail.narrowing.ledgers import of_addition, with_addition
@@ -154,12 +154,12 @@ class _Walk:
         """Fit the layers of a stage, given all upstream decisions and fits."""
         run, ledger = self._run, self._run.ledger
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
-        found = run.job.steps.known(stage.key)
-        if found is not None:
+        sums: list[tuple[Floats, ...]] = []  # `_fitted` frees the list
+        if run.job.steps.finished([stage.key]):
             self._pair.skip(stage, ledger, end, self._guard.parts, self._tick)
         else:
-            sums = [self._pair.sums(stage, ledger, end, self._guard.parts, self._tick)]  # `_fitted` frees the list
-            found = run.job.steps.make(stage.key, lambda: _fitted(run, stage, sums, self._guard))
+            sums.append(self._pair.sums(stage, ledger, end, self._guard.parts, self._tick))
+        found = run.job.steps.once(stage.key, lambda: _fitted(run, stage, sums, self._guard), RECORD)
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
 

@@ -18,7 +18,7 @@ from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select import selectors
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense, size_of
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View

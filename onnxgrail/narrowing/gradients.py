@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from onnxgrail.calibration.feeds.signature import padding_mask, signature_of
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Block, Bools, Feed, Floats, Recipe, Slot

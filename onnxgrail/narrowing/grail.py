@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxgrail.algebra.fit.compensate import BEST
-from onnxgrail.calibration.prepare import stream_of
 from onnxgrail.calibration.stream.dense import by_block, size_of
 from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights

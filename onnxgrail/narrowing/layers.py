@@ -9,7 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Bools, Floats, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
 from onnxgrail.graph.trace.survey import Ledger

@@ -27,14 +27,15 @@ from onnxgrail.algebra.fit.channelwise import (
     twins,
     zero_sums,
 )
-from onnxgrail.calibration.prepare import Prepared, stream_of
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Bools, Change, Floats, Ints, Outcome
 from onnxgrail.graph.fittable.scales import Part, Place, places
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.steps.codec import Record
+from onnxgrail.machine.steps.codec import RECORD, Record
 from onnxgrail.narrowing.ledgers import of_addition, with_addition
 
 FOLDS = 4  # one sample in four is held out
@@ -84,7 +85,7 @@ def bring_back(
             narrow.advance(ledger, place.position)
             pair = _Pair(prepared, place, dense, narrow, untouched, stand)
             key = f"norm {place.position} {place.node}"
-            found = job.steps.known(key) or job.steps.make(key, functools.partial(_recorded, pair, ledger))
+            found = job.steps.once(key, functools.partial(_recorded, pair, ledger), RECORD)
             ledger = with_addition(ledger, found, model)
             report += [Norm(**{**row, "outcome": Outcome(**row["outcome"])}) for row in found.notes["norms"]]
             job.progress("norms", number + 1, len(todo))

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.prepare import Prepared, judged_by
+from onnxgrail.calibration.prepared import Prepared, judged_by
 from onnxgrail.core import Applied, Recipe, Refusal
 from onnxgrail.graph.cuts.places import located
 from onnxgrail.graph.rewrite.interface import Port, changed

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.devices.lanes import why_host
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Change, Recipe

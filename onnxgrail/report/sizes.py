@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.allocation.achieved import Share, of_blocks
 from onnxgrail.allocation.result import Budget
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Applied, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.mapped import weight_files

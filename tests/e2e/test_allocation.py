@@ -19,7 +19,7 @@ from onnxgrail.cli import main
 from onnxgrail.commands.compare import compare
 from onnxgrail.core import Refusal
 from onnxgrail.errors import NothingToCompressError
-from onnxgrail.narrowing import decide
+from onnxgrail.narrowing import decide, widths
 
 from . import nets
 
@@ -107,7 +107,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
 
 def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harm = iter((0.2, 0.3, 0.2))  # uniform, and two sets of Lagrangian widths of which one is as good
-    monkeypatch.setattr(decide, "_trial", lambda *_: next(harm))
+    monkeypatch.setattr(widths, "_trial", lambda *_: next(harm))
     choices: dict[str, Any] = {"target_params": "50%", "compensate": "grail", "held_out": 0}
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "g.onnx", allocate="global", **choices)
     plain = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "u.onnx", **choices)
@@ -123,9 +123,9 @@ def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proved = decide.proved
 
-    def strict(prepared: Any, recipe: Any, blocks: Any, widths: Any, **options: Any) -> Any:
+    def strict(prepared: Any, job: Any, blocks: Any, widths: Any, **options: Any) -> Any:
         assert all(widths[b.name] == b.units // 2 for b in blocks)
-        good, _ = proved(prepared, recipe, blocks[1:], widths, **options)
+        good, _ = proved(prepared, job, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
     monkeypatch.setattr(decide, "proved", strict)

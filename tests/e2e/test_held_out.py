@@ -15,7 +15,7 @@ from onnxgrail import models
 from onnxgrail.calibration.feeds.batches import ENOUGH
 from onnxgrail.calibration.feeds.held_out import LEAST
 from onnxgrail.errors import DataError, UsageError
-from onnxgrail.narrowing import decide
+from onnxgrail.narrowing import widths
 from tests.command import run
 
 from . import nets
@@ -207,7 +207,7 @@ def test_curves_are_measured_for_a_page_of_a_small_model(folder: Path, monkeypat
     assert "Error over width" in page.read_text()
     assert (has(), has("--curves"), has("--report", page, "--no-curves")) == (False, True, False)
     for few in ((0, 1e12), (64, 0)):  # too many blocks; too large a model
-        monkeypatch.setattr(decide, "CHEAP", few)
+        monkeypatch.setattr(widths, "CHEAP", few)
         assert not has("--report", page)
         assert has("--report", page, "--curves")
 

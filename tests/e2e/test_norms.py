@@ -11,7 +11,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array
 from onnxgrail.narrowing import norms
 from tests.tiny import batch_norm, tiny
@@ -31,7 +31,7 @@ def run(model: ir.Model, feed: dict[str, Array], *names: str) -> list[Array]:
     inside = {v.name: v for n in more.graph for v in n.outputs}
     have = {v.name for v in more.graph.outputs}
     more.graph.outputs.extend(inside[n] for n in names if n not in have)
-    with open_session(nets.to_bytes(more), optimise=False) as session:
+    with open_session(nets.to_bytes(more), Setup(optimise=False)) as session:
         found = session.run(feed)
     return [found[n] for n in names] if names else list(found.values())
 

@@ -126,9 +126,9 @@ def test_blocks_that_tip_a_rounding_over_are_taken_back(
     """Without compensation the promise is exactness, and rounded activations can turn a last digit into a step."""
     real, asked = decide.proved, []
 
-    def proof(prepared: Any, recipe: Any, blocks: Any, widths: Any, dead: Any = None, **options: Any) -> Any:
+    def proof(prepared: Any, job: Any, blocks: Any, widths: Any, dead: Any = None, **options: Any) -> Any:
         asked.append(None if dead is None else int(dead.sum()))
-        good, refusals = real(prepared, recipe, blocks, widths, dead, **options)
+        good, refusals = real(prepared, job, blocks, widths, dead, **options)
         return (good, refusals) if dead is None else (good[1:], (Refusal(value="w", node="n", op="", reason="a step"),))
 
     monkeypatch.setattr(decide, "proved", proof)

@@ -68,8 +68,8 @@ def test_a_weight_of_two_layers_counts_once() -> None:
 def test_blocks_that_fail_the_proof_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     proved = decide.proved
 
-    def strict(prepared: Any, recipe: Any, blocks: Any, widths: Any, **options: Any) -> Any:
-        good, _ = proved(prepared, recipe, blocks[1:], widths, **options)
+    def strict(prepared: Any, job: Any, blocks: Any, widths: Any, **options: Any) -> Any:
+        good, _ = proved(prepared, job, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
     monkeypatch.setattr(decide, "proved", strict)

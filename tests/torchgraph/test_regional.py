@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onnxgrail
-from onnxgrail.calibration.prepare import Prepared, prepare
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Recipe
 from onnxgrail.errors import MissingExtraError, UnsupportedOpError
 from onnxgrail.machine.job import Job

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.calibration.runtime.session import open_session, reason, runtime
+from onnxgrail.calibration.runtime.session import Setup, open_session, reason, runtime
 from onnxgrail.commands.compare import compare
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from onnxgrail.fidelity import add_batch, finish, looks_like_logits
@@ -173,7 +173,7 @@ def test_misuse_is_one_line(tmp_path):
 
 def test_session(tmp_path):
     path = write(tmp_path / "a.onnx", 2.0)
-    with open_session(path, threads=1) as session:
+    with open_session(path, Setup(threads=1)) as session:
         assert (session.inputs, session.output_names) == (("x",), ("y",))
         out = session.run({"x": np.ones((1, 3), np.float32), "extra": np.zeros(1)})
         np.testing.assert_array_equal(out["y"], [[2, 2, 2]])
@@ -183,7 +183,7 @@ def test_session(tmp_path):
             session.run({})
     with pytest.raises(ModelError, match="closed"):
         session.run({"x": np.ones((1, 3), np.float32)})
-    with open_session(path.read_bytes(), outputs=["y"], optimise=False) as session:
+    with open_session(path.read_bytes(), Setup(optimise=False), outputs=["y"]) as session:
         assert session.output_names == ("y",)
     with pytest.raises(ModelError, match="no output 'q'"):
         open_session(path, outputs=["q"])

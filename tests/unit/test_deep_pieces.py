@@ -26,10 +26,10 @@ def test_only_long_pieces_are_opened_without_the_plan(length: int, monkeypatch: 
     seen: set[bool] = set()
     usual = session.open_session
 
-    def noted(*args: Any, deep: bool = False, **settings: Any) -> Any:
-        if settings.get("optimise", True) and not settings.get("once"):
-            seen.add(deep)
-        return usual(*args, deep=deep, **settings)
+    def noted(source: Any, setup: session.Setup = session.USUAL, **settings: Any) -> Any:
+        if setup.optimise and not setup.once:
+            seen.add(setup.deep)
+        return usual(source, setup, **settings)
 
     monkeypatch.setattr(session, "open_session", noted)
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)

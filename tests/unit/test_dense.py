@@ -18,13 +18,13 @@ from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.machine.progress import silent
 from tests.e2e import nets
-from tests.oracle import survey_of
+from tests.oracle import prepared_of, survey_of
 
 PROVIDERS = ("CPUExecutionProvider",)
 
 
 def made(model: ir.Model, survey: Survey, batches: Batches, together: int = dense.TOGETHER) -> dense.Dense:
-    with Stream(model, survey, batches, providers=PROVIDERS) as stream:
+    with Stream(prepared_of(model, survey, batches), providers=PROVIDERS) as stream:
         found = dense.dense_pass(stream, weights.empty(survey), survey.blocks, together=together, progress=silent)
         return {block.name: stats for block, stats in found}
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from onnxgrail import compress
-from onnxgrail.calibration.both import run_both
+from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.signature import Input, free_sizes
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.errors import ModelError
 from onnxgrail.finishing import verify
 from onnxgrail.graph.io.serial import to_bytes
@@ -49,7 +49,7 @@ def test_other_sizes_are_refused_then() -> None:
     """So the sizes really arrive, and only those that hold for all feeds may."""
     model = mlp()
     content = to_bytes(model)
-    with open_session(content) as free, open_session(content, sizes={"N": 2}) as fixed:
+    with open_session(content) as free, open_session(content, Setup(sizes={"N": 2})) as fixed:
         np.testing.assert_array_equal(fixed.run(feed(model, N=2))["y"], free.run(feed(model, N=2))["y"])
         with pytest.raises(ModelError):
             fixed.run(feed(model, N=3))
@@ -59,24 +59,24 @@ def test_other_sizes_are_refused_then() -> None:
 def test_a_deep_model_is_checked_with_them_if_it_can(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def noted(*args: Any, sizes: Any = None, **choices: Any) -> Any:
-        seen.append(sizes)
-        if fails and sizes:
+    def noted(pair: Pair, batches: Any, setup: Setup, **choices: Any) -> Any:
+        seen.append(setup.sizes)
+        if fails and setup.sizes:
             raise ModelError("it contradicts itself")
-        return run_both(*args, sizes=sizes, **choices)
+        return run_both(pair, batches, setup, **choices)
 
     monkeypatch.setattr(verify, "run_both", noted)
     monkeypatch.setattr(verify, "DEEP", 1)
     model = mlp()
     result = compress(model, data=feed(model, N=8), unit_ratio=0.5, batch_size=4, dry_run=True)
     assert result.report.data["verification"]["ort_load"]
-    assert seen == [{"N": 4}, *([None] if fails else [])]
+    assert seen == [{"N": 4}, *([{}] if fails else [])]
 
 
 def test_another_model_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def noted(*args: Any, sizes: Any, **choices: Any) -> Any:
-        assert sizes == {}
-        return run_both(*args, **choices)
+    def noted(pair: Pair, batches: Any, setup: Setup, **choices: Any) -> Any:
+        assert setup.sizes == {}
+        return run_both(pair, batches, setup, **choices)
 
     monkeypatch.setattr(verify, "run_both", noted)
     model = mlp()

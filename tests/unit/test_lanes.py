@@ -27,7 +27,7 @@ from onnxgrail.machine.device import Device
 from onnxgrail.narrowing.order import closed_steps
 from tests.e2e import nets
 from tests.e2e.test_formats import halved
-from tests.oracle import run
+from tests.oracle import prepared_of, run
 from tests.unit.test_stream import every_model, half, surveyed
 from tests.unit.ways import Values, Way, every_way
 
@@ -150,7 +150,7 @@ def streams(name: str, *lanes: Lane) -> list[Stream]:
     model, survey, feeds = surveyed(name)
     makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]
     batches = Batches(feeds=makers, samples=len(feeds), source="test")
-    return [Stream(model, survey, batches, providers=CPU, lane=lane) for lane in lanes]
+    return [Stream(prepared_of(model, survey, batches), providers=CPU, lane=lane) for lane in lanes]
 
 
 @every_way

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.allocation.balance import by_units
+from onnxgrail.calibration.agreement import trial_of
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Refusal
@@ -18,7 +19,7 @@ from tests.tiny import cnn, feed, ints, mlp, tiny
 
 def proved(model: ir.Model, survey: Survey) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     kept = by_units(survey.blocks, 0.4, 1)
-    return prove(model, survey, survey.blocks, kept, feed(model), providers=CPU)
+    return prove(trial_of(model, survey, feed(model), CPU), survey.blocks, kept)
 
 
 def passing(site: Site) -> None:

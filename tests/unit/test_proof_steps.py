@@ -8,6 +8,7 @@ import pytest
 
 from onnxgrail.allocation.balance import by_units
 from onnxgrail.calibration import agreement, proof
+from onnxgrail.calibration.agreement import trial_of
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Refusal
@@ -25,7 +26,7 @@ WIDE = 64  # 64 channels of 3 x 3 are more than the runtime adds up in one go, s
 def proved(model: ir.Model, survey: Survey | None = None) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
     survey = survey_of(model, feed(model)) if survey is None else survey
     kept = by_units(survey.blocks, 0.4, 1)
-    return prove(model, survey, survey.blocks, kept, feed(model), providers=CPU)
+    return prove(trial_of(model, survey, feed(model), CPU), survey.blocks, kept)
 
 
 def eighths(*shape: int) -> np.ndarray:
@@ -114,7 +115,7 @@ def test_ties_cost_no_block(op: str) -> None:
     survey = survey_of(model, given)
     assert op in {step.op for step in steps(model, survey.facts)}
     kept = by_units(survey.blocks, 0.4, 1)
-    blocks, refusals = prove(model, survey, survey.blocks, kept, given, providers=CPU)
+    blocks, refusals = prove(trial_of(model, survey, given, CPU), survey.blocks, kept)
     assert (len(blocks), refusals) == (len(survey.blocks), ())
 
 
@@ -226,10 +227,10 @@ def test_one_block_stays_where_the_others_then_give_the_same_levels(
     dead = np.zeros(survey.ids, dtype=bool)
     for block in survey.blocks:
         dead[block.ids[:8]] = True
-    common = (model, survey, survey.blocks, by_units(survey.blocks, 0.4, 1), feed(model))
-    blocks, refusals = prove(*common, providers=CPU, dead=dead)
+    common = (trial_of(model, survey, feed(model), CPU), survey.blocks, by_units(survey.blocks, 0.4, 1))
+    blocks, refusals = prove(*common, dead=dead)
     assert (len(blocks), [r.reason for r in refusals]) == ((2, [proof.TIPPED]) if tipping == 1 else (3, []))
-    assert len(prove(*common, providers=CPU)[0]) == 3
+    assert len(prove(*common)[0]) == 3
 
 
 @pytest.mark.filterwarnings("error")

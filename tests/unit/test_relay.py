@@ -13,7 +13,7 @@ import pytest
 from bench import large_model
 from onnxgrail.calibration import observe as observing
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.stream import relay
 from onnxgrail.calibration.stream.relay import STRETCH, Relay
 from onnxgrail.core import Feed
@@ -103,7 +103,7 @@ def test_a_deep_model_in_pieces_has_the_outputs_of_the_whole(
     assert relay.in_pieces(model, [arrays]) is None, "it is not deep"
     monkeypatch.setattr(relay, "DEEP", 1)
     monkeypatch.setattr(relay, "STRETCH", 2)
-    with open_session(pack(model), optimise=False) as session:
+    with open_session(pack(model), Setup(optimise=False)) as session:
         wanted = session.run(arrays)
     found, again = relay.in_pieces(model, [arrays, arrays]) or (None, None)
     assert found is not None

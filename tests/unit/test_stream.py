@@ -29,7 +29,7 @@ from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.group.sums import SOLO, Node
 from onnxgrail.machine.steps.codec import Record
 from onnxgrail.narrowing.order import closed_steps
-from tests.oracle import run
+from tests.oracle import prepared_of, run
 from tests.tiny import cnn, feed, mlp
 
 MODELS = {"mlp": lambda: mlp(4), "cnn": lambda: cnn((8, 6, 6))}
@@ -63,7 +63,7 @@ def surveyed(name: str) -> tuple[ir.Model, Survey, list[dict[str, Any]]]:
 def opened(model: ir.Model, survey: Survey, feeds: list[dict[str, Any]]) -> Stream:
     makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]
     batches = Batches(feeds=makers, samples=len(feeds), source="test")
-    return Stream(model, survey, batches, providers=CPU)
+    return Stream(prepared_of(model, survey, batches), providers=CPU)
 
 
 def half(survey: Survey, number: int, ledger: Ledger) -> Ledger:
@@ -189,7 +189,7 @@ def test_all_processes_keep_the_same(kept: int, monkeypatch: pytest.MonkeyPatch)
     names: list[list[list[str]]] = []
     for group in (SOLO, *map(_Part, range(3))):
         ledger = weights.empty(survey)
-        with Stream(model, survey, batches, providers=CPU, group=group) as stream:
+        with Stream(prepared_of(model, survey, batches), providers=CPU, group=group) as stream:
             names.append([])
             for number, step in enumerate(closed_steps(survey.blocks)):
                 stream.measure(step.blocks[0].probes, ledger, lambda: None, step.limit)

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxgrail.calibration.runtime.session import Session, open_session
+from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 
 OPSET, IR = 13, 8
 KINDS = {
@@ -50,7 +50,7 @@ class Kernels:
         """Return the session of the graph that `make` builds from these choices."""
         key = (make, *choices)
         if key not in self._sessions:
-            self._sessions[key] = open_session(make(*choices), providers=self._providers, optimise=False)
+            self._sessions[key] = open_session(make(*choices), Setup(providers=self._providers, optimise=False))
         return self._sessions[key]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration.feeds.signature import Signature
-from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.runtime.timing import Times, summarise, take_turns
 from onnxgrail.core import Array, Feed, Floats
 from onnxgrail.graph.io.serial import Packed
@@ -61,5 +61,5 @@ def _turns(
 ) -> Floats:
     """Return milliseconds (models, rounds)."""
     with ExitStack() as stack:
-        sessions = [stack.enter_context(open_session(source, providers=providers)) for source in sources]
+        sessions = [stack.enter_context(open_session(source, Setup(providers=providers))) for source in sources]
         return take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=seconds, **more)

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime import half
-from onnxgrail.calibration.runtime.session import CPU, open_session, reason, runtime
+from onnxgrail.calibration.runtime.session import CPU, Setup, open_session, reason, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
@@ -277,7 +277,7 @@ def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
     inputs = {value.name for value in model.graph.inputs}
     wanted = sorted({name for names in reads.values() for name in names} - inputs)
     sums: dict[str, tuple[float, float, float, int]] = {}
-    with open_session(pack(model, outputs=wanted), providers=CPU, once=True) as session:
+    with open_session(pack(model, outputs=wanted), Setup(once=True)) as session:
         for feed in feeds:
             for name, array in {**session.run(feed), **feed}.items():
                 if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "f":

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -116,33 +117,49 @@ class Session:
         self.close()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """The settings with which ONNX Runtime runs a model.
+
+    Attributes:
+        providers: execution providers, the preferred one first (see `device_of`); a missing provider is an error.
+        optimise: let ONNX Runtime optimize the graph.
+        extended: optimize beyond constant folding; disable it to read many tensors of a convolutional network, since
+            each would be converted back from a blocked layout.
+        threads: threads inside an operator; None for the number that BLAS gets, too.
+        once: expect few runs: do not copy weights or pack them for faster products.
+        sizes: sizes of input dimensions by name, if all feeds agree; with open sizes, the runtime takes quadratic time
+            for a deep model (measured: 0.58 s for 1586 nodes, 0.05 s with the batch size).
+        deep: do not plan which tensors share memory; with open sizes the plan takes quadratic time (measured: 4.0 s for
+            2001 nodes, 0.11 s without).
+    """
+
+    providers: Sequence[str] = CPU
+    optimise: bool = True
+    extended: bool = True
+    threads: int | None = None
+    once: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    deep: bool = False
+
+    @classmethod
+    def as_is(cls, providers: Sequence[str] = CPU) -> Setup:
+        """Return the setup of a model that runs a few times as it is, without optimization or copies of weights."""
+        return cls(providers=providers, optimise=False, once=True)
+
+
+USUAL = Setup()
+
+
 def open_session(
-    source: Packed | bytes | str | Path,
-    *,
-    providers: Sequence[str] = CPU,
-    outputs: Sequence[str] | None = None,
-    optimise: bool = True,
-    threads: int | None = None,
-    once: bool = False,
-    extended: bool = True,
-    sizes: Mapping[str, int] | None = None,
-    deep: bool = False,
+    source: Packed | bytes | str | Path, setup: Setup = USUAL, *, outputs: Sequence[str] | None = None
 ) -> Session:
     """Open a session for a model file or a serialized model.
 
     Args:
         source: path, bytes of a ModelProto, or such bytes with separate weights.
-        providers: execution providers, the preferred one first (see `device_of`); a missing provider is an error.
+        setup: how the model is run.
         outputs: graph outputs to compute; None computes all.
-        optimise: let ONNX Runtime optimize the graph.
-        threads: threads inside an operator; None for the number that BLAS gets, too.
-        once: expect few runs: do not copy weights or pack them for faster products.
-        extended: optimize beyond constant folding; disable it to read many tensors of a convolutional network, since
-            each would be converted back from a blocked layout.
-        sizes: sizes of input dimensions by name, if all feeds agree; with open sizes, the runtime takes quadratic time
-            for a deep model (measured: 0.58 s for 1586 nodes, 0.05 s with the batch size).
-        deep: do not plan which tensors share memory; with open sizes the plan takes quadratic time (measured: 4.0 s for
-            2001 nodes, 0.11 s without).
 
     Raises:
         MissingExtraError: ONNX Runtime is not installed, or two builds of it conflict.
@@ -150,33 +167,11 @@ def open_session(
         DeviceError: the device does not start.
         ModelError: ONNX Runtime rejects the model.
     """
-    ort, device = runtime(), device_of(providers)
+    ort, device = runtime(), device_of(setup.providers)
     _check_providers(ort, device.names)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # what matters arrives as an exception
-    register(options)
-    level = ort.GraphOptimizationLevel
-    wanted = level.ORT_ENABLE_ALL if extended else level.ORT_ENABLE_BASIC
-    options.graph_optimization_level = wanted if optimise else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads or count()
-    if not once and device.names == CPU and _one_arena(ort):
-        options.add_session_config_entry("session.use_env_allocators", "1")
-    if device.kind == "cuda":
-        options.use_deterministic_compute = True
-        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # Spinning workers would take cores from linear algebra between two runs.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.enable_mem_reuse = not deep
-    for name, size in (sizes or {}).items():
-        options.add_free_dimension_override_by_name(name, size)
+    options = _options(ort, device, setup)
     if isinstance(source, bytes | Packed):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", ROOT)
-    if once:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        # The default order first runs all nodes that need no input: all casts of a half precision model, on a CPU
-        # without kernels for it, would be in memory at once (measured: 3.2 GB; with this order 0.3 GB).
-        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     if isinstance(source, Packed):
         values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in source.weights.values()]
         options.add_external_initializers(list(source.weights), values)
@@ -187,6 +182,34 @@ def open_session(
     if unknown:
         raise ModelError(f"the model has no output {', '.join(map(repr, unknown))}", hint=f"It has {', '.join(names)}")
     return Session(handle, tuple(outputs if outputs is not None else names))
+
+
+def _options(ort: ModuleType, device: Device, setup: Setup) -> Any:
+    """Return ONNX Runtime's options for a setup."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # what matters arrives as an exception
+    register(options)
+    level = ort.GraphOptimizationLevel
+    wanted = level.ORT_ENABLE_ALL if setup.extended else level.ORT_ENABLE_BASIC
+    options.graph_optimization_level = wanted if setup.optimise else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = setup.threads or count()
+    if not setup.once and device.names == CPU and _one_arena(ort):
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    if device.kind == "cuda":
+        options.use_deterministic_compute = True
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    # Spinning workers would take cores from linear algebra between two runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_mem_reuse = not setup.deep
+    for name, size in setup.sizes.items():
+        options.add_free_dimension_override_by_name(name, size)
+    if setup.once:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # The default order first runs all nodes that need no input: all casts of a half precision model, on a CPU
+        # without kernels for it, would be in memory at once (measured: 3.2 GB; with this order 0.3 GB).
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    return options
 
 
 def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device) -> Any:
@@ -219,24 +242,16 @@ def register(options: Any) -> None:
             raise UsageError(f"--custom-ops {path} cannot be loaded: {reason(error)}", hint=LIBRARY) from error
 
 
-def open_piece(
-    source: Packed | bytes,
-    *,
-    providers: Sequence[str],
-    outputs: Sequence[str],
-    extended: bool = True,
-    threads: int | None = None,
-    deep: bool = False,
-) -> Session:
-    """Open an optimized session; without optimization if the runtime's optimizer fails on the graph.
+def open_piece(source: Packed | bytes, setup: Setup, outputs: Sequence[str]) -> Session:
+    """Open a session; without optimization if the runtime's optimizer fails on the graph.
 
     Raises:
         ModelError: as in `open_session`, without optimization.
     """
     try:
-        return open_session(source, providers=providers, outputs=outputs, extended=extended, threads=threads, deep=deep)
+        return open_session(source, setup, outputs=outputs)
     except ModelError:
-        return open_session(source, providers=providers, outputs=outputs, optimise=False, threads=threads, deep=deep)
+        return open_session(source, replace(setup, optimise=False), outputs=outputs)
 
 
 def runtime() -> ModuleType:

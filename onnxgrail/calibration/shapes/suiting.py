@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.signature import Signature, is_float, signature_of
 from onnxgrail.calibration.observe import probe_feed
-from onnxgrail.calibration.runtime.session import open_session, shapes_of
+from onnxgrail.calibration.runtime.session import Setup, open_session, shapes_of
 from onnxgrail.calibration.shapes.dims import Sized, Usual, choose, is_past
 from onnxgrail.core import Feed
 from onnxgrail.errors import DataError, ModelError
@@ -47,7 +47,7 @@ def suited(model: ir.Model, draw: Draw, *, providers: Sequence[str]) -> tuple[Ba
     """
     signature = signature_of(model)
     tried: list[str] = []
-    with open_session(pack(model), providers=providers, once=True) as session:
+    with open_session(pack(model), Setup(providers=providers, once=True)) as session:
         for batches, feed in itertools.islice(_distinct(_candidates(signature, draw), signature), RUNS):
             try:
                 session.run(feed)

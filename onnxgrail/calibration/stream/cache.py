@@ -13,7 +13,8 @@ from typing import IO
 import numpy as np
 
 from onnxgrail.calibration.devices.lanes import HOST, Lane
-from onnxgrail.core import Array, Feed
+from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.core import Array, Bools, Feed
 from onnxgrail.machine.files.temporary import no_room, temporary_folder
 
 BUDGET = 2**30  # bytes
@@ -129,3 +130,23 @@ class Cache:
 def _size(array: Array) -> int:
     """Return the bytes that the array would take in a file; 0 for strings and sequences, which are rare and small."""
     return array.nbytes if isinstance(array, np.ndarray) and array.dtype != object else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A cache of feeds in use.
+
+    Attributes:
+        cache: the activations at the cut, at first the feeds.
+        masks: per batch the mask (sample, token) of real tokens; None if it has no padding.
+        scale: how many times more data than in the traced run pass through the network.
+    """
+
+    cache: Cache
+    masks: list[Bools | None]
+    scale: float
+
+    @classmethod
+    def of(cls, feeds: Cache, scale: float) -> Opened:
+        """Return the cache of these feeds with their masks."""
+        return cls(feeds, [padding_mask(feed) for feed in feeds], scale)

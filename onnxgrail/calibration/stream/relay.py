@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.runtime.session import CPU, Session, open_session
+from onnxgrail.calibration.runtime.session import CPU, Session, Setup, open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cuts.live import lives
@@ -90,9 +90,9 @@ class Relay:
 
     def _open(self, here: Feed, wanted: Sequence[str], later: Sequence[str]) -> Session | None:
         """Open the session of a stretch; None if the stretch computes no tensor that is needed."""
-        common: dict[str, Any] = {"optimise": False, "once": True, "providers": self._providers}
+        setup = Setup.as_is(self._providers)
         if len(self._stops) == 1:
-            return self._stack.enter_context(open_session(pack(self._model, outputs=wanted), **common))
+            return self._stack.enter_context(open_session(pack(self._model, outputs=wanted), setup))
         outputs = list(dict.fromkeys((*wanted, *(n for n in later if n not in here))))
         if not outputs:
             return None
@@ -103,7 +103,7 @@ class Relay:
         declared = {value.name: value.shape for value in self._model.graph.inputs}
         for value in piece.graph.inputs:  # a stretch must accept only the shapes that the model accepts
             value.shape = declared.get(value.name, value.shape)
-        return self._stack.enter_context(open_session(pack(piece), outputs=outputs, **common))
+        return self._stack.enter_context(open_session(pack(piece), setup, outputs=outputs))
 
 
 def in_pieces(

@@ -11,21 +11,18 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import onnx_ir as ir
 
-from onnxgrail.calibration.branching import Maker
 from onnxgrail.calibration.devices.lanes import Lane, lane_of
-from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import Step, ahead, pass_by, share, ways
 from onnxgrail.calibration.stream import probing
-from onnxgrail.calibration.stream.cache import BUDGET, Cache
+from onnxgrail.calibration.stream.cache import BUDGET, Cache, Opened
 from onnxgrail.calibration.stream.cutting import narrowing
 from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.totals import Totals
@@ -35,8 +32,7 @@ from onnxgrail.graph.cost.counting import effort
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.cuts.reach import Cone, cone, holds
 from onnxgrail.graph.cuts.segment import index_of
-from onnxgrail.graph.flatten.branches import Route
-from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import SOLO, Group, Shard, shard_of
 from onnxgrail.machine.progress import Tick
 
@@ -62,25 +58,23 @@ class Stream:
 
     def __init__(
         self,
-        model: ir.Model,
-        survey: Survey,
-        batches: Batches,
+        prepared: Prepared,
         *,
         providers: Sequence[str],
         budget: int = BUDGET,
         group: Group = SOLO,
         lane: Lane | None = None,
-        routes: Mapping[Maker, Route] | None = None,
     ) -> None:
-        self._model, self._survey = model, survey
+        self._model, self._survey, self._batches = prepared.model, prepared.survey, prepared.batches
+        model, survey, feeds = self._model, self._survey, self._batches.feeds
         self._lane = lane_of(providers) if lane is None else lane
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
         self.position = 0  # of the first node after the cut
-        self.shard = shard_of(group, len(batches))
-        taken = [(routes or {}).get(batches.feeds[n], survey.facts.taken) for n in self.shard.numbers]
+        self.shard = shard_of(group, len(feeds))
+        taken = [prepared.routes.get(feeds[n], survey.facts.taken) for n in self.shard.numbers]
         self._network = Ways(model, survey, taken, providers, self._lane)
-        self._batches, self._budget = batches, budget
+        self._budget = budget
         self._skipped: list[Callable[[], None]] = []  # walks whose sums are cached
         self._dead: dict[str, Bools] = {}  # per cached tensor, the channels pruned when it was computed
         self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut, with their cone and ledger
@@ -95,15 +89,13 @@ class Stream:
             self._cache.clear()
 
     @functools.cached_property
-    def _opened(self) -> tuple[Cache, list[Bools | None], float]:
-        """The activations at the cut, masks of the feeds, and their scale."""
+    def _opened(self) -> Opened:
         feeds = (self._batches.feeds[number]() for number in self.shard.numbers)
-        cache = Cache(feeds, self._budget, self._lane)
-        return cache, [padding_mask(feed) for feed in cache], scale_of(self._batches, self._survey)
+        return Opened.of(Cache(feeds, self._budget, self._lane), scale_of(self._batches, self._survey))
 
     @property
     def _cache(self) -> Cache:
-        return self._opened[0]
+        return self._opened.cache
 
     def later(self, walk: Callable[[], None]) -> None:
         """Leave out a walk until the stream is needed, which then takes all of them in order."""
@@ -200,7 +192,7 @@ class Stream:
         return [n for n, size in zip(names, sizes, strict=True) if size <= room]
 
     def _bytes(self, name: str, ledger: Ledger) -> int:
-        return bytes_left(self._survey, name, ledger, self._opened[2])
+        return bytes_left(self._survey, name, ledger, self._opened.scale)
 
     def _fresh(self, ledger: Ledger) -> dict[str, tuple[Cone, Ledger]]:
         """Return the measured tensors that are still valid under the ledger."""
@@ -217,7 +209,7 @@ class Stream:
     @property
     def masks(self) -> Sequence[Bools | None]:
         """Return, per batch, the mask (sample, token) of real tokens; None if a batch has no padding."""
-        return self._opened[1]
+        return self._opened.masks
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Yield the named tensors batch by batch, in the ledger's state; tensors of branches not taken are missing."""

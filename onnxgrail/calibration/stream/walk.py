@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.runtime.session import Session, open_piece
+from onnxgrail.calibration.runtime.session import Session, Setup, open_piece
 from onnxgrail.core import Array, Feed
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.cuts.segment import cut
@@ -63,4 +63,4 @@ class Walk:
         return found
 
     def _open(self, outputs: Sequence[str]) -> Session:
-        return open_piece(to_bytes(self.piece(outputs)), providers=self._providers, outputs=outputs)
+        return open_piece(to_bytes(self.piece(outputs)), Setup(providers=self._providers), outputs)

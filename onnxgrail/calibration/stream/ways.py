@@ -11,7 +11,7 @@ from typing import Self
 import onnx_ir as ir
 
 from onnxgrail.calibration.devices.lanes import Lane
-from onnxgrail.calibration.runtime.session import Session, open_piece
+from onnxgrail.calibration.runtime.session import Session, Setup, open_piece
 from onnxgrail.calibration.runtime.threads import count
 from onnxgrail.calibration.stream.relay import DEEP
 from onnxgrail.core import Array, Feed
@@ -95,9 +95,8 @@ class Ways:
         data, deep = pack(piece), len(piece.graph) > DEEP
         try:
             threads = None if parts == 1 else count() // parts
-            return open_piece(
-                data, providers=self._providers, outputs=ends, extended=not spatial, threads=threads, deep=deep
-            )
+            setup = Setup(providers=self._providers, extended=not spatial, threads=threads, deep=deep)
+            return open_piece(data, setup, ends)
         finally:
             discard(piece)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from onnxgrail.core import Array, Block, BlockError, Change, Outcome, Reducer
 from onnxgrail.errors import DataError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -21,6 +23,18 @@ class Record:
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """The storage format of a step's result: `encode` makes a record of it, `decode` reads it back."""
+
+    encode: Callable[[T], Record]
+    decode: Callable[[Record], T]
+
+
+RECORD: Codec[Record] = Codec(lambda record: record, lambda record: record)
+"""For a step whose result is a record already."""
 
 
 def encode(record: Record) -> bytes:

@@ -5,21 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from onnxgrail.machine.group.sums import SOLO, Group
-from onnxgrail.machine.steps.codec import Record
+from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.machine.steps.journal import NO_JOURNAL, Journal
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Codec(Generic[T]):
-    """The storage format of a step's result: `encode` makes a record of it, `decode` reads it back."""
-
-    encode: Callable[[T], Record]
-    decode: Callable[[Record], T]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,8 +10,8 @@ import numpy as np
 from onnxgrail.algebra.fit.lowrank import Pair
 from onnxgrail.algebra.fit.refit import Fitted
 from onnxgrail.core import Array
-from onnxgrail.machine.steps.codec import Record
-from onnxgrail.machine.steps.steps import Codec, Steps
+from onnxgrail.machine.steps.codec import Codec, Record
+from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.methods.grasp.distances import Apart
 from onnxgrail.methods.grasp.pairs import Slope
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish
 from onnxgrail.graph.cuts.residual import Layer

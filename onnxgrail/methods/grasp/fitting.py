@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.fit.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
 from onnxgrail.graph import slots

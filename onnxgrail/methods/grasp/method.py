@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.fit.lowrank import Pair, saving
 from onnxgrail.algebra.fit.refit import Fitted
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Applied, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError

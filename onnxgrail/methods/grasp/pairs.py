@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.algebra.fit.lowrank import Pair, Spectrum, attribution, best, pair, rank_of, spectrum, taylor, whitened
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Floats, Recipe
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.graph.fittable.matrices import Matrix, array_of

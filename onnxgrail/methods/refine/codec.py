@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from onnxgrail.core import Array, Outcome
-from onnxgrail.machine.steps.codec import Record
-from onnxgrail.machine.steps.steps import Codec
+from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.methods.refine.refinement import Refined
 
 Fit = tuple[Refined, Mapping[str, Array]]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgrail.algebra.fit.channelwise import narrowed
 from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.calibration.observe import observe
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits, probable

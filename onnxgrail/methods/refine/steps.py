@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.fit.channelwise import twins
 from onnxgrail.algebra.fit.compensate import BEST
-from onnxgrail.calibration.prepare import Prepared
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Change, Outcome, Recipe
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Ledger

@@ -1,0 +1,114 @@
+"""A prepared model: read, run once and traced, with the data that fit and judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.branching import Maker
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few
+from onnxgrail.core import Array, Floats
+from onnxgrail.graph.flatten.branches import Route, folded
+from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.rewrite.interface import changed, note
+from onnxgrail.graph.trace.survey import Ledger, Survey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prepared:
+    """A model that has been read, run once and traced.
+
+    Attributes:
+        source: path, bytes or object as given.
+        path: of the model file, None if no file was given.
+        model: the graph, with the branches of its If nodes inlined; never changed.
+        batches: calibration feeds.
+        survey: the trace of the graph.
+        feed: the small feed of the trace.
+        routes: the branches that each calibration feed takes; empty for a model without branches.
+        gradients: `View.gradient` by block; empty if no selector needs it.
+        held_out: samples that judge the result and that nothing is fitted to; None if there are none.
+        asked: the user's request for held-out samples.
+        unlisted: weights that were inputs of the graph and no longer are.
+    """
+
+    source: Any
+    path: Path | None
+    model: ir.Model
+    batches: Batches
+    survey: Survey
+    feed: Mapping[str, Array]
+    gradients: Mapping[str, Floats] = field(default_factory=dict)
+    held_out: HeldOut | None = None
+    asked: str = AUTO
+    unlisted: Unlisted = NOTHING
+    routes: Mapping[Maker, Route] = field(default_factory=dict)
+
+    @property
+    def given(self) -> ir.Model:
+        """Return the model with the inputs it was given with, the baseline of speed comparisons."""
+        return relisted(self.model, self.unlisted)
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples in the probe feed: the common first axis, 1 if there is none."""
+        return samples_of(self.feed)
+
+    def as_written(self) -> Prepared:
+        """Return a copy with the graph as in the file, for code that does not follow channels into branches."""
+        return replace(self, model=folded(self.model))
+
+    @property
+    def judges(self) -> Batches:
+        """Return the feeds that judge the result: held-out feeds, or else a few calibration feeds."""
+        return few(self.batches) if self.held_out is None else self.held_out.batches
+
+    def scarce(self) -> str:
+        """Return a warning if the data hold too few samples for reliable statistics, '' otherwise."""
+        held = self.held_out
+        return self.batches.scarce(0 if held is None or held.own else held.batches.samples)
+
+
+def samples_of(feed: Mapping[str, Array]) -> int:
+    """Return the number of samples in a feed: the common first axis, 1 if there is none."""
+    sizes = {array.shape[0] if array.ndim else 1 for array in feed.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def rounds(prepared: Prepared) -> bool:
+    """Return True if activations are quantized within the graph, so that rounding of a sum can change a level."""
+    constants = prepared.survey.facts.constants
+    return any(
+        node.op_type == "QuantizeLinear" and (node.outputs[0].name or "") not in constants
+        for node in prepared.model.graph
+    )
+
+
+def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
+    """Return a copy of the model with all decisions applied, as it will be written to a file."""
+    slim = copy(prepared.model)
+    apply(slim.graph, prepared.survey, ledger)
+    note(slim, changed(prepared.model, prepared.survey, ledger.dead))
+    return folded(slim)
+
+
+def judged_by(prepared: Prepared) -> dict[str, Any]:
+    """Return the report entry on the samples that judge the result and the user's request for them."""
+    held = prepared.held_out
+    if held is not None:
+        return {"on": "held-out", **held_out_entry(held)}
+    batches = prepared.judges
+    on = "random" if batches.synthetic else "calibration"
+    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": sum(map(samples_of, batches))}
+
+
+def held_out_entry(held: HeldOut) -> dict[str, Any]:
+    """Return the report entry on the held-out samples and the user's request for them."""
+    return {"asked": held.asked, "source": held.batches.source, "samples": held.batches.samples}

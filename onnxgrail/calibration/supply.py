@@ -1,0 +1,82 @@
+"""The data of a run: read from what the user gives, or random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.data import read, read_apart
+from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, asked_for
+from onnxgrail.calibration.feeds.reading import reading_of
+from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.shapes.dims import Usual
+from onnxgrail.calibration.shapes.synthetic import synthetic
+from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
+from onnxgrail.machine.job import Job
+
+
+def drawn(
+    model: ir.Model, recipe: Recipe, usual: Usual | None = None, sizes: Mapping[str, int] | None = None
+) -> Batches:
+    """Return random inputs as the recipe asks for.
+
+    Args:
+        model: the model that is fed.
+        recipe: number of samples, batch size, seed and shapes.
+        usual: sizes of open dimensions, by what they mean.
+        sizes: sizes of open dimensions, by name.
+    """
+    return synthetic(
+        model,
+        signature_of(model),
+        samples=recipe.samples,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        input_shapes=recipe.input_shapes,
+        usual=usual,
+        sizes=sizes,
+    )
+
+
+def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None]:
+    """Return calibration feeds and judging feeds: samples held back from the same data, or data of their own.
+
+    Args:
+        model: the model that is fed.
+        data: calibration data of any kind; None for random inputs.
+        job: the choices on data, and the processes that share them.
+        held_out: data that judge the result, or the number of samples of `data` that do.
+
+    Raises:
+        DataError: the data do not fit the model.
+        UsageError: held-out samples are requested without data.
+    """
+    signature, recipe, group = signature_of(model), job.recipe, job.group
+    common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
+    count, source = asked_for(held_out)
+    if count and data is None:
+        raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
+    reading = reading_of(
+        tokenizer=recipe.tokenizer,
+        sequence_length=recipe.sequence_length,
+        image_mean=recipe.image_mean,
+        image_std=recipe.image_std,
+        input_shapes=recipe.input_shapes,
+    )
+    own: Batches | None = None
+    if source is not None:
+        own = read(source, signature, reading=reading, group=group, batch_size=recipe.batch_size)
+    held: Batches | None = None
+    if data is not None:
+        batches, held = read_apart(data, signature, count, reading=reading, group=group, **common)
+    else:
+        if own is None:
+            reading.unused(frozenset(), "random inputs")
+        batches = drawn(model, recipe)
+    if own is not None:
+        return batches, HeldOut(asked=own.source, batches=own, own=True)
+    return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
