@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import onnxgrail
-import onnxgrail.core
+import onnxgrail.options
 
 DOCS = Path(__file__).resolve().parent
 FIRST = (
@@ -149,7 +149,7 @@ def default_of(part: ast.AnnAssign) -> str:
     if part.value is None:
         return ""
     if isinstance(part.value, ast.Name):
-        return f"`{getattr(onnxgrail.core, part.value.id)!r}`"
+        return f"`{getattr(onnxgrail.options, part.value.id)!r}`"
     text = ast.unparse(part.value)
     return "`{}`" if text.startswith("field(") else f"`{text}`"
 

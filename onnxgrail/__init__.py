@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from onnxgrail.commands.demo import demo
     from onnxgrail.commands.inspect import inspect
     from onnxgrail.commands.refine import refine_model
-    from onnxgrail.core import Recipe
     from onnxgrail.errors import (
         DataError,
         DeviceError,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     )
     from onnxgrail.exporting.call import export
     from onnxgrail.machine.group.torchrun import join
+    from onnxgrail.options import Recipe
     from onnxgrail.report.report import Inspection, Report
     from onnxgrail.report.result import Result
 
@@ -76,7 +76,7 @@ _WHERE = {
     **dict.fromkeys(_ERRORS, "errors"),
     "Comparison": "commands.compare",
     "Inspection": "report.report",
-    "Recipe": "core",
+    "Recipe": "options",
     "Report": "report.report",
     "Result": "report.result",
     "apply": "commands.apply",

@@ -1,6 +1,6 @@
 """Check and convert the types of keywords of library calls and of keys of recipes, before any work.
 
-Ranges and known words are checked where the values are used; here a value only gets the required type.
+Ranges and known words are checked by `check.py`; here a value only gets the required type.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numbers
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
+from onnxgrail.recipe.table import OPTIONS
+from onnxgrail.recipe.table.option import Kind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,19 +91,22 @@ def amount(value: Any) -> str:
     return str(whole(value)) if isinstance(value, numbers.Integral) else f"{found:f}".rstrip("0").rstrip(".")
 
 
-def words(value: Any) -> str | tuple[str, ...]:
-    """Read words: a text, which may hold several, or a list of texts."""
-    if isinstance(value, str):
-        return value
-    found = _items(value)
-    if not all(isinstance(word, str) for word in found):
+def names(value: Any) -> tuple[str, ...]:
+    """Read one name, or a list of names."""
+    found = [value] if isinstance(value, str) else _items(value)
+    if not all(isinstance(name, str) for name in found):
         raise _OddError("a list of words")
     return tuple(map(str, found))
 
 
-def layers(value: Any) -> int | str | tuple[str, ...]:
-    """Read a number of layers, or their names."""
-    return whole(value) if isinstance(value, numbers.Integral) else words(value)
+def words(value: Any) -> tuple[str, ...]:
+    """Read words: a text with commas between them, or a list of texts."""
+    return names([word for word in value.split(",") if word] if isinstance(value, str) else value)
+
+
+def layers(value: Any) -> str:
+    """Read a number of layers, or their names, as text."""
+    return str(whole(value)) if isinstance(value, numbers.Integral) else ",".join(names(value))
 
 
 def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
@@ -146,30 +149,32 @@ def _called(value: Any) -> Any:
     return value
 
 
-_KINDS: tuple[tuple[str, Reader], ...] = (
-    ("bool", flag),
-    ("int", whole),
-    ("float", number),
-    ("str", text),
-    ("tuple[float", several),
-    ("tuple", words),
-    ("Mapping", shapes),
-)
-READERS: dict[str, Reader] = {
-    field.name: next(read for start, read in _KINDS if str(field.type).startswith(start)) for field in fields(Recipe)
+_KINDS: dict[Kind, Reader] = {
+    "amount": amount,
+    "file": lambda value: str(place(value)),
+    "flag": flag,
+    "layers": layers,
+    "names": names,
+    "number": number,
+    "numbers": several,
+    "path": place,
+    "paths": places,
+    "pattern": text,
+    "report": places,
+    "shapes": shapes,
+    "text": text,
+    "whole": whole,
+    "word": text,
+    "words": words,
 }
-READERS |= {
-    **{name: amount for name in READERS if name.startswith("target_") or name == "cache_budget"},
-    "grasp_layers": layers,
-    "tokenizer": lambda value: str(place(value)),
-    **dict.fromkeys(("force", "dry_run", "save_as_external_data", "latency", "curves"), flag),
-    **dict.fromkeys(("output", "stats", "save_stats", "save_recipe", "resume", "out"), place),
-    **dict.fromkeys(("rounds", "threads", "repeats"), whole),
-    **dict.fromkeys(("seconds", "max_nmse"), number),
+READERS: dict[str, Reader] = {
+    **{name: _KINDS[row.value.kind] for name, row in OPTIONS.items() if row.value.kind in _KINDS},
+    **dict.fromkeys(("rounds", "threads", "repeats"), whole),  # from here on of bench, demo and export alone
+    "seconds": number,
+    "out": place,
     "batch_sizes": wholes,
     "ratios": several,
-    "models": words,
-    **dict.fromkeys(("report", "custom_ops"), places),
+    "models": names,
     "progress": _called,
 }
 

@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from onnxgrail.core import Block, Recipe
 from onnxgrail.recipe.patterns import Pattern
 
-TARGETS = ("tensorrt",)  # each has a table in the folder `targets`
-ALLOCATIONS = ("uniform", "depth", "flap", "global")
-
 
 def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
     """Return the blocks of the chosen kinds with a name that matches `include` and no name that matches `exclude`.

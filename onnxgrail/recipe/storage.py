@@ -25,13 +25,13 @@ from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.documents import parsed
 from onnxgrail.recipe.plugins import GROUPS, foreign
+from onnxgrail.recipe.table import FIELDS, OPTIONS
 from onnxgrail.recipe.trust import PLACES, Origin
 
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # keys that a recipe file may have besides the choices
-SYNONYMS = {"calib": "data", "sparsity": "ratio"}  # as on the command line
-FIELDS = [field.name for field in dataclasses.fields(Recipe)]
+SYNONYMS = {word.strip("-"): name for name, row in OPTIONS.items() for word in row.also if word.startswith("--")}
 SUFFIXES = (".yaml", ".yml", ".json")
 KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail wrote"
 

@@ -11,11 +11,8 @@ import click
 import pytest
 
 from onnxgrail.cli import main
-from onnxgrail.cli.parts import ship as _ship
-from onnxgrail.cli.parts import values as _values
-from onnxgrail.core import FITS, GRASP_RANKS, KINDS, METHODS, NORMS, QUANTIZE, REFINES, Recipe
+from onnxgrail.core import Recipe
 from onnxgrail.machine.amounts import METRICS
-from onnxgrail.recipe.selection import ALLOCATIONS, TARGETS
 from tests.cli.standin import recorded, usage_error
 from tests.command import run
 
@@ -49,26 +46,6 @@ def test_every_command_has_help(command):
 
 def test_version():
     assert run("--version").output.startswith("onnxgrail ")
-
-
-def test_literal_choices_equal_the_library():
-    from onnxgrail.algebra.fit.compensate import COMPENSATORS
-    from onnxgrail.algebra.reducers import REDUCERS
-    from onnxgrail.algebra.select.selectors import SELECTORS
-
-    assert set(_values.SELECTORS) == set(SELECTORS)
-    assert set(_values.REDUCERS) == set(REDUCERS)
-    assert set(_values.COMPENSATORS) == set(COMPENSATORS)
-    assert set(_values.BLOCKS) == set(KINDS)
-    assert _values.ALLOCATIONS == ALLOCATIONS
-    assert _values.NORMS == NORMS
-    assert _values.FITS == FITS
-    assert _values.REFINES == REFINES
-    assert _values.METHODS == METHODS
-    assert _ship.QUANTIZE == QUANTIZE
-    assert _ship.TARGETS == TARGETS
-    assert _values.GRASP_RANKS == GRASP_RANKS
-    assert _values.TARGETS == METRICS
 
 
 def test_defaults_equal_the_recipe(calls):

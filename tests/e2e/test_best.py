@@ -13,10 +13,10 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.stream import stream
-from onnxgrail.core import FITS
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing import best, layers
 from onnxgrail.narrowing.decide import Decision, decide
+from onnxgrail.options import FITS
 from onnxgrail.recipe.check import recipe_of
 from tests.oracle import run
 from tests.tiny import cnn, feed, mlp, tiny

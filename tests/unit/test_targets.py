@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrail.finishing import targets
-from onnxgrail.recipe.selection import TARGETS
+from onnxgrail.recipe.table import FIELDS
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\ng '
 
@@ -142,7 +142,7 @@ def test_subgraphs_are_looked_into() -> None:
 
 
 def test_the_table_says_where_it_is_from() -> None:
-    for name in TARGETS:
+    for name in FIELDS["target"].value.words:
         known = targets.table(name)
         assert known["source"].startswith("https://")
         assert dt.date.fromisoformat(known["date"])

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from onnxgrail.core import Recipe
+from onnxgrail.recipe.table import FIELDS
 from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Markup, el
 from onnxgrail.report.page.html.table import section, table
 
 IN_MEMORY = re.compile(r"(arrays?|feeds?)\b(?!\.\w)")
-TARGETS = ("target_params", "target_macs", "target_size", "target_latency")
 
 
 def command_of(data: Mapping[str, Any]) -> str:
     """Return the command line that repeats a run: options that differ from the defaults, and always the ratio."""
     recipe, model = data.get("recipe") or {}, data["model"]
-    defaults = {f.name: _plain(getattr(Recipe(), f.name)) for f in dataclasses.fields(Recipe)}
+    defaults = {name: _plain(row.default) for name, row in FIELDS.items()}
     words = [["onnxgrail", "compress", str(model["input"])]]
     if model.get("output"):
         words.append(["--output", str(model["output"])])
@@ -56,18 +54,18 @@ def _plain(value: Any) -> Any:
 
 def _option(name: str, value: Any) -> list[list[str]]:
     """Return the command line option of a choice."""
-    label = "--" + name.replace("_", "-")
+    row = FIELDS[name]
+    label = row.spelled
     if value is None:
         return []
     if isinstance(value, bool):
-        off = "--open-loop" if name == "closed_loop" else "--no-" + label.removeprefix("--")
-        return [[label if value else off]]
+        return [[label if value else row.off]]
     if name == "input_shapes":
         return [[label, f"{key}:{','.join(map(str, shape))}"] for key, shape in value.items()]
-    if name == "providers":
-        return [[label, str(provider)] for provider in value]
+    if row.value.kind == "names":
+        return [[label, str(word)] for word in value]
     if isinstance(value, list | tuple):
-        text = ",".join(map(str, value)) or ("plain" if name == "fit" else "none")
+        text = ",".join(map(str, value)) or row.value.empty
     else:
         text = f"{value:g}" if isinstance(value, float) else str(value)
     return [[label, text]]

@@ -1,0 +1,73 @@
+"""The user's choices as plain data.
+
+Nothing heavy is imported, because `--help` shows the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["conv", "mlp", "heads", "stream"]
+KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
+FITS = ("prior", "affine", "blend", "behind", "patch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """The user's choices as plain data; the field names are the option names of the command line.
+
+    Either `ratio`, `unit_ratio` or one of the targets sets how much is removed; `ratio` is None if another one does.
+    """
+
+    ratio: float | None = 0.3
+    unit_ratio: float | None = None
+    target_params: str | None = None
+    target_macs: str | None = None
+    target_size: str | None = None
+    target_latency: str | None = None
+    allocate: str = "uniform"
+    blocks: tuple[Kind, ...] = KINDS
+    include: str | None = None
+    exclude: str | None = None
+    samples: int | None = None
+    batch_size: int = 8
+    selector: str = "wanda"
+    reducer: str = "prune"
+    compensate: str = "best"
+    fit: tuple[str, ...] = FITS
+    ridge: float = 1e-3
+    norms: str = "none"
+    refine: tuple[str, ...] = ()
+    method: tuple[str, ...] = ("grail",)
+    grasp_layers: str | None = None
+    grasp_retain: float = 0.1
+    grasp_rank: str = "attribution"
+    grasp_whiten: bool = False
+    grasp_refit: bool = False
+    ic_rank: int | None = None
+    budget_seconds: float | None = None
+    closed_loop: bool = False
+    round_to: int = 8
+    kv_io: bool = False
+    keep_initializer_inputs: bool = False
+    seed: int = 0
+    cache_budget: str = "1G"
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tokenizer: str | None = None
+    sequence_length: int | None = None
+    image_mean: tuple[float, ...] | None = None
+    image_std: tuple[float, ...] | None = None
+    simplify: bool = False
+    quantize: str = "none"
+    target: str | None = None
+    strict: bool = False
+    check: bool = True
+    min_cosine: float | None = None
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Return True if the ratio is 0, so that nothing is narrowed."""
+        return 0 in (self.ratio, self.unit_ratio)

@@ -1,0 +1,161 @@
+"""The options that decide what is removed, and how the loss is compensated."""
+
+from __future__ import annotations
+
+from onnxgrail.options import FITS, KINDS
+from onnxgrail.recipe.table.option import (
+    AMOUNT,
+    COUNT,
+    FLAG,
+    PATTERN,
+    SHARE,
+    Option,
+    Value,
+    one_of,
+    some_of,
+)
+
+REMOVE = (
+    Option(
+        "ratio",
+        SHARE,
+        "Share to remove of the parameters in blocks that can be narrowed.",
+        also=("--sparsity",),
+    ),
+    Option(
+        "unit_ratio",
+        SHARE,
+        "Instead of --ratio: share to remove of the channels, neurons and heads of every block, as papers count.",
+    ),
+    Option("target_params", AMOUNT, "Instead of a ratio: maximum number of parameters: 60%, 500M."),
+    Option("target_macs", AMOUNT, "Maximum number of multiply-accumulates per sample: 60%, 1.2G."),
+    Option("target_size", AMOUNT, "Maximum size of the file: 60%, 25MB."),
+    Option("target_latency", AMOUNT, "Maximum time of one run, measured on this machine: 60%, 8ms.", metavar="T"),
+    Option(
+        "allocate",
+        one_of("uniform", "depth", "flap", "global"),
+        "Distribution of the narrowing over blocks: equal, more with depth, by standardized scores, or by measured "
+        "effect on the outputs (used only if it is better than uniform).",
+    ),
+    Option("round_to", COUNT, "Keep multiples of this number if the width allows it; 1 turns it off."),
+    Option(
+        "blocks",
+        some_of(KINDS, "KINDS"),
+        "Kinds of blocks to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
+    ),
+    Option("include", PATTERN, "Narrow only blocks whose name or nodes match."),
+    Option("exclude", PATTERN, "Do not narrow blocks whose name or nodes match."),
+    Option(
+        "kv_io",
+        FLAG,
+        "Also narrow key-value caches and states (of recurrent layers, of streamed convolutions) that are inputs and "
+        "outputs of the model; callers must then pass narrower ones.",
+        commands=("compress", "inspect"),
+    ),
+    Option(
+        "selector",
+        one_of(
+            *("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random"),
+            plugins="onnxgrail.selectors",
+        ),
+        "Criterion that ranks channels, neurons and heads.",
+        commands=("compress", "apply"),
+    ),
+    Option(
+        "reducer",
+        one_of("prune", "fold", "fold-kmeans", "fold-gram", "fold-random"),
+        "Remove channels, neurons and heads (prune), or merge them (fold).",
+    ),
+    Option(
+        "method",
+        some_of(("grail", "grasp", "ic"), "METHODS"),
+        "Narrow blocks (grail), replace redundant layers by low rank (grasp), or both: grail,grasp; ic adds input "
+        "compensation to either.",
+    ),
+    Option(
+        "grasp_layers",
+        Value(kind="layers", metavar="LAYERS"),
+        "Number of layers that grasp replaces, the most redundant first; or a comma-separated list of names of "
+        "layers, blocks, nodes or weights; or all, filtered by --include.",
+        otherwise="as many as --ratio requires",
+    ),
+    Option(
+        "grasp_retain",
+        Value(kind="number", metavar="R", above=0, below=1),
+        "Share of the parameters of a replaced matrix to keep.",
+    ),
+    Option(
+        "grasp_rank",
+        one_of("attribution", "taylor", "magnitude"),
+        "Criterion for the singular values to keep: effect on the loss with the gradient at half their value "
+        "(attribution) or at the full weights, as published (taylor), both with torch; or size (magnitude).",
+    ),
+    Option(
+        "grasp_whiten",
+        FLAG,
+        "Decompose the matrix weighted by the second moments of its inputs, instead of the matrix alone.",
+        off="--no-grasp-whiten",
+    ),
+    Option(
+        "grasp_refit",
+        FLAG,
+        "Fit the output factor of each low-rank pair to the calibration data by least squares.",
+        off="--no-grasp-refit",
+    ),
+)
+
+COMPENSATE = (
+    Option(
+        "compensate",
+        one_of("grail", "best", "none", plugins="onnxgrail.compensators"),
+        "Compensation of the remaining weights: as in the GRAIL paper (grail), fitted to the original network (best), "
+        "or none.",
+        commands=("compress", "apply"),
+    ),
+    Option(
+        "fit",
+        some_of(FITS, "PARTS", empty="plain"),
+        "Parts of best: ridge towards the current weights (prior), fitted biases (affine), step length chosen on "
+        "held-out samples (blend), fit of layers downstream that lost nothing (behind), whole windows of convolutions "
+        "(patch); or none of them (plain).",
+    ),
+    Option("ridge", Value(kind="number", least=0), "Strength of the ridge, relative to the data.", commands=()),
+    Option(
+        "norms",
+        one_of("none", "repair", "refit", "all"),
+        "Afterwards restore the statistics of activations: mean and deviation after convolutions (repair), or fit "
+        "scale and bias of normalizations by least squares (refit).",
+    ),
+    Option(
+        "closed_loop",
+        FLAG,
+        "Measure each block in the network narrowed so far, or in the original model, as --compensate best does.",
+        off="--open-loop",
+    ),
+)
+
+REFINE = (
+    Option(
+        "refine",
+        some_of(("laco", "distill", "regional", "norms", "ic"), "KINDS", empty="none"),
+        "Fit to the original by gradient (needs torch), in this order: all weights block by block (laco; in small "
+        "steps on few samples: regional), or as a whole (distill); normalizations alone (norms); additions to the "
+        "input (ic).",
+        commands=("compress", "refine"),
+    ),
+    Option(
+        "ic_rank",
+        COUNT,
+        "Number of additions from which ic chooses.",
+        metavar="R",
+        otherwise="as many as 3 % of the parameters allow, at most 32",
+        commands=("compress", "refine"),
+    ),
+    Option(
+        "budget_seconds",
+        Value(kind="number", metavar="S", above=0),
+        "Time limit of --refine.",
+        otherwise="none",
+        commands=("compress", "refine"),
+    ),
+)
