@@ -8,32 +8,21 @@ other; `docs/loss.md` has the formulas and the measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.core import Bools, Floats
+from onnxgrail.core import Floats
 from onnxgrail.fidelity.intervals import upper_bound
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.measures import Measure, measure_of, unread
 from onnxgrail.fidelity.result import Verdict
 from onnxgrail.fidelity.tally import Table, Tally
-from onnxgrail.fidelity.verdicts import measure_of, verdict_of
+from onnxgrail.fidelity.verdicts import verdict_of
 from onnxgrail.fidelity.words import SHARES
 
-__all__ = ["AGREES", "SCALES", "Agreement", "Loss", "losses_of", "upper_bound", "worst_loss"]
+__all__ = ["AGREES", "Agreement", "Loss", "losses_of", "upper_bound", "worst_loss"]
 
-SCALES: Mapping[str, float] = {
-    "classes": 1.0,
-    "scores": 1.0,
-    "tokens": 1.0,
-    "labels": 1.0,
-    "embedding": 1.0,
-    "values": 1.0,
-    "state": 1.0,
-}
-"""Factors of the losses by kind of output, such that 1 % keeps counted agreement at about `AGREES`."""
-AGREES = 0.98
+AGREES = 0.98  # of counted things, at a loss of 1 %
 RELATIVE = "relative perplexity, exp(KL) - 1"
 MOST = 10**9  # more samples than this settle nothing
 
@@ -111,11 +100,13 @@ class Loss:
 def losses_of(tally: Tally) -> tuple[Loss, ...]:
     """Return the losses of all outputs, the worst one first.
 
-    States that are fed back count only if there are no other outputs: their effect is in the other outputs.
+    States that are fed back count only if there are no other outputs: their effect is in the other outputs.  Scores of
+    which none is above 0.1 in any sample, and boxes beside them, count only if there are no others.
     """
     tables = tally.tables()
     others = [table for table in tables if table.part.kind != "state"]
-    return tuple(sorted((_loss(table) for table in others or tables), key=_badness, reverse=True))
+    known = [table for table in others if not unread(table.part, table.sums)]
+    return tuple(sorted((_loss(table) for table in known or others or tables), key=_badness, reverse=True))
 
 
 def worst_loss(tally: Tally) -> Loss | None:
@@ -130,7 +121,7 @@ def _badness(loss: Loss) -> tuple[float, float]:
 def _loss(table: Table) -> Loss:
     measure = measure_of(table.part, table.sums)
     verdict = verdict_of(table.part, table.sums, {}, broken=False)
-    values = _scaled(table.part, measure.losses(table.sums), _empty(table))
+    values = _scaled(table, measure)
     broken = bool(table.broken.any() or np.isnan(values).any())
     values = np.where(table.broken | np.isnan(values), 1.0, values)
     return Loss(
@@ -145,17 +136,16 @@ def _loss(table: Table) -> Loss:
     )
 
 
-def _empty(table: Table) -> Bools:
-    """Return a mask of the samples in which neither model has anything to compare, such as a score above 0.1."""
-    return np.isfinite(table.sums).all(axis=1) & ~table.broken
+def _scaled(table: Table, measure: Measure) -> Floats:
+    """Return losses in 0..1; NaN if one cannot be computed.
 
-
-def _scaled(part: Part, losses: Floats, empty: Bools) -> Floats:
-    """Return losses in 0..1; 0 for a sample without anything to compare, NaN if the loss cannot be computed."""
-    losses = np.where(np.isnan(losses) & empty, 0.0, losses)
-    if part.kind == "tokens":
+    A sample in which neither model has anything to compare, such as a score above 0.1, has no loss.
+    """
+    losses = measure.losses(table.sums)
+    losses = np.where(np.isnan(losses) & np.isfinite(table.sums).all(axis=1), 0.0, losses)
+    if table.part.kind == "tokens":
         losses = np.expm1(np.minimum(losses, 700.0))  # exp would overflow
-    return np.clip(SCALES[part.kind] * losses, 0.0, 1.0)
+    return np.clip(measure.scale * losses, 0.0, 1.0)
 
 
 def _agreement(verdict: Verdict, samples: int) -> Agreement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
-from onnxgrail.fidelity.measures import MEASURES, Batch
+from onnxgrail.fidelity.measures import MEASURES, Batch, active
 from onnxgrail.fidelity.result import Fidelity, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
 from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs
@@ -38,6 +38,7 @@ class Tally:
         self.clues = clues or Clues()
         self.judge = judge
         self._judges: dict[str, _Judge] = {}
+        self._waiting: list[dict[str, _Seen]] = []
         self._holds: dict[str, str] = {}
 
     def add(self, reference: Feed, outputs: Feed, *, mask: Bools | None = None, goals: Goals | None = None) -> None:
@@ -48,20 +49,49 @@ class Tally:
         """
         for name, value in reference.items():
             self._holds.setdefault(name, kind_of(value))
+        batch = {}
         for name, wanted, got in pairs(reference, outputs):
             far = distances(wanted, got, name=name, mask=mask, goals=goals)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
-            if not self.judge:
-                continue
+            batch[name] = _Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask)
+        if self.judge:
+            self._collect(batch)
+
+    def _collect(self, batch: dict[str, _Seen]) -> None:
+        """Measure a batch once the content of all outputs is known; it waits until then."""
+        self._waiting.append(batch)
+        for name, seen in batch.items():
             judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues))
-            judge.add(_Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask))
+            judge.note(seen)
+            if judge.alone:
+                early = [waiting.pop(name) for waiting in self._waiting if name in waiting]
+                judge.read(early)
+                for one in early:
+                    judge.measure(one, {})
+        if all(judge.alone or judge.count >= FIRST for judge in self._judges.values()):
+            self._measure()
+
+    def _measure(self) -> None:
+        """Measure the waiting batches: scores first, because boxes count only where a score is read."""
+        for name, judge in self._judges.items():
+            judge.read([batch[name] for batch in self._waiting if name in batch])
+        for batch in self._waiting:
+            positions: dict[tuple[int, ...], Bools] = {}
+            for name, seen in batch.items():
+                for mask in self._judges[name].active(seen):
+                    positions[mask.shape] = mask & positions.get(mask.shape, np.True_)
+            for name, seen in batch.items():
+                self._judges[name].measure(seen, positions)
+        self._waiting = []
 
     def tables(self) -> tuple[Table, ...]:
         """Return the sums per sample of all judged outputs, one table per part."""
+        self._measure()
         return tuple(table for judge in self._judges.values() for table in judge.result())
 
     def results(self) -> tuple[Fidelity, ...]:
         """Return the results, output by output."""
+        self._measure()
         verdicts = {name: judge.verdicts() for name, judge in self._judges.items()}
         others = (
             Fidelity(name=name, samples=0, cosine=None, nmse=None, max_abs=None, not_compared=holds)
@@ -99,8 +129,13 @@ class _Seen:
     far: Distances
     mask: Bools | None
 
-    def blocks(self, part: Part) -> Iterator[Batch]:
-        """Yield the part of the output, a block of samples at a time."""
+    def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
+        """Yield the part of the output, a block of samples at a time.
+
+        Args:
+            part: its content.
+            read: mask of positions with a score that is read; it has the axes of the output.
+        """
         count = len(self.wanted)
         mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
         if part.kind in DISTANT:
@@ -116,7 +151,30 @@ class _Seen:
             if shown is not None:
                 usable &= shown.reshape(*shown.shape, *([1] * (a.ndim - 2)))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
-            yield Batch(part=part, a=np.where(usable, a, 0.0), b=np.where(usable, b, 0.0), shown=shown, distances=far)
+            a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+            some = None if read is None else read[cut]
+            yield Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some)
+
+    def active(self, part: Part) -> Bools:
+        """Return the mask (n, positions) of positions with a score that is read."""
+        blocks = [active(part, batch.a, batch.b) for batch in self.blocks(part)]
+        return np.concatenate(blocks)
+
+    def read(self, part: Part, positions: Mapping[tuple[int, ...], Bools]) -> Bools | None:
+        """Return the mask of positions whose score is read, with the axes of the output; None if there are no scores.
+
+        Args:
+            part: of the output.
+            positions: masks by their shape (n, positions).
+        """
+        shape = self.wanted.shape
+        if part.kind != "values" or len(shape) != 3:
+            return None
+        for axis in (1, 2) if part.axis is None else (3 - part.axis,):
+            mask = positions.get((shape[0], shape[axis]))
+            if mask is not None and shape[axis] > 1:
+                return np.expand_dims(mask, 3 - axis)
+        return None
 
 
 def _columns(values: Array, part: Part) -> Floats:
@@ -126,13 +184,23 @@ def _columns(values: Array, part: Part) -> Floats:
     return values.astype(np.float64)
 
 
+def _first(batches: Sequence[_Seen]) -> Iterator[Array]:
+    """Yield the values of the first samples, always the same number for any batch size."""
+    left = FIRST
+    for seen in batches:
+        if left > 0:
+            yield seen.wanted[:left]
+        left -= len(seen.wanted)
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Judge:
     """The state of one output.
 
     Attributes:
         name: of the output; clues: about the model's inputs.
-        waiting: the first batches, until the content is detected.
+        count, size: number of samples and bytes before the content is detected.
+        alone: True if the output is too large to wait for others.
         parts: the content; tables: their sums per sample; spreads: location of the error of values.
         squares: error and energy per sample, in case later batches contradict the detected kind.
         broken: mask of samples with values that are not finite.
@@ -140,54 +208,56 @@ class _Judge:
 
     name: str
     clues: Clues
-    waiting: list[_Seen] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    alone: bool = False
     parts: tuple[Part, ...] = ()
     tables: list[list[Floats]] = field(default_factory=list)
     spreads: list[Spread] = field(default_factory=list)
     squares: list[Floats] = field(default_factory=list)
     broken: list[Bools] = field(default_factory=list)
 
-    def add(self, seen: _Seen) -> None:
-        """Add one more batch."""
+    def note(self, seen: _Seen) -> None:
+        """Add the numbers of one more batch that need no knowledge of the content."""
         self.squares.append(np.stack([seen.far.error, seen.far.energy], axis=1))
         self.broken.append(seen.far.broken > 0)
-        if self.parts:
-            self._measure(seen)
-            return
-        self.waiting.append(seen)
-        size = sum(one.wanted.nbytes + one.got.nbytes for one in self.waiting)
-        if size > HELD or sum(len(one.wanted) for one in self.waiting) >= FIRST:
-            self._read()
+        if not self.parts:
+            self.count += len(seen.wanted)
+            self.size += seen.wanted.nbytes + seen.got.nbytes
+            self.alone = self.size > HELD
 
-    def _read(self) -> None:
-        """Detect the content of the output, and measure the waiting batches."""
-        self.parts = parts_of(self.name, list(self._first()), self.clues)
+    def read(self, first: Sequence[_Seen]) -> None:
+        """Detect the content of the output from its first batches, unless it is known."""
+        if self.parts or not first:
+            return
+        self.parts = parts_of(self.name, list(_first(first)), self.clues)
         self.tables = [[] for _ in self.parts]
         self.spreads = [Spread() for _ in self.parts]
-        for seen in self.waiting:
-            self._measure(seen)
-        self.waiting = []
 
-    def _first(self) -> Iterator[Array]:
-        """Yield the values of the first samples, always the same number for any batch size."""
-        left = FIRST
-        for seen in self.waiting:
-            if left > 0:
-                yield seen.wanted[:left]
-            left -= len(seen.wanted)
+    def active(self, seen: _Seen) -> Iterator[Bools]:
+        """Yield the masks (n, positions) of positions with a score that is read."""
+        if self._fits(seen) and seen.wanted.ndim in (2, 3):
+            yield from (seen.active(part) for part in self.parts if part.kind == "scores")
 
-    def _measure(self, seen: _Seen) -> None:
+    def measure(self, seen: _Seen, positions: Mapping[tuple[int, ...], Bools]) -> None:
+        """Measure one batch.
+
+        Args:
+            seen: the output in both models.
+            positions: masks of positions whose scores are read in any output, by their shape.
+        """
         if not self._fits(seen):
             self.parts = (Part(kind="values", why="other values or shapes in later samples"),)
             self.tables, self.spreads = [self.squares], [Spread(whole=False)]
             return
         if self.tables and self.tables[0] is self.squares:
-            return  # `add` has added it already
+            return  # `note` has added it already
+        own = {mask.shape: mask for mask in self.active(seen)} if len(self.parts) > 1 else {}
         for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True):
-            for batch in seen.blocks(part):
+            for batch in seen.blocks(part, seen.read(part, own or positions)):
                 table.append(MEASURES[part.kind].table(batch))
                 if part.kind in ("values", "state"):
-                    spread.add(batch.a, batch.b)
+                    spread.add(*batch.compared())
 
     def _fits(self, seen: _Seen) -> bool:
         """Return True if a batch is consistent with the content detected from the first batches."""
@@ -202,8 +272,6 @@ class _Judge:
 
     def result(self) -> tuple[Table, ...]:
         """Return the sums of all samples, one table per part."""
-        if not self.parts and self.waiting:
-            self._read()
         return tuple(
             Table(
                 output=self.name,

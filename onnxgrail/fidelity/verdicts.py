@@ -11,7 +11,8 @@ import numpy as np
 from onnxgrail.core import Floats
 from onnxgrail.fidelity import intervals
 from onnxgrail.fidelity.kinds import Part
-from onnxgrail.fidelity.measures import CENTERED, HIGHEST, MEASURES, SCORES, VALUES, Measure
+from onnxgrail.fidelity.measures import Measure, measure_of
+from onnxgrail.fidelity.measures.scores import SCORES
 from onnxgrail.fidelity.result import Fidelity, Verdict
 
 
@@ -48,14 +49,6 @@ def verdict_of(part: Part, table: Floats, details: Mapping[str, float], *, broke
         loss_highest=float(losses.max()) if len(losses) else None,
         details={**measure.details(table), **details},
     )
-
-
-def measure_of(part: Part, table: Floats) -> Measure:
-    """Return the measure of a kind; scores need another one if none of them is above 0.5."""
-    measure = MEASURES[part.kind]
-    if measure is SCORES and not table[:, 3:5].any():
-        return HIGHEST
-    return CENTERED if measure is VALUES and part.center is not None else measure
 
 
 def _interval(measure: Measure, table: Floats, value: float) -> tuple[float, float] | None:

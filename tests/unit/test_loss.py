@@ -10,7 +10,9 @@ import pytest
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Tally
-from onnxgrail.fidelity.loss import SCALES, Agreement, Loss, losses_of, worst_loss
+from onnxgrail.fidelity.loss import Agreement, Loss, losses_of, worst_loss
+from onnxgrail.fidelity.measures import MEASURES
+from onnxgrail.fidelity.measures.values import BOXES
 
 N = 24
 
@@ -43,7 +45,7 @@ def test_classes_are_judged_by_total_variation() -> None:
     a, b = softmax(rng().normal(size=(N, 5))), softmax(np.random.default_rng(8).normal(size=(N, 5)))
     seen = loss("y", a, b)
     assert (seen.kind, seen.name) == ("classes", "total variation")
-    np.testing.assert_allclose(seen.values, np.minimum(SCALES["classes"] * 0.5 * np.abs(a - b).sum(axis=1), 1))
+    np.testing.assert_allclose(seen.values, np.minimum(MEASURES["classes"].scale * 0.5 * np.abs(a - b).sum(axis=1), 1))
     assert seen.mean == pytest.approx(seen.values.mean())
     assert seen.mean < seen.bound <= 1
     assert seen.agreement.value == pytest.approx(np.mean(a.argmax(axis=1) == b.argmax(axis=1)))
@@ -58,7 +60,7 @@ def test_samples_without_active_scores_lose_nothing() -> None:
     b[: N // 2, 3] = 0.895
     seen = loss("scores", a, b)
     assert seen.kind == "scores"
-    np.testing.assert_allclose(seen.values, np.where(np.arange(N) < N // 2, SCALES["scores"] * 0.005, 0))
+    np.testing.assert_allclose(seen.values, np.where(np.arange(N) < N // 2, MEASURES["scores"].scale * 0.005, 0))
 
 
 def test_scores_that_only_one_model_has_count() -> None:
@@ -66,7 +68,7 @@ def test_scores_that_only_one_model_has_count() -> None:
     a[: N // 2, 3] = 0.9
     b = a.copy()
     b[-1, 5] = 0.9
-    assert loss("scores", a, b).values[-1] == pytest.approx(min(1, SCALES["scores"] * 0.9))
+    assert loss("scores", a, b).values[-1] == pytest.approx(min(1, MEASURES["scores"].scale * 0.9))
 
 
 def test_tokens_are_told_as_relative_perplexity() -> None:
@@ -75,7 +77,7 @@ def test_tokens_are_told_as_relative_perplexity() -> None:
     seen = loss("logits", a, b, clues=Clues(ids=(N, 6), predicts=True))
     p, q = softmax(a), softmax(b)
     far = (p * np.log(p / q)).sum(axis=-1).mean(axis=1)
-    np.testing.assert_allclose(seen.values, SCALES["tokens"] * np.expm1(far), rtol=1e-6)
+    np.testing.assert_allclose(seen.values, MEASURES["tokens"].scale * np.expm1(far), rtol=1e-6)
     assert "perplexity" in seen.name
     assert not seen.agreement.counted
 
@@ -83,11 +85,11 @@ def test_tokens_are_told_as_relative_perplexity() -> None:
 def test_values_are_judged_by_nmse_and_embeddings_by_cosine() -> None:
     wave, vector = rng().normal(size=(N, 1, 300)), rng().normal(size=(N, 128))
     b = 0.99 * wave
-    np.testing.assert_allclose(loss("wave", wave, b).values, SCALES["values"] * 1e-4, rtol=0.2)
+    np.testing.assert_allclose(loss("wave", wave, b).values, MEASURES["values"].scale * 1e-4, rtol=0.2)
     other = vector + 0.1 * np.random.default_rng(1).normal(size=vector.shape)
     cosines = (vector * other).sum(axis=1) / np.linalg.norm(vector, axis=1) / np.linalg.norm(other, axis=1)
     seen = loss("embedding", vector, other)
-    np.testing.assert_allclose(seen.values, SCALES["embedding"] * (1 - cosines))
+    np.testing.assert_allclose(seen.values, MEASURES["embedding"].scale * (1 - cosines))
 
 
 def test_the_worst_output_decides_and_states_do_not() -> None:
@@ -98,6 +100,58 @@ def test_the_worst_output_decides_and_states_do_not() -> None:
     only = losses_of(tally({"stateN": a["stateN"]}, {"stateN": b["stateN"]}, clues=clues))
     assert [one.kind for one in only] == ["state"]
     assert worst_loss(Tally()) is None
+
+
+def faces(*, low: float = 0.0) -> tuple[Array, Array, Array]:
+    """Scores of 50 positions of which 0 to 4 are high, boxes, and a mask of the high ones."""
+    high = np.zeros((N, 50), bool)
+    high[:, :5] = np.arange(N)[:, None] % 5 > np.arange(5)
+    scores = np.where(high, 0.9, low)[..., None]
+    return scores, rng().normal(size=(N, 50, 4)), high
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_boxes_that_nobody_reads_do_not_count(swapped: bool) -> None:
+    scores, boxes, high = faces()
+    other = np.where(high[..., None], boxes, 5.0)
+    a, b = (np.concatenate([side, scores, scores], axis=2) for side in (boxes, other))
+    if swapped:
+        a, b = np.moveaxis(a, 1, 2), np.moveaxis(b, 1, 2)
+    seen = losses_of(tally({"y": a}, {"y": b}))
+    assert [(one.part, one.kind) for one in seen] == [("columns 4 to 5", "scores"), ("columns 0 to 3", "values")]
+    assert [one.bound for one in seen] == [0, 0]
+
+
+def test_boxes_that_are_read_count() -> None:
+    scores, boxes, high = faces()
+    other = np.where(high[..., None], 1.1 * boxes, boxes)
+    seen = losses_of(tally({"boxes": boxes, "scores": scores}, {"boxes": other, "scores": scores}))[0]
+    assert seen.output == "boxes"
+    np.testing.assert_allclose(seen.values[high.sum(axis=1) > 1], BOXES.scale * 0.01, rtol=0.9)
+    np.testing.assert_array_equal(seen.values == 0, ~high.any(axis=1))
+
+
+def test_a_position_is_read_if_all_scores_are_high_there() -> None:
+    scores, boxes, high = faces()
+    everywhere = np.full_like(scores, 0.9)
+    everywhere[:, ::7] = 0.0
+    read = high[..., None] & (everywhere > 0)
+    a = {"cls": everywhere, "obj": scores, "bbox": boxes}
+    (worst, *_) = losses_of(tally(a, {**a, "bbox": np.where(read, boxes, 5.0)}))
+    assert worst.bound == 0
+    (worst, *_) = losses_of(tally(a, {**a, "bbox": np.where(read, 5.0, boxes)}))
+    assert worst.output == "bbox"
+
+
+def test_scores_that_are_never_high_judge_only_if_nothing_else_does() -> None:
+    scores, boxes, _ = faces()
+    faint = 0.01 * rng().random(size=(N, 400, 1))
+    a = {"score_8": scores, "box_8": boxes, "score_16": faint, "box_16": rng().normal(size=(N, 400, 4))}
+    b = {**a, "score_16": faint[:, ::-1], "box_16": -a["box_16"]}
+    assert [one.output for one in losses_of(tally(a, b))] == ["score_8", "box_8"]
+    alone = {name: array for name, array in a.items() if "16" in name}
+    seen = losses_of(tally(alone, {name: b[name] for name in alone}))
+    assert all(one.mean > 0.5 for one in seen)
 
 
 def test_values_that_are_not_finite() -> None:

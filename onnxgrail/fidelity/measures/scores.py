@@ -1,83 +1,20 @@
-"""Measures per kind of output: each converts a batch to sums per sample, and sums over samples to values.
-
-A measure converts a batch to a table (n, k): one row of sums per sample. Rows can be added: `value` takes the sums over
-any set of samples, which resampling needs.
-"""
+"""Measures of scores: of classes, of many positions, and of the tokens of a vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.kinds import Part, probabilities
-from onnxgrail.fidelity.sums import Distances, cosines, flat
+from onnxgrail.fidelity.measures.measure import ACTIVE, Batch, Measure, share
+from onnxgrail.fidelity.sums import flat
 
-ACTIVE = 0.1  # scores below it in both models are ignored
 HALF = 0.5
 TOP = 100  # one score in 100 is at the top
 LEAST = 1e-3  # smallest score that can be at the top
-QUIET = 0.1  # lower bound of a sample's energy, as a share of the mean energy
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Batch:
-    """A part of an output in both models on some samples.
-
-    Attributes:
-        part: its content.
-        a, b: (n, ...) finite values of the reference and of the other model.
-        shown: (n, S) mask of positions that are not padding, if the output has a row for each.
-        distances: those of the whole output.
-    """
-
-    part: Part
-    a: Floats
-    b: Floats
-    shown: Bools | None
-    distances: Distances
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Measure:
-    """The measure of one kind of output.
-
-    Attributes:
-        name: of the reported value.
-        higher: True if high values are good.
-        loss: name of the continuous loss of a sample.
-        table: a batch to (n, k) sums per sample.
-        value: (..., k) sums to values; NaN if undefined for these samples.
-        losses: (n, k) sums per sample to losses; NaN if undefined for the sample.
-        worst: (n, k) sums per sample to the value that is reported for the worst sample.
-        details: (n, k) to further measures by name.
-        trials: sums to the number of things counted as right or wrong, if the value is such a share.
-        counted: True if every sample is one such thing, so that resampling adds no information.
-    """
-
-    name: str
-    higher: bool
-    loss: str
-    table: Callable[[Batch], Floats]
-    value: Callable[[Floats], Floats]
-    losses: Callable[[Floats], Floats]
-    worst: Callable[[Floats], Floats]
-    details: Callable[[Floats], Mapping[str, float]]
-    trials: Callable[[Floats], float] | None = None
-    counted: bool = False
-
-
-def _nothing_more(_: Floats) -> Mapping[str, float]:
-    return {}
-
-
-def share(top: Floats, bottom: Floats) -> Floats:
-    """Compute a ratio, NaN if the divisor is not positive."""
-    with np.errstate(all="ignore"):
-        return np.asarray(np.where(bottom > 0, top / bottom, np.nan))
-
 
 # ------------------------------------------------------------------------------------------------------ class scores
 
@@ -134,7 +71,7 @@ def _scores(batch: Batch) -> Floats:
     """
     part = batch.part
     rows = part.rows and part.axis is not None
-    p, q = (np.moveaxis(v, part.axis or 0, -1) if rows else v for v in (batch.a, batch.b))
+    p, q = (_last(values, part) if rows else values for values in (batch.a, batch.b))
     p, q = probabilities(p, part.form), probabilities(q, part.form)
     if rows:
         found = _labels(p, q, part.dominant, batch.shown)
@@ -149,6 +86,28 @@ def _scores(batch: Batch) -> Floats:
     active = (p > ACTIVE) | (q > ACTIVE)
     far = np.where(active, np.abs(p - q), 0.0).sum(axis=1)
     return np.stack([far, active.sum(axis=1), *found, *_top(p, q)], axis=1)
+
+
+def _last(values: Floats, part: Part) -> Floats:
+    """Return scores with the axis of the classes or columns last."""
+    return values if part.axis is None else np.moveaxis(values, part.axis, -1)
+
+
+def active(part: Part, a: Floats, b: Floats) -> Bools:
+    """Return the mask (n, positions) of positions with a score above 0.1 in one of the models.
+
+    Args:
+        part: scores of many positions.
+        a: (n, positions) or (n, positions, columns) values of the reference; columns lie along the axis of the part.
+        b: the same of the other model.
+    """
+    masks = []
+    for values in (a, b):
+        scores = probabilities(_last(values, part), part.form)
+        if part.dominant is not None:
+            scores = np.delete(scores, part.dominant, axis=-1)
+        masks.append((scores > ACTIVE).reshape(*scores.shape[:2], -1).any(axis=-1))
+    return np.asarray(masks[0] | masks[1])
 
 
 def _found(a: Bools, b: Bools) -> tuple[Floats, Floats, Floats]:
@@ -209,9 +168,14 @@ HIGHEST = Measure(  # if no score is above 0.5
     details=_overlaps,
     trials=lambda sums: float(sums[6]),
 )
+FAINT = replace(  # if no score is above 0.1
+    HIGHEST,
+    loss="share of other scores in the top 1 %",
+    losses=lambda table: 1 - share(table[:, 5], table[:, 6]),
+)
 
 
-# ----------------------------------------------------------------------------------------------------- the other kinds
+# ------------------------------------------------------------------------------------------------ scores of tokens
 
 
 def _tokens(batch: Batch) -> Floats:
@@ -236,84 +200,3 @@ TOKENS = Measure(
         "perplexity_factor": float(np.exp(np.minimum(_divergence(table.sum(axis=0)), 700.0))),
     },
 )
-
-
-def _labels_equal(batch: Batch) -> Floats:
-    far = batch.distances
-    return np.stack([far.agree, far.rows], axis=1).astype(np.float64)
-
-
-def _mean(sums: Floats) -> Floats:
-    return share(sums[..., 0], sums[..., 1])
-
-
-def _average(name: str, loss: str, table: Callable[[Batch], Floats]) -> Measure:
-    """Return a measure that averages scores up to 1: its table has the sum of the scores and their number."""
-    return Measure(
-        name=name,
-        higher=True,
-        loss=loss,
-        table=table,
-        value=_mean,
-        losses=lambda sums: 1 - _mean(sums),
-        worst=_mean,
-        details=_nothing_more,
-    )
-
-
-LABELS = _average("equal values", "share of other values", _labels_equal)
-
-
-def _cosines(batch: Batch) -> Floats:
-    """Compute the sum of the cosines of vectors, and their number: one per sample, or one per token."""
-    width = batch.a.shape[-1] if batch.part.axis is not None else flat(batch.a).shape[1]
-    rows = cosines(batch.a.reshape(-1, width), batch.b.reshape(-1, width)).reshape(len(batch.a), -1)
-    weights = np.ones_like(rows) if batch.shown is None else batch.shown.astype(np.float64)
-    return np.stack([(rows * weights).sum(axis=1), weights.sum(axis=1)], axis=1)
-
-
-EMBEDDING = _average("cosine", "1 - cosine", _cosines)
-
-
-def _squares(batch: Batch) -> Floats:
-    """Compute squared error and energy, relative to the common pattern of all samples if there is one."""
-    if batch.part.columns is None and batch.part.center is None:
-        return np.stack([batch.distances.error, batch.distances.energy], axis=1)
-    a = batch.a if batch.part.center is None else batch.a - batch.part.center
-    return np.stack([np.einsum("ij,ij->i", v, v) for v in (flat(batch.a - batch.b), flat(a))], axis=1)
-
-
-def _nmse(sums: Floats) -> Floats:
-    """Compute squared error over energy; 0 if both are zero, infinite if only the energy is zero."""
-    with np.errstate(all="ignore"):
-        return np.where(sums[..., 0] == 0, 0.0, sums[..., 0] / sums[..., 1])
-
-
-def _relative(table: Floats) -> Floats:
-    """Compute NMSE per sample; the energy of quiet samples is raised to a lower bound."""
-    energy = np.maximum(table[:, 1], QUIET * table[:, 1].mean())
-    return _nmse(np.stack([table[:, 0], energy], axis=1))
-
-
-VALUES = Measure(
-    name="NMSE",
-    higher=False,
-    loss="NMSE, at most 1",
-    table=_squares,
-    value=_nmse,
-    losses=lambda table: np.minimum(_relative(table), 1.0),
-    worst=_relative,
-    details=_nothing_more,
-)
-CENTERED = replace(
-    VALUES, name="NMSE about the mean of the samples", loss="NMSE about the mean of the samples, at most 1"
-)
-MEASURES = {
-    "classes": CLASSES,
-    "scores": SCORES,
-    "tokens": TOKENS,
-    "labels": LABELS,
-    "embedding": EMBEDDING,
-    "values": VALUES,
-    "state": VALUES,
-}

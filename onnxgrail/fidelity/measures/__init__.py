@@ -1,0 +1,41 @@
+"""Measures per kind of output: each converts a batch to sums per sample, and sums over samples to values."""
+
+from __future__ import annotations
+
+from onnxgrail.core import Floats
+from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.measures.measure import Batch, Measure
+from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, TOKENS, active
+from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, UNREAD, VALUES
+
+__all__ = ["MEASURES", "Batch", "Measure", "active", "measure_of", "unread"]
+
+MEASURES = {
+    "classes": CLASSES,
+    "scores": SCORES,
+    "tokens": TOKENS,
+    "labels": LABELS,
+    "embedding": EMBEDDING,
+    "values": VALUES,
+    "state": VALUES,
+}
+
+
+def measure_of(part: Part, table: Floats) -> Measure:
+    """Return the measure of a part of an output, given its sums per sample.
+
+    Scores of which none is above 0.5 need another one, and so do boxes whose scores are known.
+    """
+    measure = MEASURES[part.kind]
+    if unread(part, table):
+        return FAINT if measure is SCORES else UNREAD
+    if measure is SCORES and not table[:, 3:5].any():
+        return HIGHEST
+    if measure is VALUES and part.center is not None:
+        return CENTERED
+    return BOXES if measure is VALUES and table.shape[1] > 2 else measure
+
+
+def unread(part: Part, table: Floats) -> bool:
+    """Return True if no sample has a score above 0.1, neither of the scores themselves nor beside boxes."""
+    return (part.kind == "scores" or (part.kind == "values" and table.shape[1] > 2)) and not table[:, 1].any()

@@ -1,0 +1,103 @@
+"""Measures of labels, embeddings and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from onnxgrail.core import Floats
+from onnxgrail.fidelity.measures.measure import ACTIVE, Batch, Measure, nothing_more, share
+from onnxgrail.fidelity.sums import cosines, flat
+
+QUIET = 0.1  # lower bound of a sample's energy, as a share of the mean energy
+
+
+def _labels_equal(batch: Batch) -> Floats:
+    far = batch.distances
+    return np.stack([far.agree, far.rows], axis=1).astype(np.float64)
+
+
+def _mean(sums: Floats) -> Floats:
+    return share(sums[..., 0], sums[..., 1])
+
+
+def _average(name: str, loss: str, table: Callable[[Batch], Floats]) -> Measure:
+    """Return a measure that averages scores up to 1: its table has the sum of the scores and their number."""
+    return Measure(
+        name=name,
+        higher=True,
+        loss=loss,
+        table=table,
+        value=_mean,
+        losses=lambda sums: 1 - _mean(sums),
+        worst=_mean,
+        details=nothing_more,
+    )
+
+
+LABELS = _average("equal values", "share of other values", _labels_equal)
+
+
+def _cosines(batch: Batch) -> Floats:
+    """Compute the sum of the cosines of vectors, and their number: one per sample, or one per token."""
+    width = batch.a.shape[-1] if batch.part.axis is not None else flat(batch.a).shape[1]
+    rows = cosines(batch.a.reshape(-1, width), batch.b.reshape(-1, width)).reshape(len(batch.a), -1)
+    weights = np.ones_like(rows) if batch.shown is None else batch.shown.astype(np.float64)
+    return np.stack([(rows * weights).sum(axis=1), weights.sum(axis=1)], axis=1)
+
+
+EMBEDDING = _average("cosine", "1 - cosine", _cosines)
+
+
+def _squares(batch: Batch) -> Floats:
+    """Compute squared error and energy, relative to the common pattern of all samples if there is one.
+
+    If there are scores, both are computed at the positions that are read, then at all.
+    """
+    if batch.read is not None:
+        whole = replace(batch, read=None)
+        return np.concatenate([_errors(*batch.compared()), _squares(whole)], axis=1)
+    if batch.part.columns is None and batch.part.center is None:
+        return np.stack([batch.distances.error, batch.distances.energy], axis=1)
+    return _errors(batch.a, batch.b, batch.part.center)
+
+
+def _errors(a: Floats, b: Floats, center: Floats | None = None) -> Floats:
+    inside = a if center is None else a - center
+    return np.stack([np.einsum("ij,ij->i", v, v) for v in (flat(a - b), flat(inside))], axis=1)
+
+
+def _nmse(sums: Floats) -> Floats:
+    """Compute squared error over energy; 0 if both are zero, infinite if only the energy is zero."""
+    with np.errstate(all="ignore"):
+        return np.where(sums[..., 0] == 0, 0.0, sums[..., 0] / sums[..., 1])
+
+
+def _relative(table: Floats) -> Floats:
+    """Compute NMSE per sample; the energy of quiet samples is raised to a lower bound."""
+    energy = np.maximum(table[:, 1], QUIET * table[:, 1].mean())
+    return _nmse(np.stack([table[:, 0], energy], axis=1))
+
+
+VALUES = Measure(
+    name="NMSE",
+    higher=False,
+    loss="NMSE, at most 1",
+    table=_squares,
+    value=_nmse,
+    losses=lambda table: np.minimum(_relative(table), 1.0),
+    worst=_relative,
+    details=nothing_more,
+)
+CENTERED = replace(
+    VALUES, name="NMSE about the mean of the samples", loss="NMSE about the mean of the samples, at most 1"
+)
+BOXES = replace(VALUES, name=f"NMSE where a score is above {ACTIVE}", loss=f"NMSE where a score is above {ACTIVE}")
+UNREAD = replace(  # if no position has a score that is read
+    VALUES,
+    value=lambda sums: _nmse(sums[..., 2:]),
+    losses=lambda table: VALUES.losses(table[:, 2:]),
+    worst=lambda table: _relative(table[:, 2:]),
+)
