@@ -9,8 +9,8 @@ from typing import Any, Unpack
 
 from onnxgrail.commands.compress import compress
 from onnxgrail.core import Recipe
-from onnxgrail.job.places import KEYWORDS, target_of, writes_of
-from onnxgrail.machine.files.paths import Read, default_output
+from onnxgrail.job.places import KEYWORDS, places_of, target_of
+from onnxgrail.machine.files.paths import Read
 from onnxgrail.recipe import storage
 from onnxgrail.recipe.check import merged
 from onnxgrail.recipe.choices import Options
@@ -59,8 +59,8 @@ def apply(
     choices = merged(found.choices, options)
     if isinstance(recipe, str | Path):
         places: dict[str, Any] = {name: value for name, value in options.items() if name in KEYWORDS}
-        target = target_of(model, output, default_output)
-        writes_of(target, **places).apart([Read(path=Path(recipe), what="the recipe")])
+        named = places_of(target_of(model, output), **places)
+        named.reading([Read(path=Path(recipe), what="the recipe")]).check_apart()
     if choices.get("tokenizer") is None:
         choices["tokenizer"] = found.place("tokenizer")
     result = compress(

@@ -11,27 +11,20 @@ from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import narrowed
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
-from onnxgrail.core import Recipe
 from onnxgrail.finishing import ship as shipping
 from onnxgrail.finishing.empty import check_size, nothing
-from onnxgrail.finishing.ship import ship
-from onnxgrail.finishing.verify import passes
 from onnxgrail.graph.io.mapped import loose, unchanged
 from onnxgrail.graph.io.model_file import external
 from onnxgrail.job.opening import opened
-from onnxgrail.job.places import Writes, reads, target_of, write, writes_of
+from onnxgrail.job.places import places_of, reads, target_of
 from onnxgrail.job.resume import agree, bind, stats_files
-from onnxgrail.machine.files.paths import default_output
 from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.progress import Progress, silent
-from onnxgrail.methods.refine.needed import require_torch
 from onnxgrail.narrowing.decide import decide
-from onnxgrail.recipe import storage
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import Choices
 from onnxgrail.recipe.keywords import checked
-from onnxgrail.report.build import Made, report_of
-from onnxgrail.report.report import Report
+from onnxgrail.report.build import Made, report_of, result_of_follower
 from onnxgrail.report.result import Result
 
 
@@ -97,62 +90,38 @@ def compress(
         LostProcessError: another process of the group failed.
     """
     recipe, stored = recipe_of(choices), stats_files(stats, save_stats)
-    _require(recipe, save_recipe)
-    target = target_of(model, output, default_output) if group.rank == 0 and not dry_run else None
-    writes = writes_of(target, save_stats=save_stats, save_recipe=save_recipe, report=report, resume=resume)
-    used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
-    read = reads({"the input": model}, data, held_out, used) if group.rank == 0 else []
-    with opened(recipe, writes, read, force=force, custom_ops=custom_ops, group=group, progress=progress) as job:
+    methods.require(recipe)
+    shipping.require(recipe)
+    target = target_of(model, output) if group.rank == 0 and not dry_run else None
+    places = places_of(
+        target, save_stats=save_stats, save_recipe=save_recipe, report=report, resume=resume, force=force
+    )
+    if group.rank == 0:
+        used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
+        places = places.reading(reads({"the input": model}, data, held_out, used))
+    with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
         source = prepare(model, data, job, held_out)
         with unchanged(source.model):
             agree(job.group, source)
             shipping.check(source.model, recipe)
-            bind(job, source, stored, writes=writes.beside())
+            bind(job, source, stored, writes=places.beside())
             decision = decide(source, job, stored, sensitivity=curves)
             if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):
-                raise nothing(source, decision, job, writes.reports)
+                raise nothing(source, decision, job, places)
             with job.clock.stage("narrow"):
                 slim = narrowed(source, decision.ledger)
             if not job.first:
-                storage.mark(slim, recipe)  # the first process does the same to the model it writes
-                told = report_of(source, job, decision, Made(slim=slim))
-                return Result(report=told, output=None, model=loose(slim), gates_passed=True)
+                return result_of_follower(source, job, decision, slim)
             worked = methods.apply(source, decision, slim, job)
-            shipped = ship(source, slim, job, latency=latency)
-            check_size(source, decision, shipped, job, writes.reports)
+            shipped = shipping.ship(source, slim, job, latency=latency)
+            check_size(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 apart = external(source.model, save_as_external_data)
-                written = write(shipped.model, target, apart=apart, job=job, sources=[source.model])
-                left_out = _save_recipe(writes, recipe, data, held_out)
+                written = places.write(shipped.model, job, apart=apart, sources=[source.model])
+                left_out = places.save_recipe(recipe, data, held_out)
     made = Made(
         slim=shipped.narrowed, final=shipped.model, written=written, verification=shipped.verification, worked=worked
     )
     told = shipped.told(report_of(source, job, decision, made), left_out)
-    _hand_over(told, writes)
-    good = passes(shipped.results, recipe) and shipped.gates_passed
-    return Result(report=told, output=target, model=loose(shipped.model), gates_passed=good)
-
-
-def _hand_over(report: Report, writes: Writes) -> None:
-    """Write the report to all its files."""
-    for path in writes.reports:
-        report.save(path, force=True)  # existing files were checked before the work
-
-
-def _require(recipe: Recipe, save_recipe: str | Path | None) -> None:
-    """Check before any work that all needed packages are installed, and that the recipe file has a known suffix.
-
-    Raises:
-        MissingExtraError: a package is not installed.
-        UsageError: the suffix of the recipe file is unknown.
-    """
-    require_torch(recipe)
-    methods.require(recipe)
-    shipping.require(recipe)
-    if save_recipe is not None:
-        storage.check_suffix(Path(save_recipe))
-
-
-def _save_recipe(writes: Writes, recipe: Recipe, data: Any, held_out: Any) -> list[str]:
-    """Write the recipe file if requested; return notes on the parts left out."""
-    return [] if writes.recipe is None else storage.save(writes.recipe, recipe, data=data, held_out=held_out)
+    places.save_report(told)
+    return Result(report=told, output=target, model=loose(shipped.model), gates_passed=shipped.passes(recipe))

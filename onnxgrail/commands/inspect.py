@@ -19,7 +19,7 @@ from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.opaque import maps_text
-from onnxgrail.job.places import reads, writes_of
+from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
 from onnxgrail.recipe import selection
@@ -60,9 +60,10 @@ def inspect(
         ModelError: the model cannot be read or run.
         OutputError: a report exists and `force` is not given, is an input file, or cannot be written.
     """
-    writes = writes_of(None, report=report)
-    writes.apart(reads({"the input": model}, data, files={"the tokenizer": tokenizer}))
-    writes.ready(force=force, owned=lambda _: False)
+    places = places_of(None, report=report, force=force)
+    places = places.reading(reads({"the input": model}, data, files={"the tokenizer": tokenizer}))
+    places.check_apart()
+    places.check_ready()
     recipe = Recipe(
         samples=2,
         batch_size=2,
@@ -75,8 +76,7 @@ def inspect(
         prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
     found = _inspected(prepared, path_of(model) or Path("model"), recipe)
-    for path in writes.reports:
-        found.save(path, force=True)
+    places.save_report(found)
     return found
 
 

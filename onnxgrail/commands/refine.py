@@ -32,7 +32,7 @@ from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.job.opening import opened
-from onnxgrail.job.places import reads, target_of, write, writes_of
+from onnxgrail.job.places import places_of, reads, target_of
 from onnxgrail.job.resume import bind
 from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.machine.files.paths import path_of
@@ -105,12 +105,12 @@ def refine_model(
     recipe = _recipe(choices)
     require_torch(recipe)
     target = None if dry_run else target_of(model, output, default_name)
-    writes = writes_of(target, report=report, resume=resume)
+    places = places_of(target, report=report, resume=resume, force=force)
     models = {"the input": model, "the reference": reference}
     used = {"the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
-    read = reads(models, data, held_out, used)
+    places = places.reading(reads(models, data, held_out, used))
     with (
-        opened(recipe, writes, read, force=force, custom_ops=custom_ops, progress=progress) as job,
+        opened(recipe, places, custom_ops=custom_ops, progress=progress) as job,
         ExitStack() as stack,
     ):
         prepared = prepare(reference, data, job, held_out)
@@ -119,7 +119,7 @@ def refine_model(
             for source in (prepared.model, small):
                 stack.enter_context(unchanged(source))
             facts = _facts(prepared, small, recipe)
-        bind(job, prepared, small=small, writes=writes.beside())
+        bind(job, prepared, small=small, writes=places.beside())
         apart = external(small, save_as_external_data)
         first = {"params": counting.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
         sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, job)]
@@ -128,11 +128,10 @@ def refine_model(
         sides.append(_checked(prepared, small, job))
         mark(small, recipe, command="refine")
         with job.clock.stage("write"):
-            written = write(small, target, apart=apart, job=job, sources=[prepared.model, small])
+            written = places.write(small, job, apart=apart, sources=[prepared.model, small])
     change = _change(model, small, first, refined, written)
     told = _report(prepared, recipe, change, refined, [side[0] for side in sides], job)
-    for path in writes.reports:
-        told.save(path, force=True)
+    places.save_report(told)
     return Result(report=told, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
 
 

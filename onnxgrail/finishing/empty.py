@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing.ship import Shipped, outgrown
+from onnxgrail.job.places import Places
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.build import Made, report_of
 from onnxgrail.report.summary import nothing_text
 
 
-def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, reports: Sequence[Path]) -> None:
+def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, places: Places) -> None:
     """Refuse a result that is larger than the input.
 
     Args:
@@ -22,18 +20,18 @@ def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
         decision: the narrowing that was decided.
         shipped: the result.
         job: the run.
-        reports: files to which the report is written if the result is refused.
+        places: files to which the report is written if the result is refused.
 
     Raises:
         NothingToCompressError: the result is larger.
     """
     grown = outgrown(prepared, shipped.model, job.recipe)
     if grown is not None:
-        raise _refused(prepared, decision, job, reports, *grown)
+        raise _refused(prepared, decision, job, places, *grown)
 
 
-def nothing(prepared: Prepared, decision: Decision, job: Job, reports: Sequence[Path]) -> NothingToCompressError:
-    """Return the error of a run without any narrowed block; its report is also written to `reports`."""
+def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) -> NothingToCompressError:
+    """Return the error of a run without any narrowed block; its report is also written to its files."""
     recipe, found, chosen, hint = job.recipe, prepared.survey.blocks, decision.chosen, ""
     budget = decision.allocation.budget
     if chosen and budget is not None and budget.before <= budget.limit:
@@ -49,13 +47,13 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, reports: Sequence[
         hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
-    return _refused(prepared, decision, job, reports, text, hint)
+    return _refused(prepared, decision, job, places, text, hint)
 
 
 def _refused(
-    prepared: Prepared, decision: Decision, job: Job, reports: Sequence[Path], text: str, hint: str
+    prepared: Prepared, decision: Decision, job: Job, places: Places, text: str, hint: str
 ) -> NothingToCompressError:
     report = report_of(prepared, job, decision, Made())
-    for path in reports if job.first else ():
-        report.save(path, force=True)
+    if job.first:
+        places.save_report(report)
     return NothingToCompressError(text, hint=hint, report=report)

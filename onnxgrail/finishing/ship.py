@@ -20,7 +20,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing import simplify, targets
-from onnxgrail.finishing.verify import verify
+from onnxgrail.finishing.verify import passes, verify
 from onnxgrail.graph.io.model_file import HEAVY, bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
@@ -53,11 +53,10 @@ class Shipped:
     results: tuple[Fidelity, ...]
     keys: Mapping[str, Any]
 
-    @property
-    def gates_passed(self) -> bool:
-        """Return True unless `--strict` is set and the target runtime rejects the model."""
+    def passes(self, recipe: Recipe) -> bool:
+        """Return True if the outputs are close enough and, with `--strict`, the target runtime takes the model."""
         target = self.keys["target"]
-        return target is None or not target["strict"] or target["passed"]
+        return passes(self.results, recipe) and (target is None or not target["strict"] or target["passed"])
 
     def told(self, report: Report, said: Sequence[str] = ()) -> Report:
         """Return the report with the results of these steps, and further notes."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 
 from onnxgrail.calibration.devices.lanes import solving_on
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import Recipe
-from onnxgrail.job.places import Writes
+from onnxgrail.job.places import Places
 from onnxgrail.job.resume import replaceable
-from onnxgrail.machine.files.paths import Read
 from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Clock, Progress
@@ -23,22 +22,13 @@ from onnxgrail.machine.steps.steps import Steps
 
 @contextlib.contextmanager
 def opened(
-    recipe: Recipe,
-    writes: Writes,
-    read: Sequence[Read],
-    *,
-    force: bool,
-    custom_ops: Libraries,
-    progress: Progress,
-    group: Group = SOLO,
+    recipe: Recipe, places: Places, *, custom_ops: Libraries, progress: Progress, group: Group = SOLO
 ) -> Iterator[Job]:
     """Open the job of a command; its folder is locked and its libraries are registered until the block ends.
 
     Args:
         recipe: the user's choices.
-        writes: files that the command writes; only the first process does.
-        read: files that it reads, none of which may be written.
-        force: existing files may be replaced.
+        places: files that the command reads and writes; only the first process does.
         custom_ops: libraries with operators.
         progress: called with stage, done, total.
         group: the processes that share the work.
@@ -51,10 +41,10 @@ def opened(
     """
     first = group.rank == 0
     if first:
-        writes.apart(read)
-    kept = nullcontext() if writes.resume is None or not first else closing(Folder(writes.resume))
+        places.check_apart()
+    kept = nullcontext() if places.resume is None or not first else closing(Folder(places.resume))
     with kept as folder, registered(custom_ops), solving_on(recipe.providers):
         if first:
-            writes.ready(force=force, owned=functools.partial(replaceable, folder))
+            places.check_ready(functools.partial(replaceable, folder))
         steps = Steps(group=group, journal=folder or NO_JOURNAL)
         yield Job(recipe=recipe, steps=steps, clock=Clock(progress))

@@ -1,22 +1,25 @@
-"""Input and output files of a command, checked so that no input is overwritten."""
+"""Input and output files of a command: checked so that no input is overwritten, and written."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds import kinds
+from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged
-from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, path_of
+from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, default_output, path_of
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps import journal
+from onnxgrail.recipe import storage
+from onnxgrail.report.report import Inspection, Report
 
 Owned = Callable[[Path], bool]
 """Returns True for a file that this run wrote and may replace."""
@@ -55,14 +58,16 @@ def _several(paths: Any) -> list[Path]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Writes:
-    """The output files of a command; None or empty for those it does not write.
+class Places:
+    """The files of a command; None or empty for those it does not write.
 
     Attributes:
         output: the model.
         stats, recipe: the files of `save_stats` and `save_recipe`.
         reports: files of the report.
         resume: the folder of a run that can be continued.
+        force: existing files may be replaced.
+        read: files that the command reads, none of which may be written.
     """
 
     output: Path | None = None
@@ -70,6 +75,12 @@ class Writes:
     recipe: Path | None = None
     reports: tuple[Path, ...] = ()
     resume: Path | None = None
+    force: bool = False
+    read: tuple[Read, ...] = ()
+
+    def reading(self, read: Iterable[Read]) -> Places:
+        """Return the places of a command that also reads these files."""
+        return replace(self, read=(*self.read, *read))
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the options with their files."""
@@ -81,11 +92,8 @@ class Writes:
         """Return all files but the model."""
         return [path for option, path in self.files() if option != "--output"]
 
-    def apart(self, read: Iterable[Read]) -> None:
+    def check_apart(self) -> None:
         """Check that no output file is read.
-
-        Args:
-            read: files that the command reads.
 
         Raises:
             OutputError: an output file is read.
@@ -93,23 +101,59 @@ class Writes:
         """
         targets = self.files()
         targets += [("--resume", path) for path in ([] if self.resume is None else journal.files(self.resume))]
-        check_targets(targets, read, [] if self.resume is None else [("--resume", self.resume)])
+        check_targets(targets, self.read, [] if self.resume is None else [("--resume", self.resume)])
 
-    def ready(self, *, force: bool, owned: Owned) -> None:
+    def check_ready(self, owned: Owned = lambda _: False) -> None:
         """Check that the files can be written, before the work is done.
 
         Args:
-            force: existing files may be replaced.
             owned: returns True for existing files of this run.
 
         Raises:
             OutputError: a file exists and may not be replaced, or cannot be written.
         """
         for option, path in self.files():
-            check_output(path, force=force or owned(path), what="output" if path == self.output else option)
+            check_output(path, force=self.force or owned(path), what="output" if path == self.output else option)
+
+    def write(self, slim: ir.Model, job: Job, *, apart: bool, sources: Sequence[ir.Model]) -> dict[Path, str]:
+        """Write the model, whole or not at all; a run that can be continued keeps its draft in its folder.
+
+        Args:
+            slim: the model.
+            job: the run.
+            apart: weights go into a file next to it.
+            sources: models that were read, whose files must not have changed.
+
+        Returns:
+            Checksums of the written files by path, the model first; empty if the command writes no model.
+
+        Raises:
+            ModelError: a file of the sources has changed.
+            OutputError: the model cannot be written.
+        """
+        target, folder = self.output, job.folder
+        if target is None:
+            for source in sources:
+                check_unchanged(source)
+            return {}
+        if folder is None:
+            return model_file.save(slim, target, apart=apart, sources=sources)
+        folder.about_to_write(target)
+        written = model_file.save(slim, target, apart=apart, scratch=folder.scratch(target), sources=sources)
+        folder.finish()
+        return written
+
+    def save_recipe(self, recipe: Recipe, data: Any, held_out: Any) -> list[str]:
+        """Write the recipe file if requested; return notes on the parts left out."""
+        return [] if self.recipe is None else storage.save(self.recipe, recipe, data=data, held_out=held_out)
+
+    def save_report(self, report: Report | Inspection) -> None:
+        """Write a report to all its files, which were checked before the work."""
+        for path in self.reports:
+            report.save(path, force=True)
 
 
-def target_of(model: Any, output: Place | None, default: Callable[[Path], Path]) -> Path | None:
+def target_of(model: Any, output: Place | None, default: Callable[[Path], Path] = default_output) -> Path | None:
     """Return the output path: `output`, or by default next to a model that is a file; None for other models.
 
     Args:
@@ -126,63 +170,36 @@ def target_of(model: Any, output: Place | None, default: Callable[[Path], Path])
     return Path(output) if output is not None else None if source is None else default(source)
 
 
-def writes_of(
+def places_of(
     output: Path | None,
     *,
     save_stats: Place | None = None,
     save_recipe: Place | None = None,
     report: Place | Iterable[Place] = (),
     resume: Place | None = None,
-) -> Writes:
+    force: bool = False,
+) -> Places:
     """Return the output files of a call with these keywords.
 
     Raises:
-        UsageError: the suffix of a report is neither that of JSON nor that of HTML.
+        UsageError: the suffix of a report or of a recipe file is unknown.
     """
+    recipe = path_of(save_recipe)
+    if recipe is not None:
+        storage.check_suffix(recipe)
     reports = [Path(path) for path in ([report] if isinstance(report, str | os.PathLike) else report)]
     for path in reports:
         if path.suffix.lower() not in SUFFIXES:
             raise UsageError(f"report {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
-    return Writes(
+    return Places(
         output=output,
         stats=path_of(save_stats),
-        recipe=path_of(save_recipe),
+        recipe=recipe,
         reports=tuple(reports),
         resume=path_of(resume),
+        force=force,
     )
 
 
 KEYWORDS = ("save_stats", "save_recipe", "report", "resume")
-"""The keywords of `writes_of`."""
-
-
-def write(
-    slim: ir.Model, target: Path | None, *, apart: bool, job: Job, sources: Sequence[ir.Model]
-) -> dict[Path, str]:
-    """Write the model, whole or not at all; a run that can be continued keeps its draft in its folder.
-
-    Args:
-        slim: the model.
-        target: file to write, None for none.
-        apart: weights go into a file next to it.
-        job: the run.
-        sources: models that were read, whose files must not have changed.
-
-    Returns:
-        Checksums of the written files by path, the model first.
-
-    Raises:
-        ModelError: a file of the sources has changed.
-        OutputError: the model cannot be written.
-    """
-    folder = job.folder
-    if target is None:
-        for source in sources:
-            check_unchanged(source)
-        return {}
-    if folder is None:
-        return model_file.save(slim, target, apart=apart, sources=sources)
-    folder.about_to_write(target)
-    written = model_file.save(slim, target, apart=apart, scratch=folder.scratch(target), sources=sources)
-    folder.finish()
-    return written
+"""The keywords of `places_of` that name files."""

@@ -18,6 +18,7 @@ from onnxgrail.core import Applied, Recipe
 from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.methods.refine.needed import require_torch
 from onnxgrail.narrowing.decide import Decision
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ def beside(recipe: Recipe) -> bool:
 
 
 def require(recipe: Recipe) -> None:
-    """Check that the chosen methods can run.
+    """Check that the chosen methods, refinements and selector can run.
 
     Raises:
-        MissingExtraError: a method needs gradients, and torch is not installed.
+        MissingExtraError: one of them needs gradients, and torch is not installed.
     """
+    require_torch(recipe)
     for name, method in _chosen(recipe).items():
         if method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
             raise MissingExtraError(

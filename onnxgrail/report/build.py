@@ -14,16 +14,19 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.prepared import Prepared, judged_by
 from onnxgrail.core import Applied, Recipe, Refusal
 from onnxgrail.graph.cuts.places import located
+from onnxgrail.graph.io.mapped import loose
 from onnxgrail.graph.rewrite.interface import Port, changed
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import peak_rss_bytes
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.methods import Worked
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.recipe.storage import mark
 from onnxgrail.report.blocks import block_entry
 from onnxgrail.report.environment import calibration_entry, environment, version_of
 from onnxgrail.report.notes import notes_of
 from onnxgrail.report.report import ModelChange, Report, Verification
+from onnxgrail.report.result import Result
 from onnxgrail.report.sizes import grown, share_of, sizes_of
 
 
@@ -81,6 +84,13 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
         refines=[dataclasses.asdict(entry) for entry in refines],
         methods={name: one.entry for name, one in applied.items()},
     )
+
+
+def result_of_follower(prepared: Prepared, job: Job, decision: Decision, slim: ir.Model) -> Result:
+    """Return the result of a process that writes nothing: the narrowed model, marked as the written one is."""
+    mark(slim, job.recipe)
+    told = report_of(prepared, job, decision, Made(slim=slim))
+    return Result(report=told, output=None, model=loose(slim), gates_passed=True)
 
 
 def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool) -> Verification:
