@@ -30,7 +30,7 @@ demo: .venv/demo.stamp
 test: lint $(if $(TORCH),.venv/torch.stamp)
 	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 	echo "running the tests: about 5 minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
-	$(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=10
 
 fuzz: .venv/test.stamp
 	@export OMP_NUM_THREADS=1 ONNXGRAIL_FUZZ=$(GRAPHS)

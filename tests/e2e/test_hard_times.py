@@ -22,7 +22,7 @@ import onnxgrail
 from onnxgrail.cli import main
 from onnxgrail.cli.parts.render import printable
 from onnxgrail.errors import ModelError, UsageError
-from tests.command import said
+from tests.command import in_a_process, said
 
 from . import nets
 from .test_bad_input import listing
@@ -35,7 +35,10 @@ BOUNDING_SET_DROP = 24  # of prctl
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
+    return furnished(tmp_path / "work")
+
+
+def furnished(place: Path) -> Path:
     place.mkdir()
     onnx.save(nets.mlp(), place / "m.onnx")
     onnx.save(nets.mlp(), place / "e.onnx", save_as_external_data=True, location="e.data", size_threshold=0)
@@ -55,10 +58,10 @@ def command(folder: Path, *words: str, setup: Callable[[], None] | None = None) 
     )
 
 
-def refused(done: subprocess.CompletedProcess[str], text: str, code: int = 1) -> None:
-    assert done.returncode == code, done.stderr
-    lines = [line for line in said(done.stderr).splitlines() if line and not line.startswith(("Usage: ", "Try "))]
-    assert len(lines) == 1, done.stderr
+def refused(found: int, stderr: str, text: str, code: int = 1) -> None:
+    assert found == code, stderr
+    lines = [line for line in said(stderr).splitlines() if line and not line.startswith(("Usage: ", "Try "))]
+    assert len(lines) == 1, stderr
     assert lines[0].startswith("Error: ")
     assert text in lines[0]
 
@@ -71,35 +74,38 @@ def full() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
 
 
-@linux
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ((), "m.compressed.onnx"),
-        (("--save-as-external-data",), "m.compressed.onnx"),
-        (("--save-stats", "s.npz", "--dry-run"), "s.npz"),
-        (("--report", "r.html", "--dry-run"), "r.html"),
-        (("--resume", "kept"), "step"),
-    ],
-    ids=["model", "external", "statistics", "report", "steps"],
+FULL: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((), "m.compressed.onnx"),
+    (("--save-as-external-data",), "m.compressed.onnx"),
+    (("--save-stats", "s.npz", "--dry-run"), "s.npz"),
+    (("--report", "r.html", "--dry-run"), "r.html"),
+    (("--resume", "kept"), "cannot write"),
 )
-def test_a_full_disk_leaves_nothing_half_written(words: tuple[str, ...], name: str, folder: Path) -> None:
-    before = listing(folder)
-    done = command(folder, "compress", "m.onnx", "--data", "d.npz", *words, setup=full)
-    refused(done, name if name != "step" else "cannot write")
-    left = {n: b for n, b in listing(folder).items() if not n.startswith("kept/")}
-    assert left == before
-    assert [p.name for p in folder.glob(".*")] == []
-    if "--resume" in words:
-        again = command(folder, "compress", "m.onnx", "--data", "d.npz", *words)
-        assert again.returncode == 0, again.stderr
+
+
+@linux
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    places = [furnished(tmp_path / str(number)) for number in range(len(FULL))]
+    before = listing(places[0])
+    calls = [
+        (place, ["compress", "m.onnx", "--data", "d.npz", *words])
+        for place, (words, _) in zip(places, FULL, strict=True)
+    ]
+    for place, (words, text), (code, stderr) in zip(places, FULL, in_a_process(calls, full), strict=True):
+        refused(code, stderr, text)
+        left = {name: content for name, content in listing(place).items() if not name.startswith("kept/")}
+        assert left == before, words
+        assert [path.name for path in place.glob(".*")] == []
+    resumed = command(*calls[-1][:1], *calls[-1][1])
+    assert resumed.returncode == 0, resumed.stderr
 
 
 @linux
 def test_a_full_folder_for_temporary_files_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = listing(folder)
     done = command(folder, "compress", "m.onnx", "--data", "d.npz", "--quantize", "int8-dynamic", setup=full)
-    refused(done, "narrowed.onnx: File too large. Set TMPDIR to a folder with room for temporary files")
+    text = "narrowed.onnx: File too large. Set TMPDIR to a folder with room for temporary files"
+    refused(done.returncode, done.stderr, text)
 
     def spill(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -119,27 +125,30 @@ def ordinary() -> None:
         libc.prctl(BOUNDING_SET_DROP, capability, 0, 0, 0)
 
 
-@linux
-@pytest.mark.parametrize(
-    ("path", "mode", "words", "text", "code"),
-    [
-        (".", 0o555, ("m.onnx",), "cannot write to folder", 1),
-        (".", 0o555, ("m.onnx", "--report", "r.json", "--dry-run"), "cannot write to folder", 1),
-        ("m.onnx", 0o000, ("m.onnx",), "not readable", 2),
-        ("d.npz", 0o000, ("m.onnx", "--data", "d.npz"), "d.npz", 1),
-        ("e.data", 0o000, ("e.onnx",), "e.data cannot be read", 1),
-    ],
-    ids=["output", "report", "model", "data", "weights"],
+CLOSED: tuple[tuple[str, int, tuple[str, ...], str, int], ...] = (
+    (".", 0o555, ("m.onnx",), "cannot write to folder", 1),
+    (".", 0o555, ("m.onnx", "--report", "r.json", "--dry-run"), "cannot write to folder", 1),
+    ("m.onnx", 0o000, ("m.onnx",), "not readable", 2),
+    ("d.npz", 0o000, ("m.onnx", "--data", "d.npz"), "d.npz", 1),
+    ("e.data", 0o000, ("e.onnx",), "e.data cannot be read", 1),
 )
-def test_closed_doors(path: str, mode: int, words: tuple[str, ...], text: str, code: int, folder: Path) -> None:
-    before = listing(folder)
-    (folder / path).chmod(mode)
+
+
+@linux
+def test_closed_doors(tmp_path: Path) -> None:
+    places = [furnished(tmp_path / str(number)) for number in range(len(CLOSED))]
+    before = listing(places[0])
+    for place, (path, mode, *_) in zip(places, CLOSED, strict=True):
+        (place / path).chmod(mode)
     try:
-        done = command(folder, "compress", *words, setup=ordinary)
+        calls = [(place, ["compress", *words]) for place, (_, _, words, *_) in zip(places, CLOSED, strict=True)]
+        found = in_a_process(calls, ordinary)
     finally:
-        (folder / path).chmod(0o755)
-    refused(done, text, code)
-    assert listing(folder) == before
+        for place, (path, *_) in zip(places, CLOSED, strict=True):
+            (place / path).chmod(0o755)
+    for place, (*_, text, wanted), (code, stderr) in zip(places, CLOSED, found, strict=True):
+        refused(code, stderr, text, wanted)
+        assert listing(place) == before
 
 
 @linux

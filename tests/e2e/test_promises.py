@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ import onnxruntime
 import pytest
 
 import onnxgrail
+from tests.command import in_a_process, said
 from tests.command import run as cli
-from tests.command import said
 
 from . import nets
 from .decorated import decorated, differences, leaves, values
@@ -112,22 +109,17 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     assert seeds[0].read_bytes() != seeds[1].read_bytes()
 
 
-@pytest.mark.parametrize("data", [True, False], ids=["data", "drawn"])
-def test_two_processes_give_the_same_bytes(data: bool, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file, _ = saved(tmp_path, "decorated")
-    outputs = [tmp_path / f"{k}.onnx" for k in range(2)]
-    for seed, output in enumerate(outputs):
-        words = ["compress", str(model), str(output), "-q", *(["--data", str(file)] if data else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", "onnxgrail", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            env=os.environ | {"PYTHONHASHSEED": str(seed)},
-        )
-        assert (done.returncode, said(done.stderr)) == (0, "")
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    written = []
+    for seed in ("0", "1"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        outputs = [tmp_path / f"{seed} {name}.onnx" for name in ("data", "random")]
+        calls = [["compress", str(model), str(output), "-q"] for output in outputs]
+        calls[0] += ["--data", str(file)]
+        assert [(code, said(text)) for code, text in in_a_process([(tmp_path, c) for c in calls])] == [(0, "")] * 2
+        written.append([output.read_bytes() for output in outputs])
+    assert written[0] == written[1]
 
 
 def test_the_input_is_never_touched(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ PLACES: dict[str, tuple[Any, str]] = {"fits": (best, "refit"), "norms": (norms, 
         ("digits_resnet", "fits", {}),
         ("digits_resnet", "norms", {"norms": "all"}),
         ("digits_vit", "fits", {"samples": 40}),  # few samples: every fold judges
-        ("char_llama", "fits", {"samples": 64}),
+        ("char_llama", "fits", {"samples": 24}),
     ],
 )
 def test_goes_on_behind_the_last_fitted_layer(
@@ -174,11 +174,11 @@ def test_without_the_option_nothing_is_left(case: tuple[Path, Path], tmp_path: P
 
 @pytest.fixture(scope="module")
 def left_alone() -> tuple[Command, str, float, int]:
-    command = Command(options=("--samples", "128", "--no-check"))
+    command = Command(options=("--samples", "64", "--no-check"))
     return command, *unkilled(command)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0, "time"])
+@pytest.mark.parametrize("share", [0.3, 1.0, "time"])
 def test_kill_minus_nine(share: Any, left_alone: tuple[Command, str, float, int], tmp_path: Path) -> None:
     command, wanted, seconds, steps = left_alone
     moment = Moment(seconds=0.8 * seconds) if share == "time" else Moment(steps=round(share * steps))
