@@ -57,8 +57,12 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
         shares[s] = share(s)
     before = float(np.median(originals))
     limit = target.limit(before) / before
+
+    def timing(fit: Fit, found: float) -> Timing:
+        return Timing(fit, before, limit * before, found * before)
+
     if limit >= 1:
-        return _timing(widths[0.0], ideal, 0.0, before, limit, 1.0, reached=True)
+        return timing(_fit_at(widths[0.0], ideal, 0.0, reached=True), 1.0)
     for _ in range(TRIES):
         tries = (_guess(shares, (1 + CLOSE) / 2 * limit), _between(shares, limit))
         fresh = [s for s in tries if rounded(ladders, ideal, s) not in widths.values()]
@@ -71,8 +75,8 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
     for s in sorted(s for s, found in shares.items() if found <= limit):
         again = share(s)
         if again <= limit * (1 + NOISE):
-            return _timing(widths[s], ideal, s, before, limit, again, reached=True)
-    return _timing(widths[1.0], ideal, 1.0, before, limit, shares[1.0], reached=False)
+            return timing(_fit_at(widths[s], ideal, s, reached=True), again)
+    return timing(_fit_at(widths[1.0], ideal, 1.0, reached=False), shares[1.0])
 
 
 def _guess(shares: Mapping[float, float], wanted: float) -> float:
@@ -89,8 +93,7 @@ def _between(shares: Mapping[float, float], limit: float) -> float:
     return (places[slow] + places[min(slow + 1, len(places) - 1)]) / 2
 
 
-def _timing(
-    widths: Widths, ideal: Ideal, s: float, before: float, limit: float, found: float, *, reached: bool
-) -> Timing:
+def _fit_at(widths: Widths, ideal: Ideal, s: float, *, reached: bool) -> Fit:
+    """Return the widths at one scalar of a schedule, with those that it asks for."""
     wanted = dict(ideal(s)) if 0 < s < 1 else {name: float(width) for name, width in widths.items()}
-    return Timing(Fit(widths, wanted, reached=reached), before, limit * before, found * before)
+    return Fit(widths, wanted, reached=reached)

@@ -106,23 +106,35 @@ def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
             names = [n for n in dict.fromkeys((*reads, *last)) if n not in feed and n not in makes]
             wanted = _run(trial, _masked(trial, blocks, dead), [feed], list(dict.fromkeys((*names, *makes))))[0]
             made = made or {name: _left(trial, name, wanted[name], dead) for name in makes}
-            why = _portion(trial, some, names, given, made, wanted, dead)
+            why = _differing(trial, _Portion(some, names, given, made, wanted), dead)
             if why:
                 return why
     return ""
 
 
-def _portion(
-    trial: Trial,
-    some: Sequence[Step],
-    names: Sequence[str],
-    given: Feed,
-    made: Feed,
-    wanted: Feed,
-    dead: Bools,
-) -> str:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Portion:
+    """Steps that are compared in one run.
+
+    Attributes:
+        steps: the steps.
+        names: tensors that are compared.
+        given: the narrowed graph's feed.
+        made: outputs of all steps, as the narrowed graph gets them.
+        wanted: the masked graph's tensors.
+    """
+
+    steps: Sequence[Step]
+    names: Sequence[str]
+    given: Feed
+    made: Feed
+    wanted: Feed
+
+
+def _differing(trial: Trial, portion: _Portion, dead: Bools) -> str:
     """Return what differs at the inputs and outputs of the given steps; '' if nothing does."""
-    tried = [step for step in some if can_try(trial.model, step)]
+    tried = [step for step in portion.steps if can_try(trial.model, step)]
+    names, given, made, wanted = portion.names, portion.given, portion.made, portion.wanted
     there = {**given, **made, **{name: _left(trial, name, array, dead) for name, array in wanted.items()}}
     reads = {handed(name): there[name] for step in tried for name in step.reads}
     outputs = [tried_name(name) for step in tried for name in step.makes]

@@ -48,7 +48,8 @@ class Method:
 
 
 def _grasp() -> Method:
-    from onnxgrail.methods.grasp.method import needs_torch, replace_layers  # slow to import
+    from onnxgrail.methods.grasp.method import replace_layers  # slow to import
+    from onnxgrail.methods.grasp.steps import needs_torch
 
     return Method(run=replace_layers, needs_torch=needs_torch)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.algebra.fit.formats import fit_in_range
-from onnxgrail.algebra.fit.refit import MARGIN, Fitted, refit
+from onnxgrail.algebra.fit.refit import MARGIN, Fitted, Rules, refit
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.calibration.stream.dense import by_block
 from onnxgrail.calibration.streaming import stream_of
@@ -181,8 +181,14 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guar
         for task, new, old in zip(stage.tasks, now, originals, strict=True)
     ]
     folds = moments(sums.pop(), stage, _side_by_side(stage, originals) if stage.through else None)
-    parts: Any = {"affine": stage.tasks[0].affine, "prior": "prior" in recipe.fit, "blend": "blend" in recipe.fit}
-    found = refit(folds, starts, judges=guard.judges, margin=guard.margin, **parts)
+    rules = Rules(
+        affine=stage.tasks[0].affine,
+        judges=guard.judges,
+        margin=guard.margin,
+        prior="prior" in recipe.fit,
+        blend="blend" in recipe.fit,
+    )
+    found = refit(folds, starts, rules)
     after, report = ledger, []
     for task, array, one in zip(stage.tasks, now, found, strict=True):
         fit, clamped, why = fit_in_range(one, slots.largest(array.dtype))

@@ -86,11 +86,18 @@ class Fit:
 Batches = Sequence[Callable[[], Batch]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """The batches of a fit: those that weights are trained on, and held-out batches that choose the result."""
+
+    learnt: Batches
+    held: Batches
+
+
 def fit(
     piece: ir.Model,
     names: Sequence[str],
-    batches: Batches,
-    held: Batches,
+    samples: Samples,
     settings: Settings,
     *,
     expected: Mapping[str, Array],
@@ -101,8 +108,7 @@ def fit(
     Args:
         piece: computes the goals' names from the inputs' names.
         names: initializers to train.
-        batches: training batches.
-        held: held-out batches that choose the result.
+        samples: training batches and held-out batches.
         settings: settings of the fit.
         expected: ONNX Runtime's outputs for the first batch, to check that torch computes the same function.
         tick: called once per epoch.
@@ -114,21 +120,20 @@ def fit(
     initializers = piece.graph.initializers
     half = any(v.dtype in HALF for v in initializers.values())
     program = program_of(piece, floats=torch.float32 if half else None)
-    _same(program, batches[0](), expected, piece.graph.name or "the model")
-    fitted = _Fitted(
-        program, {n: initializers[n] for n in names}, settings, _energy(batches[: settings.each], settings)
-    )
+    _same(program, samples.learnt[0](), expected, piece.graph.name or "the model")
+    energy = _energy(samples.learnt[: settings.each], settings)
+    fitted = _Fitted(program, {n: initializers[n] for n in names}, settings, energy)
     fitted.begin(0.0)
-    before = fitted.error(held, fitted.weights)
+    before = fitted.error(samples.held, fitted.weights)
     started, epochs = time.perf_counter(), 0
     if before == 0:
         return Fit(before=before, after=before, epochs=0, arrays={})
     first = settings.rate * (math.sqrt(min(before, 1.0)) if settings.near and math.isfinite(before) else 1.0)
     for rate in (first, first / 4):  # if the steps were too large, smaller steps may succeed
-        best, found, ran = _trained(fitted, rate, before, (batches, held), settings, started, tick)
+        best, found, ran = _trained(fitted, rate, before, samples, started, tick)
         epochs += ran
         if best < before:
-            best, found = _nearer(fitted, best, found, held)
+            best, found = _nearer(fitted, best, found, samples.held)
             return Fit(before=before, after=best, epochs=epochs, arrays=fitted.arrays(found))
     return Fit(before=before, after=before, epochs=epochs, arrays={})
 
@@ -137,8 +142,7 @@ def _trained(
     fitted: _Fitted,
     rate: float,
     before: float,
-    data: tuple[Batches, Batches],
-    settings: Settings,
+    samples: Samples,
     started: float,
     tick: Callable[[], None],
 ) -> tuple[float, dict[str, Tensor], int]:
@@ -146,7 +150,7 @@ def _trained(
 
     The error may rise at first: early steps of Adam have poor moment estimates, and later steps compensate.
     """
-    batches, held = data
+    batches, held, settings = samples.learnt, samples.held, fitted.settings
     best, found = before, fitted.begin(rate)
     first = time.perf_counter() - started
     each = settings.each or len(batches)

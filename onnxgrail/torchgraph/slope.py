@@ -51,11 +51,18 @@ class Slopes:
     gradients: Mapping[str, Array]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Data:
+    """Batches, and per batch the mask of real tokens; None if there is no padding."""
+
+    feeds: Sequence[Callable[[], Feed]]
+    masks: Sequence[Bools | None]
+
+
 def slopes(
     model: ir.Model,
     names: Sequence[str],
-    feeds: Sequence[Callable[[], Feed]],
-    masks: Sequence[Bools | None],
+    data: Data,
     loss: Loss,
     *,
     expected: Mapping[str, Array],
@@ -66,8 +73,7 @@ def slopes(
     Args:
         model: the whole graph.
         names: initializers.
-        feeds: batches.
-        masks: per batch, the mask of real tokens; None if there is no padding.
+        data: the batches.
         loss: the loss to differentiate.
         expected: ONNX Runtime's outputs for the first batch, to check that torch computes the same function.
         tick: called once per batch.
@@ -79,11 +85,11 @@ def slopes(
     half = any(v.dtype in HALF for v in model.graph.initializers.values())
     program = program_of(model, floats=torch.float32 if half else None)
     with torch.no_grad():
-        check(program.run(tensors(feeds[0](), program.floats), list(expected)), expected, "the model")
+        check(program.run(tensors(data.feeds[0](), program.floats), list(expected)), expected, "the model")
     weights = {n: (loss.share * program.weights[n].detach()).requires_grad_() for n in names}
     whole = loss.share < 1 and loss.ids is None
     total = 0.0
-    for make, mask in zip(feeds, masks, strict=True):
+    for make, mask in zip(data.feeds, data.masks, strict=True):
         given = tensors(make(), program.floats)
         with torch.no_grad():
             goals = program.run(given, list(loss.outputs)) if whole else {}
@@ -97,7 +103,7 @@ def slopes(
     grads = {n: w.grad if w.grad is not None else torch.zeros_like(w) for n, w in weights.items()}
     kinds = {n: np.dtype(np.float64 if g.dtype == torch.float64 else np.float32) for n, g in grads.items()}
     gradients = {n: as_array(g, kinds[n]) for n, g in grads.items()}
-    return Slopes(loss=total / len(feeds), gradients=gradients)
+    return Slopes(loss=total / len(data.feeds), gradients=gradients)
 
 
 def _value(

@@ -182,7 +182,7 @@ def test_fits_that_bring_the_outputs_no_closer_are_taken_back(monkeypatch: pytes
     def apart(*words: Any) -> Apart:
         return Apart(model=next(errors), layers={layer.name: 0.5 for layer in words[-1]})
 
-    monkeypatch.setattr("onnxgrail.methods.grasp.method.apart", apart)
+    monkeypatch.setattr("onnxgrail.methods.grasp.steps.apart", apart)
     model = mlp(3, 24, features=12)
     plain, found = (grasped(model, grasp_layers="all", grasp_refit=refit) for refit in (False, True))
     assert found.report.data["methods"]["grasp"]["refit"] == {"before": 1.0, "after": 2.0, "taken": False}

@@ -48,9 +48,9 @@ def refined(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> tuple[Ref
         seen.extend([job, blended(job, times)])
         return seen[-1]
 
-    def counted(*args: Any, **choices: Any) -> Any:
-        steps.append(choices["steps"])
-        return whole(*args, **choices)
+    def counted(job: Any, kind: str, names: Any, progress: Any, descent: distill.Descent) -> Any:
+        steps.append(descent.steps)
+        return whole(job, kind, names, progress, descent)
 
     monkeypatch.setattr(distill, "blended", spy)
     monkeypatch.setattr(distill, "whole", counted)

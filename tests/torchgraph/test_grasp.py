@@ -21,7 +21,7 @@ from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.trace.facts import constants
 from onnxgrail.torchgraph.ops import OPS
-from onnxgrail.torchgraph.slope import Loss, slopes
+from onnxgrail.torchgraph.slope import Data, Loss, slopes
 from tests.e2e.test_llama import perplexity
 from tests.tiny import feed, mlp, tiny
 
@@ -103,7 +103,7 @@ def test_gradients_are_those_of_the_loss(loss: Loss, wanted: Any) -> None:
     model = mlp(2, 8)
     fed = feed(model, N=6)
     dense = run(model, fed)
-    found = slopes(model, ["a1"], [lambda: fed] * 2, [None] * 2, loss, expected={"y": dense}, tick=lambda: None)
+    found = slopes(model, ["a1"], Data([lambda: fed] * 2, [None] * 2), loss, expected={"y": dense}, tick=lambda: None)
     value = model.graph.initializers["a1"]
     weight = value.const_value.numpy().astype(np.float32)
     direction = np.random.default_rng(0).normal(size=weight.shape).astype(np.float32)
@@ -125,7 +125,7 @@ def test_next_tokens_leave_out_padding() -> None:
     mask = np.ones(fed["ids"].shape, dtype=bool)
     mask[0, 2:] = False
     loss = Loss(ids="ids", rows=("y",))
-    found = slopes(model, ["w"], [lambda: fed], [mask], loss, expected={"y": y}, tick=lambda: None)
+    found = slopes(model, ["w"], Data([lambda: fed], [mask]), loss, expected={"y": y}, tick=lambda: None)
     pairs = [(b, s) for b in range(3) for s in range(4) if mask[b, s + 1]]
     wanted = -np.mean([log_softmax(y.astype(np.float64))[b, s, fed["ids"][b, s + 1]] for b, s in pairs])
     assert found.loss == pytest.approx(wanted, rel=1e-5)

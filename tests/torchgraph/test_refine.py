@@ -20,7 +20,7 @@ from onnxgrail.cli import main
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.methods.refine import distill, laco
 from onnxgrail.torchgraph import fit as fitting
-from onnxgrail.torchgraph.fit import Batch, Settings, fit
+from onnxgrail.torchgraph.fit import Batch, Samples, Settings, fit
 from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.program import program_of, tensors
 from tests.e2e.test_kv_io import decoder
@@ -259,7 +259,7 @@ def run_fit(**settings: Any) -> tuple[ir.Model, fitting.Fit, list[Callable[[], B
     model, batches = piece_and_batches()
     expected = program_of(model).run(tensors(batches[0]().inputs))["y"].numpy()
     chosen = Settings(**{"rate": 0.1, "steps": 400, **settings})
-    found = fit(model, ["w"], batches[:5], batches[5:], chosen, expected={"y": expected}, tick=lambda: None)
+    found = fit(model, ["w"], Samples(batches[:5], batches[5:]), chosen, expected={"y": expected}, tick=lambda: None)
     return model, found, batches
 
 
@@ -288,7 +288,7 @@ def test_padding_is_left_out_of_a_fit() -> None:
         batches.append(lambda x=x, goal=goal, mask=mask: Batch(inputs={"x": x}, goals={"y": goal}, mask=mask))
     expected = program_of(model).run(tensors(batches[0]().inputs))["y"].numpy()
     settings = Settings(rate=0.1, steps=1500)
-    found = fit(model, ["w"], batches[:5], batches[5:], settings, expected={"y": expected}, tick=lambda: None)
+    found = fit(model, ["w"], Samples(batches[:5], batches[5:]), settings, expected={"y": expected}, tick=lambda: None)
     np.testing.assert_allclose(found.arrays["w"], truth, atol=0.05)
 
 

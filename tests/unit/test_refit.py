@@ -32,7 +32,7 @@ def halves(z: Floats, t: Floats) -> tuple[Moments, Moments]:
 
 def refit(fit: Moments, held: Moments, starts: list[Floats], **options: Any) -> Fitted:
     """The fit of one layer."""
-    (found,) = module.refit([fit, held], [starts], **options)
+    (found,) = module.refit([fit, held], [starts], module.Rules(**options))
     return found
 
 
@@ -79,7 +79,8 @@ def test_layers_that_read_the_same_rows_are_fitted_as_if_alone() -> None:
     z, t = data(outputs=5, noise=1.0)
     start = np.random.default_rng(1).normal(size=(5, 5))
     fit, held = halves(z, t)
-    together = module.refit([fit, held], [[start[:, :2]], [start[:, 2:], 0.5 * start[:, 2:]]], affine=True)
+    layers = [[start[:, :2]], [start[:, 2:], 0.5 * start[:, 2:]]]
+    together = module.refit([fit, held], layers, module.Rules(affine=True))
     for one, part in zip(together, (slice(0, 2), slice(2, 5)), strict=True):
         starts = [start[:, part]] if part.start == 0 else [start[:, part], 0.5 * start[:, part]]
         alone = refit(*halves(z, t[:, part]), starts, affine=True)
@@ -153,7 +154,7 @@ def test_folds_held_out_in_turn() -> None:
     z, t = data(rows=32, features=12, noise=1.5)
     start, fold = np.zeros((12, 3)), np.arange(32) % 4
     folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
-    (found,) = module.refit(folds, [[start]], affine=False, judges=4, alphas=(1e-3,))
+    (found,) = module.refit(folds, [[start]], module.Rules(affine=False, judges=4, alphas=(1e-3,)))
     steps = [direct(z[fold != f], t[fold != f], start, 1e-3, affine=False)[0] for f in range(4)]
     shares = np.linspace(0.0, 1.0, 1001)
     gaps = [sum(np.square(t[fold == f] - s * z[fold == f] @ steps[f]).sum() for f in range(4)) for s in shares]
@@ -169,7 +170,7 @@ def test_one_fold_that_loses_forbids_the_fit() -> None:
     t[fold == 2] = 0.0  # as the start has it
     folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
     for judges, taken in ((1, True), (4, False)):
-        (found,) = module.refit(folds, [[np.zeros((5, 3))]], affine=True, judges=judges)
+        (found,) = module.refit(folds, [[np.zeros((5, 3))]], module.Rules(affine=True, judges=judges))
         assert (found.alpha is not None) == taken
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.algebra.fit.compensate.grail import Grail
-from onnxgrail.algebra.fit.refit import error, moments, refit
+from onnxgrail.algebra.fit.refit import Rules, error, moments, refit
 from onnxgrail.algebra.select.quadratic import Quadratic
 from onnxgrail.algebra.select.remaining import Remaining
 from onnxgrail.allocation.balance import balanced
@@ -31,7 +31,7 @@ def problem(seed: int, rows: int = 40) -> tuple[Floats, Floats]:
 def fit(z: Floats, t: Floats, start: Floats, alpha: float) -> Floats:
     """The ridge solution around a start, in sample: fitted and judged on the same rows, so that all of it is taken."""
     sums = moments(z, t)
-    (found,) = refit([sums, sums], [[start]], affine=False, alphas=(alpha,))
+    (found,) = refit([sums, sums], [[start]], Rules(affine=False, alphas=(alpha,)))
     assert (found.alpha, found.blend) == (alpha, 1.0)
     return found.weights
 
@@ -76,7 +76,7 @@ def test_ridge_towards_the_pruned_weights_never_loses_to_them(seed: int, alpha: 
 def test_all_kept_are_left_alone(alpha: float) -> None:
     x, weights = problem(1)
     sums = moments(x, x @ weights)
-    (found,) = refit([sums, sums], [[weights]], affine=True, alphas=(alpha,))
+    (found,) = refit([sums, sums], [[weights]], Rules(affine=True, alphas=(alpha,)))
     np.testing.assert_array_equal(found.weights, weights)
 
 
@@ -111,7 +111,7 @@ def test_a_free_bias_is_centring_both_sides(alpha: float) -> None:
     z, t = x[:, KEPT] + 1.0, x @ weights + 2.0
     start = np.random.default_rng(4).standard_normal((4, 3))
     sums = moments(z, t)
-    (got,) = refit([sums, sums], [[start]], affine=True, alphas=(alpha,))
+    (got,) = refit([sums, sums], [[start]], Rules(affine=True, alphas=(alpha,)))
     assert (got.alpha, got.blend) == (alpha, 1.0)
     centred, lam = z - z.mean(axis=0), alpha * np.square(z).sum() / 4
     want = np.linalg.solve(centred.T @ centred + lam * np.eye(4), centred.T @ (t - t.mean(axis=0)) + lam * start)

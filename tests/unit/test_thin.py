@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrail.algebra.fit.compensate.grail import fit
 from onnxgrail.algebra.fit.normal import Normal
-from onnxgrail.algebra.fit.refit import Moments, moments, refit
+from onnxgrail.algebra.fit.refit import Moments, Rules, moments, refit
 from onnxgrail.algebra.moments import few_rows
 from onnxgrail.core import Floats
 
@@ -96,7 +96,7 @@ def test_layers_are_fitted_the_same(monkeypatch: pytest.MonkeyPatch, prior: bool
     layers = [[near[:, :4]], [far[:, 4:], near[:, 4:]]]
 
     def fitted() -> list[tuple[Floats, Floats, tuple[float | None, ...]]]:
-        found = refit(parts, layers, affine=affine, judges=judges, prior=prior)
+        found = refit(parts, layers, Rules(affine=affine, judges=judges, prior=prior))
         return [(f.weights, f.shift, (f.start, f.alpha, f.blend, f.before, f.after)) for f in found]
 
     want = fitted()

@@ -105,16 +105,31 @@ def _error(sums: Moments, weights: Floats, product: Floats) -> float:
     return max(float(sums.energy.sum() + quadratic), 0.0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """The rules of a fit: what may change, and how held-out rows choose.
+
+    Attributes:
+        affine: True if biases may change; otherwise shifts are zero.
+        judges: number of folds, from the last, that are held out in turn while the others are fitted.
+        margin: relative decrease of the held-out error that a choice needs.
+        prior: True if the ridge pulls towards the start, otherwise it pulls towards zero.
+        blend: True if held-out rows choose the step length, otherwise it is 1.
+        alphas: ridge parameters to try, as shares of the mean second moment of z.
+    """
+
+    affine: bool
+    judges: int = 1
+    margin: float = MARGIN
+    prior: bool = True
+    blend: bool = True
+    alphas: Sequence[float] = ALPHAS
+
+
 def refit(
     folds: Sequence[Moments],
     layers: Sequence[Sequence[Floats]],
-    *,
-    affine: bool,
-    judges: int = 1,
-    margin: float = MARGIN,
-    prior: bool = True,
-    blend: bool = True,
-    alphas: Sequence[float] = ALPHAS,
+    rules: Rules,
 ) -> list[Fitted]:
     """Minimize |y - wT [z, 1]|^2 + lambda |w - w0|^2; validation chooses ridge, blend and start of each layer.
 
@@ -126,28 +141,22 @@ def refit(
     Args:
         folds: sums over disjoint sets of rows, with the outputs of all layers side by side.
         layers: per layer the (f, o) weights to start from; the first is the fallback.
-        affine: True if biases may change; otherwise shifts are zero.
-        judges: number of folds, from the last, that are held out in turn while the others are fitted.
-        margin: relative decrease of the held-out error that a choice needs.
-        prior: True if the ridge pulls towards the start, otherwise it pulls towards zero.
-        blend: True if held-out rows choose the step length, otherwise it is 1.
-        alphas: ridge parameters to try, as shares of the mean second moment of z.
+        rules: what may change, and how held-out rows choose.
 
     References:
         Li et al. 2025, GPTAQ, arXiv:2504.02692 (asymmetric targets); Frantar and Alistarh 2022, OBC, arXiv:2208.11580
         (the same solution as removing one by one, for one network).
     """
     features = len(folds[0].gram) - 1
-    rules = _Rules(margin, prior, blend, affine, features)
     basis = span([fold.gram[:-1, :-1] for fold in folds], sum(fold.count for fold in folds))
     if basis is None:
-        return _refit(folds, layers, judges, alphas, rules)
+        return _refit(folds, layers, features, rules)
     narrow = [[basis.T @ start for start in starts] for starts in layers]
-    found = _refit([fold.within(basis) for fold in folds], narrow, judges, alphas, rules)
+    found = _refit([fold.within(basis) for fold in folds], narrow, features, rules)
     return [_lifted(one, starts, basis, rules) for one, starts in zip(found, layers, strict=True)]
 
 
-def _lifted(found: Fitted, starts: Sequence[Floats], basis: Floats, rules: _Rules) -> Fitted:
+def _lifted(found: Fitted, starts: Sequence[Floats], basis: Floats, rules: Rules) -> Fitted:
     """Map a fit in the span of the rows back to all features.
 
     Components orthogonal to the span keep their start values, or shrink if the ridge pulls towards zero.
@@ -161,25 +170,25 @@ def _lifted(found: Fitted, starts: Sequence[Floats], basis: Floats, rules: _Rule
 def _refit(
     folds: Sequence[Moments],
     layers: Sequence[Sequence[Floats]],
-    judges: int,
-    alphas: Sequence[float],
-    rules: _Rules,
+    features: int,
+    rules: Rules,
 ) -> list[Fitted]:
+    """Fit the layers; `features` counts those of the rows, of which there may be fewer in `folds`."""
     total = functools.reduce(Moments.__add__, folds)
-    judging = folds[-judges:]
+    judging = folds[-rules.judges :]
     choices = []
     first = 0
     for starts in layers:
         part = slice(first, first := first + starts[0].shape[1])
         mine = [held.outputs(part) for held in judging]
         choices.append(_Choice.among(starts, total.outputs(part), mine, rules))
-    solvers = functools.partial(_solvers, folds, judges, total, rules)
+    solvers = functools.partial(_solvers, folds, total, features, rules)
     last: dict[float, Solver] = {}  # the solver of the best ridge so far, to be reused; only with one judge
-    for alpha in alphas if total.count else ():
+    for alpha in rules.alphas if total.count else ():
         searching = [choice for choice in choices if choice.worse < ENOUGH]
         solver = _measure(searching, solvers(alpha) if searching else (), few=True)
         promises = [choice.note(alpha) for choice in searching]
-        if solver and judges == 1 and any(promises):
+        if solver and rules.judges == 1 and any(promises):
             last = {alpha: solver}
         del solver  # frees its memory before the next one is built
     for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
@@ -187,7 +196,7 @@ def _refit(
         _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), few=False)
         for choice in promised:
             choice.take(alpha)
-    final = {a: _solver(total.gram, a, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}}
+    final = {a: _solver(total.gram, a, features, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}}
     return [choice.settled(final) for choice in choices]
 
 
@@ -200,25 +209,14 @@ def _measure(choices: Sequence[_Choice], solvers: Iterable[Solver], *, few: bool
     return solver
 
 
-def _solvers(folds: Sequence[Moments], judges: int, total: Moments, rules: _Rules, alpha: float) -> Iterator[Solver]:
+def _solvers(folds: Sequence[Moments], total: Moments, features: int, rules: Rules, alpha: float) -> Iterator[Solver]:
     """Yield a solver per judge, from all rows but its own."""
-    for held in folds[-judges:]:
+    for held in folds[-rules.judges :]:
         others = [fold.gram for fold in folds if fold is not held]
-        yield _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, rules)
+        yield _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, features, rules)
 
 
 Solver = Callable[[Floats], Floats]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """The arguments of `refit`, and the number of features of the rows."""
-
-    margin: float
-    prior: bool
-    blend: bool
-    affine: bool
-    features: int
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -234,7 +232,7 @@ class _Choice:
 
     total: Moments
     judging: Sequence[Moments]
-    rules: _Rules
+    rules: Rules
     place: int
     start: Floats
     all: Floats
@@ -251,7 +249,7 @@ class _Choice:
     worse: int = 0
 
     @classmethod
-    def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: _Rules) -> _Choice:
+    def among(cls, starts: Sequence[Floats], total: Moments, judging: Sequence[Moments], rules: Rules) -> _Choice:
         """Choose the best of the starts."""
         first, best = np.inf, np.inf
         for number, weights in enumerate(starts):
@@ -337,10 +335,10 @@ class _Choice:
         )
 
 
-def _solver(gram: Floats, alpha: float, rules: _Rules) -> Solver:
+def _solver(gram: Floats, alpha: float, features: int, rules: Rules) -> Solver:
     """Return a solver: products of z with residuals (f + 1, o) to the step (f + 1, o); factorized once."""
     size = len(gram) if rules.affine else len(gram) - 1
-    diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(rules.features, 1))
+    diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(features, 1))
     if rules.affine:
         diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is not penalized, up to rounding
     inverse = ridge_solver(gram[:size, :size], diagonal)

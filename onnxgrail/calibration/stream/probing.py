@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -30,8 +30,18 @@ Reader = Callable[[Feed, Bools | None], Iterator[Part]]
 """Yields the parts that a probe reads from one batch, given the padding mask."""
 
 
-def reader(probe: Probe, model: ir.Model, survey: Survey, ledger: Ledger, lane: Lane) -> Reader:
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """A traced graph, and the lane of its activations."""
+
+    model: ir.Model
+    survey: Survey
+    lane: Lane
+
+
+def reader(probe: Probe, network: Network, ledger: Ledger) -> Reader:
     """Return a function that reads the probe from the tensors of the network in the ledger's state."""
+    model, survey = network.model, network.survey
     if not probe.inside:
         some = [(n, placed(probe, survey.marks.get(n, ()), ledger)) for n in (probe.value, *probe.also)]
         return lambda found, mask: parts(found, some, mask)
@@ -41,7 +51,7 @@ def reader(probe: Probe, model: ir.Model, survey: Survey, ledger: Ledger, lane: 
     def read(found: Feed, mask: Bools | None) -> Iterator[Part]:
         if not all(name in found for name in experts.inputs):  # the node lies in a branch that this batch does not take
             return
-        for rows in hidden(experts, {n: lane.host(found[n]) for n in experts.inputs}, mask):
+        for rows in hidden(experts, {n: network.lane.host(found[n]) for n in experts.inputs}, mask):
             yield rows, flat, None
 
     return read
@@ -51,22 +61,18 @@ Joint = Callable[[Feed, Feed, Bools | None], Iterator[Part]]
 """Like `Reader`, for two networks at once: features of the first network, then features of the second."""
 
 
-def joint(
-    probe: Probe, kept: Ints, model: ir.Model, survey: Survey, before: Ledger, after: Ledger, lane: Lane
-) -> Joint:
+def joint(probe: Probe, kept: Ints, network: Network, before: Ledger, after: Ledger) -> Joint:
     """Return a function that reads a probe before and after a fold.
 
     Args:
         probe: the probe.
         kept: (k,) indices of the block's channels that the fold keeps.
-        model: the graph.
-        survey: its trace.
+        network: the graph.
         before: the ledger without the fold.
         after: the ledger with the fold.
-        lane: the lane of the activations.
     """
     if probe.inside:
-        first, second = (reader(probe, model, survey, ledger, lane) for ledger in (before, after))
+        first, second = (reader(probe, network, ledger) for ledger in (before, after))
 
         def inside(old: Feed, new: Feed, mask: Bools | None) -> Iterator[Part]:
             for (left, _, _), (right, _, _) in zip(first(old, mask), second(new, mask), strict=True):
@@ -77,10 +83,10 @@ def joint(
 
     def read(old: Feed, new: Feed, mask: Bools | None) -> Iterator[Part]:
         for name in (n for n in (probe.value, *probe.also) if n in old):
-            marks = survey.marks.get(name, ())
+            marks = network.survey.marks.get(name, ())
             folded = placed(probe, marks, after).index[kept] + old[name].shape[probe.axis]
             index = np.concatenate([placed(probe, marks, before).index, folded])
-            both = lane.concatenate([old[name], new[name]], axis=probe.axis)
+            both = network.lane.concatenate([old[name], new[name]], axis=probe.axis)
             yield both, replace(probe, index=index), rows_of(both, probe, mask)
 
     return read

@@ -68,6 +68,7 @@ class Stream:
         self._model, self._survey, self._batches = prepared.model, prepared.survey, prepared.batches
         model, survey, feeds = self._model, self._survey, self._batches.feeds
         self._lane = lane_of(providers) if lane is None else lane
+        self._probed = probing.Network(model, survey, self._lane)
         self._lives = lives(model, survey.facts, effort(model, survey))
         self._index = index_of(model.graph)
         self.position = 0  # of the first node after the cut
@@ -248,7 +249,7 @@ class Stream:
                 are not cached and the cut stays where it is.
         """
         distinct = {probing.same(p): p for p in probes}
-        readers = [probing.reader(p, self._model, self._survey, ledger, self._lane) for p in distinct.values()]
+        readers = [probing.reader(p, self._probed, ledger) for p in distinct.values()]
 
         def added(part: Shard, walked: Iterator[dict[str, Array]]) -> Totals:
             totals = Totals(part, tuple(distinct.values()), self._lane)
@@ -318,9 +319,8 @@ class Stream:
         totals = Totals(self.shard, pairs, self._lane)
         fresh = self._fresh(after)
         inputs = [n for n in self._cache.names if n not in self._spare or n in fresh]
-        source = self._model, self._survey
         fit_before, fit_after = (narrowing(self._survey, n, self._dead, inputs, self._lane) for n in (before, after))
-        readers = [probing.joint(p, kept, *source, before, after, self._lane) for p in probes]
+        readers = [probing.joint(p, kept, self._probed, before, after) for p in probes]
         with self._network.open(names, before, inputs) as wide, self._network.open(names, after, inputs) as narrow:
             for place, (batch, mask) in enumerate(zip(self.shard.numbers, self.masks, strict=True)):
                 cache = self._batch(place)

@@ -42,6 +42,15 @@ class Part:
     axis: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """The constants of a place; `shift` as in `Place`."""
+
+    scale: Part
+    bias: Part | None
+    shift: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Place:
     """An activation whose channels are scaled by `scale` and shifted by `bias`.
@@ -122,7 +131,7 @@ class _Finder:
             return
         repaired = node.op_type == "BatchNormalization" and _behind_conv(node)
         kind: Literal["repair", "refit"] = "repair" if repaired else "refit"
-        yield self._place(kind, node, node.outputs[0], position, axis, (scales, shifts))
+        yield self._place(kind, node, node.outputs[0], position, axis, _Parts(scales, shifts))
 
     def _conv(self, node: ir.Node, position: int) -> Iterator[Place]:
         shape = self.facts.shapes[key(node)]
@@ -130,7 +139,7 @@ class _Finder:
         has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
         bias = self._part(node, 2, shape[1]) if has_bias else None
         if weight is not None and has_bias == (bias is not None):
-            yield self._place("repair", node, node.outputs[0], position, 1, (weight, bias), shift=not has_bias)
+            yield self._place("repair", node, node.outputs[0], position, 1, _Parts(weight, bias, shift=not has_bias))
 
     def _apart(self, node: ir.Node, position: int) -> Iterator[Place]:
         """Yield the place of a decomposed normalization: a product with a constant, optionally plus a constant."""
@@ -147,7 +156,7 @@ class _Finder:
                 found = self._along(added, 1 - uses[0].idx, shape) if key(added) in self.facts.shapes else None
                 if found is not None and found[1] == axis:
                     bias, output = found[0], added.outputs[0]
-            yield self._place("refit", node, output, position, axis, (scale, bias))
+            yield self._place("refit", node, output, position, axis, _Parts(scale, bias))
             return
 
     def _place(
@@ -157,9 +166,7 @@ class _Finder:
         output: ir.Value,
         position: int,
         axis: int,
-        parts: tuple[Part, Part | None],
-        *,
-        shift: bool = False,
+        parts: _Parts,
     ) -> Place:
         return Place(
             kind=kind,
@@ -167,9 +174,9 @@ class _Finder:
             position=position,
             output=output.name or "",
             axis=axis,
-            scale=parts[0],
-            bias=parts[1],
-            shift=shift,
+            scale=parts.scale,
+            bias=parts.bias,
+            shift=parts.shift,
             judged=judge_at(self.model, output, position, self.facts),
         )
 

@@ -94,15 +94,40 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
         full = evaluated(lambda node: _reported(node, facts.shapes[measured_by(node)]))
         while True:
             slims = [evaluated(partial(_reported_now, facts, n, staying)) for n in narrows]
-            right = _right(model, sums, narrows, full, slims)
+            cases = [_Case(narrow, full, slim) for narrow, slim in zip(narrows, slims, strict=True)]
+            right = _right(model, sums, cases)
             wrong = frozenset[str]()
-            for narrow, slim in zip(narrows, slims, strict=True):
-                wrong |= _misled(model, facts, sums, narrow, full, slim, right)
+            for case in cases:
+                wrong |= _misled(model, facts, sums, case, right)
             if wrong & moved <= staying:
                 return Sizes(right, staying)
             staying |= wrong & moved
     except Exception:  # noqa: BLE001  the reference evaluator fails: keep all sizes full
         return Sizes({}, frozenset(moved))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Case:
+    """The computed sizes in one narrowed graph.
+
+    Attributes:
+        narrow: returns the shape of a tensor in the narrowed graph.
+        full: the sizes in the full graph.
+        slim: the sizes in the narrowed graph, without corrections.
+    """
+
+    narrow: Shapes
+    full: Values
+    slim: Values
+
+    def is_target(self, node: ir.Node, position: int, name: str) -> bool:
+        """Return True if a size is the target shape of a node, of the same length in both graphs."""
+        return node.op_type in TARGETS and position == 1 and self.full[name].shape == self.slim[name].shape
+
+    def is_same(self, name: str) -> bool:
+        """Return True if a size is the same in both graphs."""
+        full, slim = self.full[name], self.slim[name]
+        return full.shape == slim.shape and bool((full == slim).all())
 
 
 def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, ...]:
@@ -133,37 +158,29 @@ def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, 
                     yield node, position, name
 
 
-def _is_target(node: ir.Node, position: int, full: Values, slim: Values, name: str) -> bool:
-    return node.op_type in TARGETS and position == 1 and full[name].shape == slim[name].shape
-
-
-def _right(
-    model: ir.Model, sums: Arithmetic, narrows: Sequence[Shapes], full: Values, slims: Sequence[Values]
-) -> dict[str, Bools]:
+def _right(model: ir.Model, sums: Arithmetic, cases: Sequence[_Case]) -> dict[str, Bools]:
     """Return, per node, a mask of target shape elements that are right in all narrowed graphs without a correction."""
     found: dict[str, Bools] = {}
     for node, position, name in _readers(model, sums):
-        for narrow, slim in zip(narrows, slims, strict=True):
-            if _is_target(node, position, full, slim, name):
-                right = slim[name] == _wanted(node, narrow, full[name])
+        for case in cases:
+            if case.is_target(node, position, name):
+                right = case.slim[name] == _wanted(node, case.narrow, case.full[name])
                 found[key(node)] = found.get(key(node), np.ones_like(right)) & right
     return found
 
 
-def _misled(
-    model: ir.Model, facts: Facts, sums: Arithmetic, narrow: Shapes, full: Values, slim: Values, right: Values
-) -> frozenset[str]:
+def _misled(model: ir.Model, facts: Facts, sums: Arithmetic, case: _Case, right: Values) -> frozenset[str]:
     """Return the Shape nodes of computed sizes that are neither right nor full-size, so cannot be corrected."""
     wrong = frozenset[str]()
     for node, position, name in _readers(model, sums):
-        if _is_target(node, position, full, slim, name):
-            holds = bool((right[key(node)] | (slim[name] == full[name])).all())
+        if case.is_target(node, position, name):
+            holds = bool((right[key(node)] | (case.slim[name] == case.full[name])).all())
         else:
-            holds = _same(full, slim, name) or _rewritten(node, position, name, facts, narrow, full, slim)
+            holds = case.is_same(name) or _rewritten(node, position, name, facts, case)
         wrong |= frozenset() if holds else sums.behind[name]
     for output in model.graph.outputs:
         name = output.name or ""
-        if name in sums.behind and not _same(full, slim, name):
+        if name in sums.behind and not case.is_same(name):
             wrong |= sums.behind[name]
     return wrong
 
@@ -217,18 +234,12 @@ def slice_of(node: ir.Node, rank: int) -> tuple[int, int]:
     return slice(integer(node, "start"), integer(node, "end", rank)).indices(rank)[:2]
 
 
-def _same(full: Values, slim: Values, name: str) -> bool:
-    """Return True if a computed size is the same in the full and the narrowed graph."""
-    return full[name].shape == slim[name].shape and bool((full[name] == slim[name]).all())
-
-
-def _rewritten(
-    node: ir.Node, position: int, name: str, facts: Facts, narrow: Shapes, full: Values, slim: Values
-) -> bool:
+def _rewritten(node: ir.Node, position: int, name: str, facts: Facts, case: _Case) -> bool:
     """Return True if the node's rewrite recomputes every size that changed."""
-    if full[name].shape != slim[name].shape:
+    full, slim, narrow = case.full[name], case.slim[name], case.narrow
+    if full.shape != slim.shape:
         return False
-    changed = np.flatnonzero(full[name].ravel() != slim[name].ravel()).tolist()
+    changed = np.flatnonzero(full.ravel() != slim.ravel()).tolist()
     if node.op_type == "Slice" and position in (1, 2):
         return all(_sliced(node, p, facts, narrow) for p in changed)
     output = key(node)

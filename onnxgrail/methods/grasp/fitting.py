@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.fit.refit import MARGIN, Fitted, Moments, moments, refit, zero_moments
+from onnxgrail.algebra.fit.refit import MARGIN, Fitted, Moments, Rules, moments, refit, zero_moments
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Array, Bools, Floats, Ints, Recipe
@@ -97,7 +97,8 @@ def _fitted(
     start = (stored.T if task.now.turned else stored).astype(np.float64)
     folds = _sums(task, start, walks, masks_of(prepared), recipe.seed)
     few = prepared.batches.samples < FEW and all(fold.count for fold in folds)
-    (best,) = refit(folds, [[start]], affine=False, judges=FOLDS if few else 1, margin=SURE if few else MARGIN)
+    rules = Rules(affine=False, judges=FOLDS if few else 1, margin=SURE if few else MARGIN)
+    (best,) = refit(folds, [[start]], rules)
     if best.alpha is None:
         return best, stored
     limit = slots.largest(stored.dtype)

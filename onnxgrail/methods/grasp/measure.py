@@ -124,7 +124,7 @@ class Cursor:
     """A position of a walk that moves forward over the layers of a model, and never back."""
 
     def __init__(self, walk: Walk, model: ir.Model) -> None:
-        self.walk, self._position = walk, 0
+        self.walk, self.model, self._position = walk, model, 0
         self._places = {key(node): place for place, node in enumerate(model.graph)}
 
     def to(self, begin: ir.Node | None) -> None:

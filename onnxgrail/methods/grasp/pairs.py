@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.algebra.fit.lowrank import Pair, Spectrum, attribution, best, pair, rank_of, spectrum, taylor, whitened
+from onnxgrail.algebra.fit.lowrank import Pair, Spectrum, attribution, best, pair, spectrum, taylor, whitened
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Floats, Recipe
 from onnxgrail.errors import ModelError, UnsupportedOpError
@@ -15,6 +15,7 @@ from onnxgrail.graph.fittable.matrices import Matrix, array_of
 from onnxgrail.machine.progress import Tick
 from onnxgrail.methods.grasp.losses import loss_of, said
 from onnxgrail.methods.grasp.measure import Cursor, feeds_of, grams, masks_of
+from onnxgrail.methods.grasp.targets import Group, rank
 
 RANKS: dict[str, tuple[float, Callable[[Spectrum, Array], Floats]]] = {
     "attribution": (0.5, attribution),
@@ -49,7 +50,7 @@ def slope_of(
         ModelError: there is no loss.
         UnsupportedOpError: an op has no gradient.
     """
-    from onnxgrail.torchgraph.slope import slopes
+    from onnxgrail.torchgraph.slope import Data, slopes
 
     feeds = feeds_of(prepared, slim)
     share, _ = RANKS[recipe.grasp_rank]
@@ -58,7 +59,7 @@ def slope_of(
         raise ModelError("no output is of floating point, so there is no loss", hint="Use --grasp-rank magnitude")
     expected = {name: outputs[name] for name in loss.outputs}
     try:
-        found = slopes(slim, names, feeds, masks_of(prepared), loss, expected=expected, tick=tick)
+        found = slopes(slim, names, Data(feeds, masks_of(prepared)), loss, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         hint = "Rank without gradients: --grasp-rank magnitude"
         raise UnsupportedOpError(str(error.args[0]), hint=hint, op=error.op) from error
@@ -68,25 +69,24 @@ def slope_of(
 def pairs_of(
     prepared: Prepared,
     recipe: Recipe,
-    model: ir.Model,
-    groups: Sequence[tuple[ir.Node | None, Sequence[Matrix]]],
-    slope: Slope | None,
     cursor: Cursor,
-    known: Mapping[str, Pair],
+    groups: Sequence[Group],
+    slope: Slope | None,
+    known: Collection[str],
 ) -> Iterator[tuple[str, Pair]]:
     """Yield the weight and the pair of every matrix that is not known yet.
 
     Args:
         prepared: the data.
         recipe: number and ranking of kept directions.
-        model: before anything is replaced.
-        groups: the first node of every layer, and its matrices.
+        cursor: on the model before anything is replaced, moved forward if inputs are measured.
+        groups: the matrices by layer.
         slope: gradients, if values are ranked by them.
-        cursor: on the model, moved forward if inputs are measured.
-        known: pairs of an interrupted run.
+        known: weights whose pairs an interrupted run has finished.
     """
-    masks = masks_of(prepared)
-    for begin, some in groups:
+    masks, model = masks_of(prepared), cursor.model
+    for group in groups:
+        begin, some = group.begin, group.matrices
         missing = [matrix for matrix in some if matrix.weight not in known]
         measured: Mapping[str, Floats] = {}
         if recipe.grasp_whiten:
@@ -98,11 +98,6 @@ def pairs_of(
             values = spectrum(weight) if gram is None else whitened(weight, gram)
             kept = best(_scores(values, matrix, recipe, slope), rank(matrix, recipe))
             yield matrix.weight, pair(values, kept)
-
-
-def rank(matrix: Matrix, recipe: Recipe) -> int:
-    """Return the number of kept directions of a matrix."""
-    return rank_of(matrix.inputs, matrix.outputs, recipe.grasp_retain)
 
 
 def _scores(values: Spectrum, matrix: Matrix, recipe: Recipe, slope: Slope | None) -> Floats:

@@ -8,7 +8,7 @@ from onnxgrail.machine.progress import Progress
 from onnxgrail.methods.refine.blended import blended
 from onnxgrail.methods.refine.mixed import mixed
 from onnxgrail.methods.refine.refinement import Refined, Refinement
-from onnxgrail.methods.refine.whole import whole
+from onnxgrail.methods.refine.whole import Descent, whole
 
 KIND = "distill"
 RATE, STEPS = 1e-2, 600
@@ -32,7 +32,7 @@ def distill(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
         wide = mixed(job, _times(job, STEPS))
         # A sentence encoder after `laco` gained only with the smaller steps of `near`, a ResNet more without.
         steps, near = STEPS, wide.real is not None
-    entry, arrays = whole(wide, KIND, names, progress, rate=RATE, steps=steps, near=near, late=late)
+    entry, arrays = whole(wide, KIND, names, progress, Descent(RATE, steps, near=near, late=late))
     job.write(arrays)
     return (entry,)
 

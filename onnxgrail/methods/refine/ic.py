@@ -18,7 +18,7 @@ from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.machine.progress import Progress
 from onnxgrail.methods.refine import whole as fits
 from onnxgrail.methods.refine.refinement import Refined, Refinement
-from onnxgrail.methods.refine.whole import whole
+from onnxgrail.methods.refine.whole import Descent, whole
 
 KIND = "ic"
 RATE, STEPS = 3e-2, 1200
@@ -47,7 +47,7 @@ def ic(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     trial = dataclasses.replace(job, slim=copy(job.slim))
     names = insert(trial.slim, entry, plan, keys, values)
     sizes = dict.fromkeys(names[1::2], size)
-    found, arrays = whole(trial, KIND, names, progress, rate=RATE, steps=STEPS, sizes=sizes)
+    found, arrays = whole(trial, KIND, names, progress, Descent(RATE, STEPS, sizes))
     if not arrays:
         return (found,)
     fitted = [arrays[name] for name in names]

@@ -213,7 +213,7 @@ def _fitted(
     tick: Callable[[], None],
 ) -> tuple[Refined, dict[str, Array]]:
     """Fit one block; return its entry, and new weights if they are better."""
-    from onnxgrail.torchgraph.fit import Batch, Settings, fit
+    from onnxgrail.torchgraph.fit import Batch, Samples, Settings, fit
 
     started, preset, block = time.perf_counter(), task.preset, task.block
 
@@ -254,7 +254,7 @@ def _fitted(
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
     expected = {job.here(n): now for n, (now, _) in first.items()}
     try:
-        done = fit(slim.piece(list(expected)), names, learnt, held, settings, expected=expected, tick=tick)
+        done = fit(slim.piece(list(expected)), names, Samples(learnt, held), settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         return entry(Outcome(status="skipped", reason=f"no gradient through {error.op}")), {}
     except ModelError as error:

@@ -11,7 +11,7 @@ from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.machine.progress import Progress
 from onnxgrail.methods.refine.refinement import Refined, Refinement
-from onnxgrail.methods.refine.whole import entry_of, whole
+from onnxgrail.methods.refine.whole import Descent, entry_of, whole
 
 KIND = "norms"
 RATE, STEPS = 1e-2, 600
@@ -28,7 +28,7 @@ def norms(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     names = _weights(job)
     if not names:
         return (entry_of(KIND, started, Outcome(status="skipped", reason=NONE)),)
-    entry, arrays = whole(job, KIND, names, progress, rate=RATE, steps=STEPS)
+    entry, arrays = whole(job, KIND, names, progress, Descent(RATE, STEPS))
     job.write(arrays)
     return (dataclasses.replace(entry, seconds=time.perf_counter() - started),)
 

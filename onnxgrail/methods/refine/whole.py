@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxgrail.core import Array, Outcome
 from onnxgrail.errors import ModelError, UnsupportedOpError
@@ -17,14 +17,20 @@ Found = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """The settings of a fit, as the arguments of `whole`."""
+class Descent:
+    """The settings of a fit.
+
+    Attributes:
+        rate: learning rate relative to a weight's size.
+        steps: number of steps.
+        sizes, near, late: as in `Settings`.
+    """
 
     rate: float
     steps: int
-    sizes: Mapping[str, float]
-    near: bool
-    late: float
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    near: bool = False
+    late: float = 0.0
 
 
 def entry_of(
@@ -37,16 +43,7 @@ def entry_of(
 
 
 def whole(
-    job: Refinement,
-    kind: str,
-    names: Sequence[str],
-    progress: Progress,
-    *,
-    rate: float,
-    steps: int,
-    sizes: Mapping[str, float] | None = None,
-    near: bool = False,
-    late: float = 0.0,
+    job: Refinement, kind: str, names: Sequence[str], progress: Progress, descent: Descent
 ) -> tuple[Refined, Found]:
     """Fit weights by squared error, plus the divergence of rows if an output holds logits.
 
@@ -55,21 +52,16 @@ def whole(
         kind: of refinement, for the report.
         names: weights to fit.
         progress: called with the progress.
-        rate: learning rate relative to a weight's size.
-        steps: number of steps.
-        sizes: as in `Settings`.
-        near: as in `Settings`.
-        late: as in `Settings`.
+        descent: settings of the fit.
 
     Returns:
         The entry, and new weights if they are better on held-out batches.
     """
-    way = _Way(rate, steps, sizes or {}, near, late)
-    return job.steps.once(f"refine {kind}", lambda: _whole(job, kind, names, progress, way), FIT)
+    return job.steps.once(f"refine {kind}", lambda: _whole(job, kind, names, progress, descent), FIT)
 
 
-def _whole(job: Refinement, kind: str, names: Sequence[str], progress: Progress, way: _Way) -> tuple[Refined, Found]:
-    from onnxgrail.torchgraph.fit import Batch, Settings, fit
+def _whole(job: Refinement, kind: str, names: Sequence[str], progress: Progress, way: Descent) -> tuple[Refined, Found]:
+    from onnxgrail.torchgraph.fit import Batch, Samples, Settings, fit
 
     started = time.perf_counter()
     outputs = job.outputs()
@@ -112,7 +104,7 @@ def _whole(job: Refinement, kind: str, names: Sequence[str], progress: Progress,
     expected = {n: first[n] for n in outputs}
     tick = ticking(progress, kind, total)
     try:
-        found = fit(slim.piece(outputs), names, learnt, held, settings, expected=expected, tick=tick)
+        found = fit(slim.piece(outputs), names, Samples(learnt, held), settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         return entry_of(kind, started, Outcome(status="skipped", reason=f"no gradient through {error.op}")), {}
     except ModelError as error:

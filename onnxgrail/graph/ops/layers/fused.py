@@ -53,7 +53,7 @@ def fused_matmul(site: Site) -> None:
         )
     elif constant == [False, True] and ranks[1] == 2:
         second = form.transposed[1]
-        linear(site, 0, 1, inward=int(second), outward=int(not second), transposed=form.transposed[0])
+        linear(site, inward=int(second), outward=int(not second), transposed=form.transposed[0])
     elif any(constant):
         stacked(site, form=form)
     else:
@@ -84,7 +84,7 @@ def embed_normalisation(site: Site) -> None:
 def gemm_fast_gelu(site: Site) -> None:
     """Consume the last axis and produce a new one by a constant matrix; cut the bias with the outputs."""
     if site.is_constant(1) and len(site.shape(1)) == 2:
-        linear(site, 0, 1, inward=0, outward=1, bias=2)
+        linear(site, inward=0, outward=1, bias=2)
     else:
         site.refuse(COMPUTED)
 

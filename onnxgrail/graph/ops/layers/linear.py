@@ -44,7 +44,7 @@ def matmul(site: Site) -> None:
     constant = [site.is_constant(k) for k in (0, 1)]
     ranks = [len(site.shape(k)) for k in (0, 1)]
     if constant == [False, True] and ranks[1] == 2:
-        linear(site, 0, 1, inward=0, outward=1)
+        linear(site, inward=0, outward=1)
     elif any(constant):
         stacked(site)
     elif min(ranks) >= 2:
@@ -58,7 +58,7 @@ def gemm(site: Site) -> None:
     """Consume one axis and produce another by a constant matrix; cut the bias with the outputs."""
     turned = [bool(site.attribute(name, 0)) for name in ("transA", "transB")]
     if site.is_constant(1) and not turned[0]:
-        linear(site, 0, 1, inward=int(turned[1]), outward=int(not turned[1]), bias=2)
+        linear(site, inward=int(turned[1]), outward=int(not turned[1]), bias=2)
     elif site.is_constant(0) != site.is_constant(1):
         shape = site.out_shape()
         marks = _letters(site, Form((turned[0], turned[1])))
@@ -78,21 +78,18 @@ def _letters(site: Site, form: Form) -> list[Mark]:
     return contract(site, 0 if site.is_constant(0) else 1, terms, result)
 
 
-def linear(
-    site: Site, x: int, w: int, *, inward: int, outward: int, bias: int | None = None, transposed: bool = False
-) -> None:
-    """Consume the last axis of `x` by a matrix, and produce a new last axis.
+def linear(site: Site, *, inward: int, outward: int, bias: int | None = None, transposed: bool = False) -> None:
+    """Consume the last axis of the first input by a matrix, the second input, and produce a new last axis.
 
     Args:
         site: the node.
-        x: position of the activation.
-        w: position of the matrix.
-        inward: axis of the matrix that meets `x`.
+        inward: axis of the matrix that meets the activation.
         outward: axis of the matrix that is produced.
         bias: position of a bias, which is cut with the outputs.
-        transposed: consume the second-last axis of `x` instead.
+        transposed: consume the second-last axis of the activation instead.
     """
     rank = len(site.out_shape())
+    x, w = 0, 1
     last = len(site.shape(x)) - (2 if transposed else 1)
     consumed, produced = site.weight(w, inward), site.weight(w, outward)
     passing = []

@@ -47,7 +47,7 @@ def packed_matmul(site: Site) -> None:
     if site.name(4) or site.source(1) not in site.flow.facts.stored:
         site.freeze(site.marks(0), "its weight is reordered, computed at run time or packed in an unknown way")
         return
-    linear(site, 0, 1, inward=1, outward=0, bias=5)
+    linear(site, inward=1, outward=0, bias=5)
 
 
 @narrow("MatMulNBits", domain=MICROSOFT)
