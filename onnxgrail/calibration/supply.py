@@ -8,9 +8,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.data import read, read_apart
+from onnxgrail.calibration.feeds.data import Source, read_apart
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, asked_for
-from onnxgrail.calibration.feeds.reading import reading_of
+from onnxgrail.calibration.feeds.reading import Reading, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.shapes.dims import Usual
 from onnxgrail.calibration.shapes.synthetic import synthetic
@@ -30,16 +30,12 @@ def drawn(
         usual: sizes of open dimensions, by what they mean.
         sizes: sizes of open dimensions, by name.
     """
-    return synthetic(
-        model,
-        signature_of(model),
-        samples=recipe.samples,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        input_shapes=recipe.input_shapes,
-        usual=usual,
-        sizes=sizes,
-    )
+    return synthetic(model, sampling_of(recipe), input_shapes=recipe.input_shapes, usual=usual, sizes=sizes)
+
+
+def sampling_of(recipe: Recipe) -> Sampling:
+    """Return the number of samples, the batch size and the seed of a recipe."""
+    return Sampling(samples=recipe.samples, batch_size=recipe.batch_size, seed=recipe.seed)
 
 
 def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None]:
@@ -56,7 +52,6 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         UsageError: held-out samples are requested without data.
     """
     signature, recipe, group = signature_of(model), job.recipe, job.group
-    common: dict[str, Any] = {"samples": recipe.samples, "batch_size": recipe.batch_size, "seed": recipe.seed}
     count, source = asked_for(held_out)
     if count and data is None:
         raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
@@ -69,10 +64,11 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     )
     own: Batches | None = None
     if source is not None:
-        own = read(source, signature, reading=reading, group=group, batch_size=recipe.batch_size)
+        every = Sampling(batch_size=recipe.batch_size)
+        own, _ = read_apart(source, signature, 0, every, reading=reading, group=group)
     held: Batches | None = None
     if data is not None:
-        batches, held = read_apart(data, signature, count, reading=reading, group=group, **common)
+        batches, held = read_apart(data, signature, count, sampling_of(recipe), reading=reading, group=group)
     else:
         if own is None:
             reading.unused(frozenset(), "random inputs")
@@ -80,3 +76,16 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     if own is not None:
         return batches, HeldOut(asked=own.source, batches=own, own=True)
     return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
+
+
+def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Sampling) -> Batches:
+    """Return feeds for a model: the user's data, or random inputs without data.
+
+    Raises:
+        DataError: the data do not fit.
+        UsageError: an option on reading data is given without data.
+    """
+    if data is not None:
+        return read_apart(data, signature_of(model), 0, sampling, reading=reading)[0]
+    reading.unused(frozenset(), "random inputs")
+    return synthetic(model, sampling, input_shapes=reading.shapes)

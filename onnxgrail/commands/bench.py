@@ -15,14 +15,15 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, fixed_batch
-from onnxgrail.calibration.feeds.reading import Numbers, reading_of
+from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import Signature, signature_of
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
 from onnxgrail.calibration.runtime.threads import count, pinned
 from onnxgrail.calibration.runtime.timing import Times, machine, summarise, take_turns
-from onnxgrail.commands.compare import given, opened, runnable, weigh
+from onnxgrail.calibration.supply import given
+from onnxgrail.commands.compare import opened, runnable, weigh
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.rewrite.interface import between, fit
@@ -149,7 +150,7 @@ def bench(
         for number, size in enumerate(sizes):
             progress("bench", number, len(sizes))
             drawn = size if data is None else None
-            batches = given(data, loaded[0], reading, samples=drawn, batch_size=size, seed=seed)
+            batches = given(data, loaded[0], reading, Sampling(samples=drawn, batch_size=size, seed=seed))
             feed, samples = _filled(batches.first(), signature, size)
             if samples != size:  # data or --input-shapes fix the number of samples
                 notes.append(f"batches of {size} were asked for, the inputs hold {samples}")

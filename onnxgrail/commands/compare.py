@@ -11,9 +11,8 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.branching import look_once
-from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.data import Source, read
-from onnxgrail.calibration.feeds.reading import Numbers, Reading, reading_of
+from onnxgrail.calibration.feeds.data import Source
+from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import Signature, describe, signature_of
 from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.runtime.custom import Libraries
@@ -21,7 +20,7 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.runtime.timing import Times
-from onnxgrail.calibration.shapes.synthetic import synthetic
+from onnxgrail.calibration.supply import given
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.fidelity import Fidelity, entries, headline
@@ -185,7 +184,7 @@ def compare(
         image_std=image_std,
         input_shapes=input_shapes,
     )
-    batches = given(data, first, reading, samples=samples, batch_size=batch_size, seed=seed)
+    batches = given(data, first, reading, Sampling(samples=samples, batch_size=batch_size, seed=seed))
     feed = probe_feed(batches.first(), signature)
     ports = between(first, second)
     heavy = max(model_file.weight_bytes(model) for model in (first, second)) > HEAVY
@@ -221,22 +220,6 @@ def opened(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:
     for number, (path, model) in enumerate(zip(paths, found, strict=True), 1):
         same_inputs(signature_of(found[0]), signature_of(model), f"model {number}" if path is None else repr(str(path)))
     return paths, found
-
-
-def given(
-    data: Source | None, model: ir.Model, reading: Reading, *, samples: int | None, batch_size: int, seed: int
-) -> Batches:
-    """Return feeds for a model: the user's data, or random inputs without data.
-
-    Raises:
-        DataError: the data do not fit.
-        UsageError: an option on reading data is given without data.
-    """
-    settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
-    if data is not None:
-        return read(data, signature_of(model), reading=reading, **settings)
-    reading.unused(frozenset(), "random inputs")
-    return synthetic(model, signature_of(model), input_shapes=reading.shapes, **settings)
 
 
 def runnable(model: ir.Model, path: Path | None) -> Packed | bytes | Path:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.calibration.feeds.data import read_apart
+from onnxgrail.calibration.feeds.reading import Sampling
 from onnxgrail.errors import DataError
 
 from .test_data import FIXED, OPEN, rows, sizes
@@ -24,9 +25,9 @@ def test_held_back_samples_are_others(count, apart, samples, seed):
     options = {"samples": samples, "batch_size": 4, "seed": seed}
     if apart >= taken:
         with pytest.raises(DataError, match="held out"):
-            read_apart({"x": rows(count)}, OPEN, apart, **options)
+            read_apart({"x": rows(count)}, OPEN, apart, Sampling(**options))
         return
-    rest, held = read_apart({"x": rows(count)}, OPEN, apart, **options)
+    rest, held = read_apart({"x": rows(count)}, OPEN, apart, Sampling(**options))
     assert (rest.samples, held.samples) == (taken - apart, apart)
     firsts = [{int(row[0]) for feed in batches for row in feed["x"]} for batches in (rest, held)]
     assert [len(some) for some in firsts] == [taken - apart, apart]
@@ -61,7 +62,7 @@ def test_held_back_samples_are_spread_over_the_data():
     ],
 )
 def test_a_fifth_of_the_data_judges(count, samples, fitted, judging):
-    rest, held = read_apart({"x": rows(count)}, OPEN, None, samples=samples)
+    rest, held = read_apart({"x": rows(count)}, OPEN, None, Sampling(samples=samples))
     assert rest.samples == fitted
     assert (0 if held is None else held.samples) == judging
     assert not rest.notes
@@ -72,7 +73,7 @@ def test_a_fifth_of_the_data_judges(count, samples, fitted, judging):
 def test_the_same_samples_judge_every_time():
     first, second = (numbers(read_apart({"x": rows(100)}, OPEN, None)[1]) for _ in range(2))
     assert first == second
-    assert first != numbers(read_apart({"x": rows(100)}, OPEN, None, seed=1)[1])
+    assert first != numbers(read_apart({"x": rows(100)}, OPEN, None, Sampling(seed=1))[1])
 
 
 @pytest.mark.parametrize("label", [lambda n: n // 100, lambda n: n % 10, lambda n: n % 5])
@@ -108,7 +109,7 @@ def feeds(count: int, each: int):
     [(10, 4, None, 8), (40, 1, None, 8), (7, 4, None, 0), (2, 50, None, 0), (3, 50, None, 50), (50, 4, 32, 8)],
 )
 def test_ready_feeds_are_held_back_whole(count, each, samples, judging):
-    rest, held = read_apart(feeds(count, each), OPEN, None, samples=samples)
+    rest, held = read_apart(feeds(count, each), OPEN, None, Sampling(samples=samples))
     assert (0 if held is None else held.samples) == judging
     assert rest.samples == (count * each - judging if samples is None else samples)
 

@@ -5,7 +5,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from onnxgrail.calibration.feeds.signature import Input, signature_of
+from onnxgrail.calibration.feeds.reading import Sampling
+from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.calibration.shapes.dims import choose
 from onnxgrail.calibration.shapes.ids import table_rows
 from onnxgrail.calibration.shapes.synthetic import synthetic
@@ -20,7 +21,8 @@ def model(text, **constants):
 
 
 def draw(graph, **options):
-    batches = synthetic(graph, signature_of(graph), **options)
+    taken = {name: options.pop(name) for name in ("samples", "batch_size", "seed") if name in options}
+    batches = synthetic(graph, Sampling(**taken), **options)
     return batches, next(iter(batches))
 
 
@@ -42,7 +44,7 @@ def test_ids_stay_inside_the_table(before, what, rows):
     constants = {"table": TABLE, "two": np.array(2), "minus": np.array([-1])}
     graph = model(EMBEDDING.format(before=before, what=what), **constants)
     assert table_rows(graph, "ids") == rows
-    ids = np.concatenate([f["ids"] for f in synthetic(graph, signature_of(graph), samples=200)])
+    ids = np.concatenate([f["ids"] for f in synthetic(graph, Sampling(samples=200))])
     assert ids.min() >= 3
     assert ids.max() == rows - 1
 
@@ -90,7 +92,7 @@ def test_positions_stay_inside_their_table(past, longest):
 
 def test_same_seed_same_values_and_feeds_differ():
     graph = model("g (float[N, 3] x) => (float[N, 3] y) { y = Identity(x) }")
-    one, two = (list(synthetic(graph, signature_of(graph), samples=16, seed=1)) for _ in range(2))
+    one, two = (list(synthetic(graph, Sampling(samples=16, seed=1))) for _ in range(2))
     assert len(one) == 2
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a["x"], b["x"])

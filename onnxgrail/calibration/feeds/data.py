@@ -16,18 +16,18 @@ from onnxgrail.calibration.feeds.kinds import read_parts
 from onnxgrail.calibration.feeds.kinds.feeds import from_feeds
 from onnxgrail.calibration.feeds.matching import from_mapping
 from onnxgrail.calibration.feeds.parts import Part
-from onnxgrail.calibration.feeds.reading import Reading
+from onnxgrail.calibration.feeds.reading import ALL, Reading, Sampling
 from onnxgrail.calibration.feeds.signature import (
     Input,
     Signature,
     bad_values,
     check_array,
     check_integers,
-    convert,
     count_bad,
     describe,
 )
-from onnxgrail.core import Array, Feed, Ints, Labels
+from onnxgrail.calibration.feeds.taking import Take, gathered, rows_in, samples_in
+from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import DataError
 from onnxgrail.machine.group.sums import SOLO, Group, shard_of
 
@@ -44,7 +44,6 @@ def read(
     batch_size: int = 8,
     seed: int = 0,
     reading: Reading | None = None,
-    group: Group = SOLO,
 ) -> Batches:
     """Read batches from a path of any kind in `kinds.KINDS`, from arrays by name, or from ready feeds.
 
@@ -60,23 +59,20 @@ def read(
         batch_size: samples per feed if the model leaves it open.
         seed: seed of the random samples.
         reading: settings for files that do not contain them.
-        group: processes that share the work; each checks only the values of its own batches.
 
     Raises:
         DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or there are no data.
     """
-    settings: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "seed": seed}
-    return read_apart(source, signature, 0, reading=reading, group=group, **settings)[0]
+    sampling = Sampling(samples=samples, batch_size=batch_size, seed=seed)
+    return read_apart(source, signature, 0, sampling, reading=reading)[0]
 
 
 def read_apart(
     source: Source,
     signature: Signature,
     apart: int | None,
+    sampling: Sampling = ALL,
     *,
-    samples: int | None = None,
-    batch_size: int = 8,
-    seed: int = 0,
     reading: Reading | None = None,
     group: Group = SOLO,
 ) -> tuple[Batches, Batches | None]:
@@ -84,6 +80,14 @@ def read_apart(
 
     If `samples` is given, the samples held back come in addition.  Ready feeds are held back whole.  With `apart` None,
     a fifth is held back, or nothing if there are too few samples (see `held_out.spare`).
+
+    Args:
+        source: the data.
+        signature: the model's inputs.
+        apart: number of samples to hold back.
+        sampling: as the arguments of `read`.
+        reading: settings for files that do not contain them.
+        group: processes that share the work; each checks only the values of its own batches.
 
     Returns:
         The batches to fit to, and the batches held back, None if there are none.
@@ -93,7 +97,7 @@ def read_apart(
     """
     reading = reading or Reading()
     fixed = fixed_batch(signature) or 1
-    samples = None if samples is None else max(samples, fixed)
+    seed, samples = sampling.seed, None if sampling.samples is None else max(sampling.samples, fixed)
     limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
     parts = _parts(source, signature, limit, reading)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
@@ -103,7 +107,7 @@ def read_apart(
     notes.extend(note for part in parts for note in _disagreement(part, signature))
     if any(_is_ready(part, signature) for part in parts):
         return _ready_apart(_ready(parts, signature, limit, label, notes), apart, samples, seed)
-    total = sum(_rows(part, signature) for part in parts)
+    total = sum(rows_in(part, signature) for part in parts)
     held = spare(total, samples, fixed) if apart is None else apart
     wanted = None if samples is None else samples + held
     if wanted is not None and samples is not None and (samples if apart is None else wanted) > total:
@@ -113,7 +117,8 @@ def read_apart(
     hint = "" if reading.tokenizer is None else SHORTER
     if group.size == 1:
         _scan(parts, signature, chosen)
-    cut = partial(_cut, parts, signature, batch_size=batch_size, label=label, hint=hint, group=group)
+    pile = _Pile(parts=parts, signature=signature, label=label, hint=hint, group=group)
+    cut = partial(_cut, pile, batch_size=sampling.batch_size)
     if not held:
         return cut(chosen, notes=notes), None
     if apart is None and fixed > 1 and not _stackable(parts, signature):  # samples of several files may not fill it
@@ -125,7 +130,7 @@ def read_apart(
 
 def _ready_apart(batches: Batches, apart: int | None, asked: int | None, seed: int) -> tuple[Batches, Batches | None]:
     """Hold back whole feeds with about `apart` samples."""
-    feeds = [feed for feed in batches.feeds if isinstance(feed, _Take)]
+    feeds = [feed for feed in batches.feeds if isinstance(feed, Take)]
     if apart is None:
         some = spare_feeds([feed.samples for feed in feeds], asked)
     else:
@@ -199,8 +204,8 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
             bad = count_bad(array, entry)
             if bad:
                 raise bad_values(bad, array.size, entry, part.source)
-        feeds.append(_Take(parts=(part,), signature=signature))
-        total += _count(part, signature)
+        feeds.append(Take(parts=(part,), signature=signature))
+        total += samples_in(part, signature)
     if samples is not None and total > samples:
         notes.append(
             f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for"
@@ -208,26 +213,23 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
     return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes))
 
 
-def _count(part: Part, signature: Signature) -> int:
-    """Return the number of samples in a ready feed: the common length of the first axes, or 1 if there is none."""
-    lengths = {a.shape[0] if a.ndim else -1 for a in (part.arrays[e.name] for e in signature)}
-    return max(1, lengths.pop()) if len(lengths) == 1 else 1
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Pile:
+    """Data that are cut into batches; `hint` helps if the model rejects them, `group` shares their check."""
+
+    parts: tuple[Part, ...]
+    signature: Signature
+    label: str
+    hint: str
+    group: Group
 
 
-def _cut(
-    parts: tuple[Part, ...],
-    signature: Signature,
-    chosen: Ints,
-    batch_size: int,
-    *,
-    label: str,
-    hint: str,
-    notes: list[str],
-    group: Group,
-) -> Batches:
+def _cut(pile: _Pile, chosen: Ints, *, batch_size: int, notes: list[str]) -> Batches:
+    """Return the chosen samples in batches; notes are added to those given."""
+    parts, signature, label, group = pile.parts, pile.signature, pile.label, pile.group
     fixed = fixed_batch(signature)
     size = fixed or batch_size
-    feeds: list[_Take] = []
+    feeds: list[Take] = []
     dropped = 0
     for heap, rows in _heaps(parts, signature, chosen):
         for start in range(0, len(rows), size):
@@ -235,7 +237,7 @@ def _cut(
             if fixed and len(piece) < fixed:
                 dropped += len(piece)
                 continue
-            feeds.append(_Take(parts=heap, signature=signature, rows=piece))
+            feeds.append(Take(parts=heap, signature=signature, rows=piece))
     if not feeds:
         raise DataError(
             f"{label}: got {len(chosen)} samples, the model takes batches of exactly {fixed}",
@@ -247,11 +249,7 @@ def _cut(
     if dropped:
         notes.append(f"{label}: the last {dropped} samples do not fill a batch of {fixed} and were dropped")
     count = len(chosen) - dropped
-    return Batches(feeds=tuple(feeds), samples=count, source=label, notes=_unique(notes), hint=hint)
-
-
-def _rows(part: Part, signature: Signature) -> int:
-    return int(part.arrays[signature[0].name].shape[0])
+    return Batches(feeds=tuple(feeds), samples=count, source=label, notes=_unique(notes), hint=pile.hint)
 
 
 def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
@@ -266,7 +264,7 @@ def _heaps(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> Itera
     """Yield groups of parts whose samples fit in one batch, with the numbers of the chosen samples in each group."""
     offset = 0
     for heap in [parts] if _stackable(parts, signature) else [(part,) for part in parts]:
-        length = sum(_rows(part, signature) for part in heap)
+        length = sum(rows_in(part, signature) for part in heap)
         yield heap, chosen[(chosen >= offset) & (chosen < offset + length)] - offset
         offset += length
 
@@ -282,66 +280,11 @@ def _scan(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> None:
         for entry in signature:
             bad = size = 0
             for start in range(0, len(rows), BLOCK):
-                block = _gather(heap, entry, rows[start : start + BLOCK])
+                block = gathered(heap, entry, rows[start : start + BLOCK])
                 check_integers(block, entry, names)
                 bad, size = bad + count_bad(block, entry), size + block.size
             if bad:
                 raise bad_values(bad, size, entry, names)
-
-
-def _gather(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
-    pieces, offset = [], 0
-    for part in parts:
-        array = part.arrays[entry.name]
-        here = rows[(rows >= offset) & (rows < offset + len(array))] - offset
-        if len(here):
-            pieces.append(array[here])
-        offset += len(array)
-    return np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Take:
-    """A function that makes one feed: the given rows of the concatenated parts, or a whole part."""
-
-    parts: tuple[Part, ...]
-    signature: Signature
-    rows: Ints | None = None
-
-    @property
-    def chosen(self) -> Ints:
-        """Return the rows; empty for a whole part."""
-        return np.arange(0) if self.rows is None else self.rows
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples in the feed."""
-        return _count(self.parts[0], self.signature) if self.rows is None else len(self.rows)
-
-    def __call__(self) -> Feed:
-        feed = {}
-        for part in self.parts:
-            part.check()
-        for entry in self.signature:
-            array = self.parts[0].arrays[entry.name] if self.rows is None else _gather(self.parts, entry, self.rows)
-            feed[entry.name] = convert(np.asarray(array), entry)
-        for part in self.parts:
-            part.check()
-        return feed
-
-    def labels(self) -> Labels | None:
-        """Return the true classes of these samples; None unless all parts have labels."""
-        given = [part.labels for part in self.parts if part.labels is not None]
-        if len(given) < len(self.parts):
-            return None
-        if self.rows is None:
-            return given[0]
-        if any(len(one.values) != _rows(part, self.signature) for one, part in zip(given, self.parts, strict=True)):
-            return None
-        if len({one.values.shape[1:] for one in given}) > 1:
-            return None
-        whole = given[0].values if len(given) == 1 else np.concatenate([one.values for one in given])
-        return Labels(values=np.asarray(whole[self.rows]), classes=given[0].classes)
 
 
 def _unique(notes: list[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Settings for reading data whose files do not contain them."""
+"""Settings for reading data: how many samples, and what the files do not contain."""
 
 from __future__ import annotations
 
@@ -12,6 +12,24 @@ from onnxgrail.errors import UsageError
 Numbers = float | Sequence[float] | None
 LONGEST = 2**31 - 1  # largest int32, the type of token counts
 LENGTH = 128  # default of tokens per sample if neither the model nor the user gives a length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """The number of samples that are taken, and their batches.
+
+    Attributes:
+        samples: number of samples; None for all that the data hold.
+        batch_size: samples per feed if the model leaves it open.
+        seed: seed of random samples.
+    """
+
+    samples: int | None = None
+    batch_size: int = 8
+    seed: int = 0
+
+
+ALL = Sampling()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.signature import Input, Signature, is_float
+from onnxgrail.calibration.feeds.reading import ALL, Sampling
+from onnxgrail.calibration.feeds.signature import Input, Signature, is_float, signature_of
 from onnxgrail.calibration.shapes.caches import head_widths
 from onnxgrail.calibration.shapes.dims import Shapes, Sized, Usual, choose, is_past
 from onnxgrail.calibration.shapes.ids import table_rows
@@ -48,11 +49,8 @@ class Draw:
 
 def synthetic(
     model: ir.Model,
-    signature: Signature,
+    sampling: Sampling = ALL,
     *,
-    samples: int | None = None,
-    batch_size: int = 8,
-    seed: int = 0,
     input_shapes: Shapes | None = None,
     sizes: Mapping[str, int] | None = None,
     usual: Usual | None = None,
@@ -63,11 +61,8 @@ def synthetic(
     get small sizes (sequences 16, images 64x64); equal names get equal sizes.  The same seed gives the same values.
 
     Args:
-        model: the model that `signature` was read from; its graph shows which tables integer inputs index.
-        signature: the model's inputs.
-        samples: number of samples; None makes 64.
-        batch_size: samples per feed if the model leaves it open.
-        seed: random seed.
+        model: the model that is fed; its graph shows which tables integer inputs index.
+        sampling: how many samples, 64 by default, in which batches.
         input_shapes: full shapes for some inputs, batch size included.
         sizes: sizes of named open dimensions.
         usual: sizes of the others.
@@ -76,10 +71,10 @@ def synthetic(
         DataError: an input holds strings or declares no rank.
         UsageError: a given shape does not fit, or too many samples are requested.
     """
-    wanted = samples or SAMPLES
+    signature, wanted = signature_of(model), sampling.samples or SAMPLES
     if wanted > MOST:
         raise UsageError(f"{wanted} random samples are too many, at most {MOST}", hint="64 to 512 say as much")
-    shapes, batch = input_shapes or {}, min(batch_size, wanted)
+    shapes, batch = input_shapes or {}, min(sampling.batch_size, wanted)
     known = {**head_widths(model), **(sizes or {})}
     sized = choose(signature, batch=batch, input_shapes=shapes, sizes=known, usual=usual)
     short = _short(model, signature, sized)
@@ -90,7 +85,7 @@ def synthetic(
     batch = firsts.pop() if len(firsts) == 1 and all(sized.shapes.values()) else 1
     count = -(-wanted // max(1, batch))
     return Batches(
-        feeds=tuple(partial(_feed, draws, seed, number) for number in range(count)),
+        feeds=tuple(partial(_feed, draws, sampling.seed, number) for number in range(count)),
         samples=count * max(1, batch),
         source="synthetic",
         notes=(COST,),

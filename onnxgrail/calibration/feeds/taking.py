@@ -1,0 +1,79 @@
+"""Make a feed from the samples that were chosen for it, when it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgrail.calibration.feeds.parts import Part
+from onnxgrail.calibration.feeds.signature import Input, Signature, convert
+from onnxgrail.core import Array, Feed, Ints, Labels
+
+
+def samples_in(part: Part, signature: Signature) -> int:
+    """Return the number of samples in a ready feed: the common length of the first axes, or 1 if there is none."""
+    lengths = {a.shape[0] if a.ndim else -1 for a in (part.arrays[e.name] for e in signature)}
+    return max(1, lengths.pop()) if len(lengths) == 1 else 1
+
+
+def rows_in(part: Part, signature: Signature) -> int:
+    """Return the length of the first axis of a part."""
+    return int(part.arrays[signature[0].name].shape[0])
+
+
+def gathered(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
+    """Return rows of the concatenated parts."""
+    pieces, offset = [], 0
+    for part in parts:
+        array = part.arrays[entry.name]
+        here = rows[(rows >= offset) & (rows < offset + len(array))] - offset
+        if len(here):
+            pieces.append(array[here])
+        offset += len(array)
+    return np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Take:
+    """A function that makes one feed: the given rows of the concatenated parts, or a whole part."""
+
+    parts: tuple[Part, ...]
+    signature: Signature
+    rows: Ints | None = None
+
+    @property
+    def chosen(self) -> Ints:
+        """Return the rows; empty for a whole part."""
+        return np.arange(0) if self.rows is None else self.rows
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples in the feed."""
+        return samples_in(self.parts[0], self.signature) if self.rows is None else len(self.rows)
+
+    def __call__(self) -> Feed:
+        """Return the feed."""
+        feed = {}
+        for part in self.parts:
+            part.check()
+        for entry in self.signature:
+            array = self.parts[0].arrays[entry.name] if self.rows is None else gathered(self.parts, entry, self.rows)
+            feed[entry.name] = convert(np.asarray(array), entry)
+        for part in self.parts:
+            part.check()
+        return feed
+
+    def labels(self) -> Labels | None:
+        """Return the true classes of these samples; None unless all parts have labels."""
+        given = [part.labels for part in self.parts if part.labels is not None]
+        if len(given) < len(self.parts):
+            return None
+        if self.rows is None:
+            return given[0]
+        if any(len(one.values) != rows_in(part, self.signature) for one, part in zip(given, self.parts, strict=True)):
+            return None
+        if len({one.values.shape[1:] for one in given}) > 1:
+            return None
+        whole = given[0].values if len(given) == 1 else np.concatenate([one.values for one in given])
+        return Labels(values=np.asarray(whole[self.rows]), classes=given[0].classes)
