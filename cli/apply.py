@@ -7,41 +7,36 @@ from typing import Any
 
 import click
 
+from onnxgrail.recipe.table.option import NAME
+
 from .compress import finish, measured
 from .parts import machine, options
-from .parts.device import device_instead, resolve_providers
+from .parts.device import resolve_providers
 from .parts.help import Grouped
 from .parts.progress import progress
 
 INSTEAD = ("tokenizer", "selector", "compensate")  # settings that are passed on only if given, else the recipe's apply
+NAMED = {"value": NAME, "default": None, "help": "Instead of the recipe's; a plug-in must be named here."}
 
 
 @click.command(cls=Grouped)
 @click.argument("recipe", metavar="RECIPE", type=click.Path(path_type=Path))
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
-@click.option("--force", is_flag=True, help=options.FORCE)
-@click.option("--data", "--calib", "data", metavar="PATH", help="Calibration data, instead of the recipe's.")
-@options.held_out_option
-@options.tokenizer_option
-@click.option("--selector", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")
-@click.option("--compensate", metavar="NAME", help="Instead of the recipe's; a plug-in must be named here.")
-@device_instead
-@options.report_option
-@options.latency_option
-@options.curves_option
-@options.external_option("as IN has them")
-@options.resume_option
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
-@options.talk_options
+@options.options_of(
+    "apply",
+    data={"help": "Calibration data, instead of the recipe's.", "otherwise": ""},
+    selector=NAMED,
+    compensate=NAMED,
+    device={"otherwise": "the recipe's"},
+)
 def apply(
     *,
     recipe: Path,
     model: Path,
     out: Path | None,
     output: Path | None,
-    reports: tuple[Path, ...],
+    report: tuple[Path, ...],
     latency: bool | None,
     device: str | None,
     providers: tuple[str, ...],
@@ -61,9 +56,9 @@ def apply(
     options.keeps(settings["resume"])
     if device is not None or providers:
         settings["providers"] = resolve_providers(device, providers)
-    settings |= measured(latency, reports, settings)
+    settings |= measured(latency, report, settings)
     settings = {name: value for name, value in settings.items() if value is not None or name not in INSTEAD}
     machine.ready("apply")
     with progress(quiet=quiet, no_progress=no_progress) as show:
-        result = onnxgrail.apply(recipe, model, written, report=reports, progress=show, **settings)
+        result = onnxgrail.apply(recipe, model, written, report=report, progress=show, **settings)
     finish(result, as_json=as_json, quiet=quiet)

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from .parts import machine, options, render, values
-from .parts.device import device_options, resolve_providers
+from .parts.device import resolve_providers
+from .parts.help import Grouped
 from .parts.progress import progress
 
 
@@ -23,11 +24,8 @@ def sizes(value: Any) -> tuple[int, ...]:
     return found
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("models", metavar="A [B ...]", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--data", "--calib", "data", metavar="PATH", help="Samples to run on, as for compress.  [default: random inputs]"
-)
 @click.option(
     "--batch-size",
     "batch_sizes",
@@ -49,13 +47,9 @@ def sizes(value: Any) -> tuple[int, ...]:
 @click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="Threads inside one operator.  [default: all cores]"
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of random inputs."
+@options.options_of(
+    "bench", data={"help": "Samples to run on, as for compress."}, seed={"help": "Seed of random inputs."}
 )
-@options.shapes_option
-@options.reading_options
-@device_options
-@options.talk_options
 def bench(
     *,
     models: tuple[Path, ...],
@@ -96,12 +90,7 @@ def _table(result: Any) -> None:
             ratio, interval = render.quiet("no difference"), render.quiet(interval)
         shown = [f"{value:.3f}" for value in (times.median, times.p90, times.p99, times.spread)]
         cells = (render.size(row.bytes), str(row.batch_size), *shown, render.short(row.throughput), ratio, interval)
-        rows.append(
-            (
-                row.path,
-                *cells,
-            )
-        )
+        rows.append((row.path, *cells))
     render.table("Milliseconds per run; spread is the distance of the quartiles", columns, rows)
     words = f"{result.threads} thread{'s' if result.threads > 1 else ''}"
     rounds = dict.fromkeys((row.batch_size, row.rounds) for row in result.rows)  # each batch size has its own

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .parts import close, machine, options, render, values
-from .parts.device import device_options, resolve_providers
+from .parts.device import resolve_providers
 from .parts.help import Grouped
 from .parts.progress import progress
 
@@ -16,23 +16,11 @@ from .parts.progress import progress
 @click.command(cls=Grouped)
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
-@options.data_options
-@options.reading_options
-@device_options
-@click.option(
-    "--min-cosine",
-    type=click.FloatRange(-1, 1),
-    metavar="C",
-    help="Exit 3 if the mean cosine of an output is lower.",
+@options.options_of(
+    "compare",
+    min_cosine={"help": "Exit 3 if the mean cosine of an output is lower."},
+    latency={"help": "Also time both models on one sample, in turn.", "off": "", "otherwise": ""},
 )
-@click.option(
-    "--max-nmse",
-    type=click.FloatRange(min=0),
-    metavar="E",
-    help="Exit 3 if the squared error of an output, relative to its energy, is higher.",
-)
-@click.option("--latency", is_flag=True, help="Also time both models on one sample, in turn.")
-@options.talk_options
 def compare(
     *,
     a: Path,

@@ -10,130 +10,27 @@ from typing import Any
 import click
 
 from .parts import close, machine, options, render, ship, values
-from .parts.device import device_options, resolve_providers
+from .parts.device import resolve_providers
 from .parts.help import Grouped
-from .parts.plugged import Plugged
 from .parts.progress import progress
 
 REASONS = 8  # lines in the list of refusals; the report has all
-COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "output", "force", "reports", "device")
+COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "output", "force", "report", "device")
 
 
 @click.command(cls=Grouped, common=COMMON)
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
-@click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: IN.compressed.onnx]")
-@click.option("--force", is_flag=True, help=options.FORCE)
-@click.option(
-    "--ratio",
-    type=values.ratio,
-    metavar="R",
-    default=0.3,
-    show_default=True,
-    help="Share to remove of the parameters in blocks that can be narrowed.",
-)
-@click.option(
-    "--unit-ratio",
-    type=values.ratio,
-    metavar="R",
-    help="Instead of --ratio: share to remove of the channels, neurons and heads of every block, as papers count.",
-)
-@options.budget_options
-@click.option("--sparsity", type=values.ratio, metavar="R", hidden=True, help="Same as --ratio.")
-@click.option(
-    "--blocks",
-    type=values.blocks,
-    metavar="KINDS",
-    default=",".join(values.BLOCKS),
-    show_default=True,
-    help="Kinds of blocks to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
-)
-@click.option("--include", type=values.regex, metavar="REGEX", help="Narrow only blocks whose name or nodes match.")
-@click.option("--exclude", type=values.regex, metavar="REGEX", help="Do not narrow blocks whose name or nodes match.")
-@options.data_options
-@options.held_out_option
-@options.reading_options
-@click.option(
-    "--selector",
-    type=Plugged(values.SELECTORS, "onnxgrail.selectors"),
-    default="wanda",
-    show_default=True,
-    help="Criterion that ranks channels, neurons and heads.",
-)
-@click.option(
-    "--reducer",
-    type=click.Choice(values.REDUCERS),
-    default="prune",
-    show_default=True,
-    help="Remove channels, neurons and heads (prune), or merge them (fold).",
-)
-@click.option(
-    "--compensate",
-    type=Plugged(values.COMPENSATORS, "onnxgrail.compensators"),
-    default="best",
-    show_default=True,
-    help="Compensation of the remaining weights: as in the GRAIL paper (grail), fitted to the original network (best), "
-    "or none.",
-)
-@click.option(
-    "--fit",
-    type=values.fits,
-    metavar="PARTS",
-    default=",".join(values.FITS),
-    show_default=True,
-    help="Parts of best: ridge towards the current weights (prior), fitted biases (affine), step length chosen on "
-    "held-out samples (blend), fit of layers downstream that lost nothing (behind), whole windows of convolutions "
-    "(patch); or none of them (plain).",
-)
-@click.option(
-    "--norms",
-    type=click.Choice(values.NORMS),
-    default="none",
-    show_default=True,
-    help="Afterwards restore the statistics of activations: mean and deviation after convolutions (repair), or fit "
-    "scale and bias of normalizations by least squares (refit).",
-)
-@click.option(
-    "--closed-loop/--open-loop",
-    default=False,
-    show_default=True,
-    help="Measure each block in the network narrowed so far, or in the original model, as --compensate best does.",
-)
-@click.option(
-    "--round-to",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=8,
-    show_default=True,
-    help="Keep multiples of this number if the width allows it; 1 turns it off.",
-)
-@options.method_options
-@options.refine_options
-@options.stats_options
-@options.cache_option
-@ship.ship_options
-@options.kv_io_option
-@options.listed_option
-@device_options
-@click.option("--check/--no-check", default=True, show_default=True, help="Compare the result with the original.")
-@options.min_cosine_option
-@options.report_option
-@options.latency_option
-@options.curves_option
-@options.external_option("as IN has them")
-@options.resume_option
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
-@options.talk_options
+@click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
+@options.options_of("compress")
 def compress(
     *,
     model: Path,
-    target: Path | None,
+    out: Path | None,
     output: Path | None,
-    sparsity: float | None,
     device: str | None,
     providers: tuple[str, ...],
     input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    reports: tuple[Path, ...],
+    report: tuple[Path, ...],
     latency: bool | None,
     as_json: bool,
     quiet: bool,
@@ -146,20 +43,18 @@ def compress(
     """
     import onnxgrail
 
-    written = options.one_output(target, output)
+    written = options.one_output(out, output)
     options.only_one(click.get_current_context(), recipe)
-    if sparsity is not None:
-        recipe["ratio"] = sparsity
     recipe["providers"] = resolve_providers(device, providers)
-    recipe["input_shapes"], recipe["target"] = dict(input_shapes), recipe.pop("runtime")
-    recipe |= measured(latency, reports, recipe)
+    recipe["input_shapes"] = dict(input_shapes)
+    recipe |= measured(latency, report, recipe)
     options.keeps(recipe["resume"])
     machine.ready("compress", "join")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0
         try:
             with progress(quiet=quiet or follows, no_progress=no_progress) as show:
-                result = onnxgrail.compress(model, written, report=reports, group=group, progress=show, **recipe)
+                result = onnxgrail.compress(model, written, report=report, group=group, progress=show, **recipe)
         except onnxgrail.NothingToCompressError as error:
             if as_json and isinstance(error.report, onnxgrail.Report) and not follows:
                 click.echo(error.report.to_json())

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from .parts import machine, options, render, values
+from .parts.help import Grouped
 from .parts.progress import progress
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.option("--model", "models", multiple=True, metavar="NAME", help="An embedded model; repeatable.  [default: all]")
 @click.option(
     "--ratio",
@@ -24,7 +25,6 @@ from .parts.progress import progress
     help="Share to remove of the parameters in blocks that can be narrowed; repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep models and reports in this folder.")
-@click.option("--force", is_flag=True, help="Replace existing files in that folder.")
 @click.option(
     "--threads",
     type=click.IntRange(1, 4096),
@@ -33,9 +33,7 @@ from .parts.progress import progress
     show_default=True,
     help="Threads for the latency measurement.",
 )
-@options.json_option
-@options.verbose_option
-@options.progress_option
+@options.options_of("demo", force={"help": "Replace existing files in that folder."})
 def demo(
     *,
     models: tuple[str, ...],

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from .parts import machine, options, render, values
+from .parts.help import Grouped
 from .parts.progress import progress
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -26,7 +27,7 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
     return name, {int(axis): label for axis, _, label in pairs}
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("spec", metavar="SPEC")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--static", is_flag=True, help="Fix all sizes to those of the example inputs.")
@@ -37,7 +38,6 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
     multiple=True,
     help="Open axes of an input, instead of the guess (batch and sequence): x:0=batch,2=height,3=width; repeatable.",
 )
-@options.shapes_option
 @click.option(
     "--opset",
     type=click.IntRange(min=9),
@@ -68,18 +68,17 @@ def _axes(value: Any) -> tuple[str, dict[int, str]]:
     "--random-weights", is_flag=True, help="Use random weights; only the description of the architecture is fetched."
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of all random numbers."
-)
-@click.option("--check/--no-check", default=True, show_default=True, help="Compare with torch at several shapes.")
-@click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     metavar="E",
     help="Exit 3 if the relative error of an output is higher.  [default: 0.001; 0.03 in half precision]",
 )
-@options.external_option("inside")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
-@options.talk_options
+@options.options_of(
+    "export",
+    force={"help": "Replace an existing output."},
+    save_as_external_data={"otherwise": "inside"},
+    check={"help": "Compare with torch at several shapes."},
+)
 def export(
     *,
     spec: str,

@@ -7,37 +7,19 @@ from typing import Any
 
 import click
 
-from .parts import machine, options, render, values
-from .parts.device import custom_ops_option
+from .parts import machine, options, render
+from .parts.help import Grouped
 
 EXAMPLES = 3  # nodes named per reason without --verbose
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("model", metavar="IN", type=click.Path(path_type=Path))
-@click.option(
-    "--data",
-    "--calib",
-    "data",
-    metavar="PATH",
-    help="Data in any form that compress takes; two samples are used.  [default: random inputs]",
+@options.options_of(
+    "inspect",
+    data={"help": "Data in any form that compress takes; two samples are used."},
+    report={"help": "Write the result as JSON (.json) or as a page (.html); repeatable.", "also": ("--html",)},
 )
-@click.option("--tokenizer", type=click.Path(), metavar="FILE", help="For text: the tokenizer.json of the model.")
-@options.shapes_option
-@options.kv_io_option
-@custom_ops_option
-@click.option(
-    "--report",
-    "--html",
-    "report",
-    type=values.report_file,
-    metavar="FILE",
-    multiple=True,
-    help="Write the result as JSON (.json) or as a page (.html); repeatable.",
-)
-@click.option("--force", is_flag=True, help=options.FORCE)
-@options.json_option
-@options.verbose_option
 def inspect(
     *,
     model: Path,

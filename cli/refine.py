@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .parts import close, machine, options, render, values
-from .parts.device import device_options, resolve_providers
+from .parts.device import resolve_providers
 from .parts.help import Grouped
 from .parts.progress import progress
 
@@ -21,7 +21,7 @@ COMMON = (
     "budget_seconds",
     "output",
     "force",
-    "reports",
+    "report",
     "min_cosine",
     "device",
 )
@@ -29,55 +29,25 @@ COMMON = (
 
 @click.command(cls=Grouped, common=COMMON)
 @click.argument("model", metavar="SMALL", type=click.Path(path_type=Path))
-@click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--reference",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DENSE",
-    help="The model that SMALL was made from, with the same inputs and outputs.",
+@click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
+@options.options_of(
+    "refine",
+    output={"otherwise": "SMALL.refined.onnx"},
+    dry_run={"help": "Fit and report; write no model."},
+    save_as_external_data={"otherwise": "as SMALL has them"},
+    refine={"default": ("laco", "distill")},
+    check={"help": "Compare with DENSE before and after the fit."},
+    report={"help": "Write the report; repeatable.", "metavar": "FILE.json"},
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: SMALL.refined.onnx]")
-@click.option("--force", is_flag=True, help=options.FORCE)
-@options.data_options
-@options.held_out_option
-@options.reading_options
-@click.option(
-    "--refine",
-    type=values.refines,
-    metavar="KINDS",
-    default="laco,distill",
-    show_default=True,
-    help="In this order: " + options.REFINE_HELP,
-)
-@options.ic_option
-@options.seconds_option
-@device_options
-@click.option(
-    "--check/--no-check", default=True, show_default=True, help="Compare with DENSE before and after the fit."
-)
-@options.min_cosine_option
-@click.option(
-    "--report",
-    "reports",
-    type=values.report_file,
-    metavar="FILE.json",
-    multiple=True,
-    help="Write the report; repeatable.",
-)
-@options.external_option("as SMALL has them")
-@options.resume_option
-@click.option("--dry-run", is_flag=True, help="Fit and report; write no model.")
-@options.talk_options
 def refine(
     *,
     model: Path,
-    target: Path | None,
+    out: Path | None,
     output: Path | None,
     device: str | None,
     providers: tuple[str, ...],
     input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    reports: tuple[Path, ...],
+    report: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -89,7 +59,7 @@ def refine(
     """
     import onnxgrail
 
-    written = options.one_output(target, output)
+    written = options.one_output(out, output)
     settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
     options.keeps(settings["resume"])
@@ -97,7 +67,7 @@ def refine(
         raise click.UsageError("refine runs in one process; start it without torchrun")
     machine.ready("refine_model")
     with progress(quiet=quiet, no_progress=no_progress) as show:
-        result = onnxgrail.refine_model(model, written, report=reports, progress=show, **settings)
+        result = onnxgrail.refine_model(model, written, report=report, progress=show, **settings)
     data = result.report.data
     render.notes([*data["calibration"]["notes"], *data["notes"]], quiet=quiet)
     if as_json:

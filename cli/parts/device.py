@@ -1,43 +1,12 @@
-"""Options for the device on which models run, and for libraries of operators."""
+"""The device on which models run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import click
 
-from . import values
-from .options import F, chain
-
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-
-custom_ops_option = click.option(
-    "--custom-ops",
-    type=click.Path(),
-    multiple=True,
-    metavar="LIBRARY",
-    help="Shared library with operators that ONNX Runtime does not have; its code is executed.  Repeatable.",
-)
-
-
-def _device(default: str) -> Callable[[F], F]:
-    return chain(
-        click.option(
-            "--device",
-            type=values.device,
-            metavar="cpu|cuda[:N,...]",
-            help="Device on which models run and sums are computed; several GPUs need as many processes (torchrun).  "
-            f"[default: {default}]",
-        ),
-        click.option(
-            "--providers", multiple=True, metavar="NAME", help="Execution providers instead of --device; repeatable."
-        ),
-        custom_ops_option,
-    )
-
-
-device_options, device_instead = _device("cpu"), _device("the recipe's")
 
 
 def resolve_providers(device: str | None, providers: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,34 +7,17 @@ from typing import Any
 
 import click
 
-REMOVE, DATA, REPAIR = "What to remove", "Data", "Repair"
-REFINE, OUTPUT, MACHINE = "Refine (needs torch)", "Output", "Machine"
-GROUPS: dict[str, tuple[str, ...]] = {
-    REMOVE: (
-        *("ratio", "unit_ratio", "target_params", "target_macs", "target_size", "target_latency", "allocate"),
-        *("round_to", "blocks", "include", "exclude", "kv_io", "selector", "reducer"),
-        *("method", "grasp_layers", "grasp_retain", "grasp_rank", "grasp_whiten", "grasp_refit"),
-    ),
-    DATA: (
-        *("data", "held_out", "samples", "batch_size", "seed", "input_shapes", "reference"),
-        *("tokenizer", "sequence_length", "image_mean", "image_std", "save_stats", "stats"),
-    ),
-    REPAIR: ("compensate", "fit", "norms", "closed_loop"),
-    REFINE: ("refine", "ic_rank", "budget_seconds"),
-    OUTPUT: (
-        *("output", "force", "dry_run", "save_as_external_data", "keep_initializer_inputs", "simplify", "quantize"),
-        *("runtime", "strict", "check", "min_cosine", "max_nmse", "reports", "latency", "curves"),
-        *("save_recipe", "as_json", "quiet"),
-    ),
-    MACHINE: (*("device", "providers", "custom_ops", "cache_budget", "resume", "no_progress", "verbose", "help_all"),),
-}
-OTHER = "Other"
-_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+from onnxgrail.recipe.table import GROUPS, OPTIONS
+
+OTHER, MACHINE = "Options", "Machine"
 
 
 def group_of(parameter: click.Parameter) -> str:
-    """Return the name of the group that an option belongs to."""
-    return MACHINE if "--help" in parameter.opts else _GROUP_OF.get(str(parameter.name), OTHER)
+    """Return the heading of an option; those that the table does not list are options of one command."""
+    row = OPTIONS.get(str(parameter.name))
+    if row is not None:
+        return row.group
+    return MACHINE if parameter.name == "help_all" or "--help" in parameter.opts else OTHER
 
 
 class Grouped(click.Command):
@@ -54,7 +37,7 @@ class Grouped(click.Command):
         """Write the options, with a section per group."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
         shown = options if self.common is None or ctx.meta.get(_ALL) else self._first(options)
-        for group in (*GROUPS, OTHER):
+        for group in (OTHER, *GROUPS):
             rows = [r for p in shown if group_of(p) == group and (r := p.get_help_record(ctx)) is not None]
             if rows:
                 with formatter.section(group):

@@ -1,50 +1,17 @@
-"""Options and result lines of the steps after narrowing: simplification, quantization, check for a runtime."""
+"""Result lines of the steps after narrowing: simplification, quantization, check for a runtime."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import click
+from . import render
 
-from . import options, render
-
-QUANTIZE = ("none", "int8", "int8-dynamic", "fp16")
-TARGETS = ("tensorrt",)
 SHOWN = 8  # findings that are printed; the report has all
-
-ship_options = options.chain(
-    click.option(
-        "--simplify", is_flag=True, help="After narrowing, fold and fuse nodes with onnxslim (extra `simplify`)."
-    ),
-    click.option(
-        "--quantize",
-        type=click.Choice(QUANTIZE),
-        default="none",
-        show_default=True,
-        help="As the last step, quantize: int8 with ranges from the calibration data, int8 with ranges found at run "
-        "time (int8-dynamic), or half precision (fp16).",
-    ),
-    click.option(
-        "--target", "runtime", type=click.Choice(TARGETS), help="Report what this runtime would reject or run slowly."
-    ),
-    click.option("--strict", is_flag=True, help="Exit 3 if --target would reject the model; it is still written."),
-    click.option(
-        "--save-recipe",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Store all choices in a file (.yaml or .json) for `onnxgrail apply`.",
-    ),
-)
 
 
 def lines(data: Any) -> list[str]:
     """Return lines on simplification, quantization and the check for a runtime; empty if none was requested."""
-    return [
-        *_simplified(data.get("simplify")),
-        *_quantised(data.get("quantization")),
-        *_target(data.get("target")),
-    ]
+    return [*_simplified(data.get("simplify")), *_quantised(data.get("quantization")), *_target(data.get("target"))]
 
 
 def latency(steps: Any, speed: Any) -> None:

@@ -1,12 +1,10 @@
-"""The values of options, and the functions that parse them.
-
-Names of methods are literals here, because `--help` must not import the library; a test compares both.
-"""
+"""Functions that parse the values of options."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,6 @@ import click
 
 EXIT_GATE = 3
 LONGEST = 80  # characters of a value in a message
-SELECTORS = ("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random")
-REDUCERS = ("prune", "fold", "fold-kmeans", "fold-gram", "fold-random")
-COMPENSATORS = ("grail", "best", "none")
-FITS = ("prior", "affine", "blend", "behind", "patch")
-NORMS = ("none", "repair", "refit", "all")
-REFINES = ("laco", "distill", "regional", "norms", "ic")
-METHODS = ("grail", "grasp", "ic")
-GRASP_RANKS = ("attribution", "taylor", "magnitude")
-ALLOCATIONS = ("uniform", "depth", "flap", "global")
-TARGETS = ("params", "macs", "size", "latency")
-BLOCKS = ("conv", "mlp", "heads", "stream")
-DATA = (
-    "file.py:function (which is run), .npz, .npy, Polygraphy .json, .txt, test_data_set_* folders (.pb), a saved "
-    "Hugging Face dataset, a folder of .npz or .npy or a folder of images"
-)
 
 
 def ratio(value: Any) -> float:
@@ -83,22 +66,25 @@ def short(value: Any) -> str:
     return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
-def blocks(value: Any) -> tuple[str, ...]:
-    """Parse a comma-separated list of kinds of blocks."""
-    kinds = _words(value, BLOCKS)
-    if not kinds:
-        raise click.BadParameter(f"'nothing': choose from {', '.join(BLOCKS)}")
-    return kinds
+def words(known: tuple[str, ...], empty: str) -> Callable[[Any], tuple[str, ...]]:
+    """Return a parser of comma-separated words.
 
+    Args:
+        known: the allowed words.
+        empty: word for none of them; if it is empty, at least one is required.
+    """
 
-def fits(value: Any) -> tuple[str, ...]:
-    """Parse a comma-separated list of parts of the fit; empty for `plain`."""
-    return () if str(value).strip() == "plain" else _words(value, FITS)
+    def parse(value: Any) -> tuple[str, ...]:
+        found = [part.strip() for part in str(value).split(",") if part.strip()]
+        if found == [empty]:
+            return ()
+        unknown = [word for word in found if word not in known]
+        if unknown or not (found or empty):
+            told = ", ".join(unknown) or "nothing"
+            raise click.BadParameter(f"{told!r}: choose from {', '.join(known)}")
+        return tuple(dict.fromkeys(found))
 
-
-def refines(value: Any) -> tuple[str, ...]:
-    """Parse a comma-separated list of refinements; empty for `none`."""
-    return () if str(value).strip() == "none" else _words(value, REFINES)
+    return parse
 
 
 def device(value: Any) -> str:
@@ -107,22 +93,6 @@ def device(value: Any) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", text):
         raise click.BadParameter(f"{value!r}: choose cpu, cuda, cuda:1, or cuda:0,1 for two processes")
     return text
-
-
-def methods(value: Any) -> tuple[str, ...]:
-    """Parse a comma-separated list of methods."""
-    found = _words(value, METHODS)
-    if not found:
-        raise click.BadParameter(f"'nothing': choose from {', '.join(METHODS)}")
-    return found
-
-
-def _words(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
-    words = tuple(part.strip() for part in str(value).split(",") if part.strip())
-    unknown = [word for word in words if word not in known]
-    if unknown:
-        raise click.BadParameter(f"{', '.join(unknown)!r}: choose from {', '.join(known)}")
-    return tuple(dict.fromkeys(words))
 
 
 def report_file(value: Any) -> Path:

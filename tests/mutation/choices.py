@@ -27,7 +27,7 @@ from tests.mutation.travelling import GOOD, MODELS, kept, recipe, report, resume
 CANARY = "open('RAN', 'w').close()\ndef f():\n    yield {}\n"
 OUTPUTS = ("out.json", "out.html", "out.yaml", "out.npz", "out.onnx", "out.x/r.json", "d.npz", "m.onnx", "good.json",
            ".", "..", "folder", "n" * 300 + ".json", "d.npz/r.json", "r.yaml")  # fmt: skip
-PATHS = frozenset({"output", "out", "target", "reports", "report", "save_stats", "save_recipe", "page"})
+PATHS = frozenset({"output", "out", "report", "save_stats", "save_recipe", "page"})
 NAMED = frozenset({"data", "held_out"})  # what runs `file.py:function` where a command names it
 BEGINNINGS = {
     "compress": ("m.onnx", "out.onnx", "--data", "d.npz"),
@@ -36,7 +36,7 @@ BEGINNINGS = {
     "bench": ("m.onnx", "--rounds", "2"),
 }
 COMMANDS = ("compress", "compress", "compress", "apply", "inspect", "compare", "bench")
-SKIPPED = frozenset({"help", "help_all", "latency", "curves", "seconds", "runtime", "resume", "custom_ops"})
+SKIPPED = frozenset({"help", "help_all", "latency", "curves", "seconds", "target", "resume", "custom_ops"})
 CALLS = ("compress", "compress", "apply", "inspect", "compare", "bench")
 
 

@@ -7,10 +7,9 @@ import pytest
 from PIL import Image
 
 from onnxgrail.calibration.feeds.data import read
-from onnxgrail.calibration.feeds.kinds import KINDS, MENU, arrays, images
+from onnxgrail.calibration.feeds.kinds import KINDS, arrays, images
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Input
-from onnxgrail.cli.parts import values as _values
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from tests.unit import samples
 
@@ -28,10 +27,6 @@ BERT = (*LM, Input(name="attention_mask", dtype=I64, shape=("batch", "sequence")
 
 def batch(path, signature, **choices):
     return next(iter(read(path, signature, batch_size=16, reading=Reading(**choices))))
-
-
-def test_the_help_names_every_kind():
-    assert _values.DATA.replace(" (which is run)", "") == MENU
 
 
 def test_choices_that_do_nothing_are_refused(tmp_path):

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from onnxgrail.options import FITS, KINDS
-from onnxgrail.recipe.table.option import (
-    AMOUNT,
-    COUNT,
-    FLAG,
-    PATTERN,
-    SHARE,
-    Option,
-    Value,
-    one_of,
-    some_of,
-)
+from onnxgrail.recipe.table.option import AMOUNT, COUNT, FLAG, PATTERN, SHARE, Option, Value, one_of, some_of
 
 REMOVE = (
-    Option(
-        "ratio",
-        SHARE,
-        "Share to remove of the parameters in blocks that can be narrowed.",
-        also=("--sparsity",),
-    ),
+    Option("ratio", SHARE, "Share to remove of the parameters in blocks that can be narrowed.", also=("--sparsity",)),
     Option(
         "unit_ratio",
         SHARE,
@@ -55,8 +40,7 @@ REMOVE = (
     Option(
         "selector",
         one_of(
-            *("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random"),
-            plugins="onnxgrail.selectors",
+            *("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random"), plugins="onnxgrail.selectors"
         ),
         "Criterion that ranks channels, neurons and heads.",
         commands=("compress", "apply"),
@@ -119,7 +103,12 @@ COMPENSATE = (
         "held-out samples (blend), fit of layers downstream that lost nothing (behind), whole windows of convolutions "
         "(patch); or none of them (plain).",
     ),
-    Option("ridge", Value(kind="number", least=0), "Strength of the ridge, relative to the data.", commands=()),
+    Option(
+        "ridge",
+        Value(kind="number", least=0),
+        "Ridge parameter of grail, as a share of the mean second moment of the features.",
+        commands=(),
+    ),
     Option(
         "norms",
         one_of("none", "repair", "refit", "all"),

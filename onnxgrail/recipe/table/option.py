@@ -104,6 +104,11 @@ class Option:
         """Return the spelling on the command line."""
         return self.spelling or spelled(self.name)
 
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Return all spellings that set it, the short ones first."""
+        return tuple(sorted((self.spelled, *self.also), key=lambda word: word.startswith("--")))
+
 
 def spelled(name: str) -> str:
     """Return the usual spelling of a keyword on the command line."""
@@ -124,6 +129,7 @@ FLAG = Value(kind="flag")
 COUNT = Value(kind="whole", metavar="N", least=1)
 SHARE = Value(kind="number", metavar="R", least=0, below=1)
 AMOUNT = Value(kind="amount", metavar="N")
+NAME = Value(kind="text", metavar="NAME")
 PATTERN = Value(kind="pattern", metavar="REGEX")
 NUMBERS = Value(kind="numbers")
 PATH = Value(kind="path", metavar="PATH")

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from onnxgrail.recipe.table.option import (
-    ANY,
-    COUNT,
-    FLAG,
-    NUMBERS,
-    PATH,
-    Option,
-    Value,
-    one_of,
-)
+from onnxgrail.recipe.table.option import ANY, COUNT, FLAG, NUMBERS, PATH, Option, Value, one_of
 
 DATA_COMMANDS = ("compress", "refine", "compare")
 READING = (*DATA_COMMANDS, "bench")
@@ -40,10 +31,7 @@ DATA = (
     Option("samples", COUNT, "Number of samples to use, spread over the data.", commands=DATA_COMMANDS),
     Option("batch_size", COUNT, "Samples per run.", commands=DATA_COMMANDS),
     Option(
-        "seed",
-        Value(kind="whole", metavar="N", least=0),
-        "Seed of all random numbers.",
-        commands=(*READING, "export"),
+        "seed", Value(kind="whole", metavar="N", least=0), "Seed of all random numbers.", commands=(*READING, "export")
     ),
     Option(
         "input_shapes",
@@ -80,14 +68,7 @@ DATA = (
         otherwise="0",
         commands=READING,
     ),
-    Option(
-        "image_std",
-        NUMBERS,
-        "For images: divisor after that.",
-        metavar="S[,S,S]",
-        otherwise="1",
-        commands=READING,
-    ),
+    Option("image_std", NUMBERS, "For images: divisor after that.", metavar="S[,S,S]", otherwise="1", commands=READING),
     Option("save_stats", PATH, "Store the statistics of the original model in a file.", metavar="FILE.npz"),
     Option(
         "stats",
@@ -126,12 +107,7 @@ OUTPUT = (
         "As the last step, quantize: int8 with ranges from the calibration data, int8 with ranges found at run time "
         "(int8-dynamic), or half precision (fp16).",
     ),
-    Option(
-        "save_recipe",
-        PATH,
-        "Store all choices in a file (.yaml or .json) for `onnxgrail apply`.",
-        metavar="FILE",
-    ),
+    Option("save_recipe", PATH, "Store all choices in a file (.yaml or .json) for `onnxgrail apply`.", metavar="FILE"),
 )
 
 REPORT = (
@@ -180,11 +156,7 @@ REPORT = (
         commands=("compress", "apply"),
     ),
     Option(
-        "as_json",
-        FLAG,
-        "Print JSON instead of a table.",
-        spelling="--json",
-        commands=(*TALKING, "inspect", "demo"),
+        "as_json", FLAG, "Print JSON instead of a table.", spelling="--json", commands=(*TALKING, "inspect", "demo")
     ),
     Option("quiet", FLAG, "Print only errors (and JSON with --json).", also=("-q",), commands=TALKING),
 )
