@@ -11,9 +11,8 @@ from onnxgrail.cli import main
 
 HEAD = """# Command line
 
-This page lists every command with all its options. `onnxgrail COMMAND --help` prints the same. The page on
-[common options](options.md) explains those of `compress` that you are likely to need. This page is generated from the
-commands by `docs/cli_page.py`.
+This page lists every command with all its options. `onnxgrail COMMAND --help` prints the same. The page of
+[options](options.md) lists them by purpose. This page is generated from the commands by `docs/cli_page.py`.
 
 Results go to stdout; warnings, errors and progress go to stderr. `--json` prints one JSON document instead of tables.
 """

@@ -34,7 +34,6 @@ COPIES = {
 }
 LIMIT = 120  # seconds a command may take
 SAMPLES = 64
-OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 
 
 class Example(NamedTuple):
@@ -168,27 +167,6 @@ def test_readme_lists_exactly_the_commands() -> None:
 
     listed = re.findall(r"^\| `onnxgrail (\w+)", README, re.MULTILINE)
     assert sorted(listed) == sorted(main.list_commands(click.Context(main)))
-
-
-def test_defaults_of_the_options_that_matter_are_those_of_the_program() -> None:
-    import click
-
-    from onnxgrail.cli import main
-
-    command = main.commands["compress"]
-    known = {name: p for p in command.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
-    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|", OPTIONS, re.MULTILINE)
-    assert rows
-    for names, default in rows:
-        for name in re.findall(r"--[\w-]+", names):
-            option = known[name]  # an option that does not exist must not be listed
-            said = default.strip("`")
-            if said in {"none", "all", "random"} and said != option.default:
-                assert not option.show_default, name
-            elif said in {"off", "open loop"}:
-                assert option.is_flag, name
-            else:
-                assert said == str(option.default), name
 
 
 def test_exit_codes_in_the_readme_are_those_of_the_help() -> None:
