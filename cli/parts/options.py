@@ -20,7 +20,8 @@ REPEATED = ("names", "paths", "report", "shapes")
 
 
 def _whole(value: Value) -> Any:
-    return click.IntRange(*(None if limit is None else int(limit) for limit in (value.least, value.most)))
+    low, high = (None if limit is None else int(limit) for limit in (value.least, value.most))
+    return click.IntRange(low, high)
 
 
 def _number(value: Value) -> Any:
