@@ -15,7 +15,7 @@ from onnxgrail.options import Recipe
 from onnxgrail.recipe import keywords
 from onnxgrail.recipe.plugins import GROUPS, look_up
 from onnxgrail.recipe.table import AMOUNTS, FIELDS
-from onnxgrail.recipe.table.option import Option, spelled
+from onnxgrail.recipe.table.option import SHARE, Option, spelled
 
 REGISTRIES: Mapping[str, Collection[str]] = {"selector": SELECTORS, "reducer": REDUCERS, "compensate": COMPENSATORS}
 """Allowed words that plug-ins and other programs can add to."""
@@ -72,7 +72,7 @@ def _check(recipe: Recipe) -> None:
         if row.value.words and value is not None:
             _check_words(row, value)
         elif isinstance(value, int | float) and not row.value.allows(value):
-            hint = "1 would remove everything" if name in AMOUNTS else ""
+            hint = "1 would remove everything" if row.value == SHARE else ""
             raise UsageError(f"{name} must be {row.value.limits}, got {value:.12g}", hint=hint)
     if len(set(recipe.refine)) < len(recipe.refine):
         hint = f"Choose from {', '.join(FIELDS['refine'].value.words)}, each once"
