@@ -34,7 +34,8 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
             meant = f"Did you mean {close[0]!r}? " if close else ""
             raise UsageError(f"there is no option {name!r}", hint=f"{meant}Known options: {', '.join(sorted(FIELDS))}")
     read = {name: keywords.read(name, value) for name, value in choices.items() if value is not None}
-    given: dict[str, Any] = {n: () if value == (FIELDS[n].value.empty,) else value for n, value in read.items()}
+    nothing = {name: (row.value.empty,) for name, row in FIELDS.items() if row.value.empty}
+    given: dict[str, Any] = {name: () if value == nothing.get(name) else value for name, value in read.items()}
     if "ic" in given.get("method", ()):  # it compensates after the other methods and refinements, so it comes last
         given["method"] = (*(m for m in given["method"] if m != "ic"), "ic")
         given["method"] = ("grail", "ic") if given["method"] == ("ic",) else given["method"]

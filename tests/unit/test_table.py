@@ -12,10 +12,12 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.calibration.feeds.kinds import MENU
+from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import METRICS
 from onnxgrail.methods import METHODS
 from onnxgrail.methods.refine.steps import KINDS as REFINES
 from onnxgrail.options import Recipe
+from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import Choices, Options, RefineChoices
 from onnxgrail.recipe.keywords import READERS
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, GROUPS, OPTIONS
@@ -85,6 +87,13 @@ def test_limits(value, good, bad, words):
     assert value.limits == words
     assert all(map(value.allows, good))
     assert not any(map(value.allows, (*bad, float("nan"))))
+
+
+def test_words_for_nothing_are_words_of_their_option_alone():
+    assert recipe_of({"fit": "plain", "refine": "none"}).fit == ()
+    assert recipe_of({"providers": ""}).providers == ("",)
+    with pytest.raises(UsageError, match="norms has no 'plain'"):
+        recipe_of({"norms": "plain"})
 
 
 def test_the_table_imports_nothing_heavy():
