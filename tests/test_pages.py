@@ -27,13 +27,7 @@ WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from eac
 # data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  deploy.md and adding-an-op.md: test_docs.py, that
 # holds the code of the latter to ours.
 ELSEWHERE = {"data.md", "deploy.md", "export.md", "adding-an-op.md"}
-GENERATED = {
-    "api.md": "api_page",
-    "choosing.md": "choosing_page",
-    "cli.md": "cli_page",
-    "ops.md": "ops_page",
-    "options.md": "options_page",
-}
+GENERATED = {f"{name}.md": f"{name}_page" for name in ("api", "choosing", "cli", "loss", "ops", "options")}
 
 
 def scenarios() -> list[object]:

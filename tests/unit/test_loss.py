@@ -53,14 +53,23 @@ def test_classes_are_judged_by_total_variation() -> None:
     assert seen.agreement.samples == N
 
 
-def test_samples_without_active_scores_lose_nothing() -> None:
+def test_scores_are_judged_by_their_overlap_and_empty_samples_lose_nothing() -> None:
     a = np.zeros((N, 40))
     a[: N // 2, 3] = 0.9
     b = a.copy()
-    b[: N // 2, 3] = 0.895
+    b[: N // 2, 3] = 0.891
     seen = loss("scores", a, b)
     assert seen.kind == "scores"
-    np.testing.assert_allclose(seen.values, np.where(np.arange(N) < N // 2, MEASURES["scores"].scale * 0.005, 0))
+    np.testing.assert_allclose(seen.values, np.where(np.arange(N) < N // 2, MEASURES["scores"].scale * 0.01, 0))
+
+
+def test_samples_with_few_scores_count_less() -> None:
+    a = np.zeros((N, 40))
+    a[1:, :10] = 0.9
+    a[0, 0] = 0.9
+    b = a.copy()
+    b[0, 0] = 0.0
+    assert loss("scores", a, b).values[0] == pytest.approx(MEASURES["scores"].scale * 0.9 / a.sum(axis=1).mean())
 
 
 def test_scores_that_only_one_model_has_count() -> None:
@@ -68,7 +77,7 @@ def test_scores_that_only_one_model_has_count() -> None:
     a[: N // 2, 3] = 0.9
     b = a.copy()
     b[-1, 5] = 0.9
-    assert loss("scores", a, b).values[-1] == pytest.approx(min(1, MEASURES["scores"].scale * 0.9))
+    assert loss("scores", a, b).values[-1] == pytest.approx(MEASURES["scores"].scale)
 
 
 def test_tokens_are_told_as_relative_perplexity() -> None:

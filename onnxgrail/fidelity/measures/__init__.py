@@ -8,7 +8,7 @@ from onnxgrail.fidelity.measures.measure import Batch, Measure
 from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, TOKENS, active
 from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, UNREAD, VALUES
 
-__all__ = ["MEASURES", "Batch", "Measure", "active", "measure_of", "unread"]
+__all__ = ["MEASURES", "SCALES", "Batch", "Measure", "active", "measure_of", "unread"]
 
 MEASURES = {
     "classes": CLASSES,
@@ -18,6 +18,11 @@ MEASURES = {
     "embedding": EMBEDDING,
     "values": VALUES,
     "state": VALUES,
+}
+SCALES = {
+    **{kind: measure.scale for kind, measure in MEASURES.items()},
+    "boxes": BOXES.scale,
+    "points": CENTERED.scale,
 }
 
 

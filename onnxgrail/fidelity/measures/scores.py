@@ -54,6 +54,7 @@ CLASSES = Measure(
     table=_classes,
     value=lambda sums: share(sums[..., 1], sums[..., 4]),
     losses=lambda table: table[:, 0],
+    scale=0.8,
     worst=lambda table: table[:, 3],
     details=_margins,
     trials=lambda sums: float(sums[4]),
@@ -65,7 +66,7 @@ CLASSES = Measure(
 
 
 def _scores(batch: Batch) -> Floats:
-    """Compute per sample: sum of differences of active scores, their number, positives, and top scores.
+    """Compute per sample: sums of differences and of the higher ones of active scores, positives, and top scores.
 
     Positives are counted in both models, in a, in b; top scores in both, and on average.
     """
@@ -83,9 +84,9 @@ def _scores(batch: Batch) -> Floats:
     p, q = flat(p), flat(q)
     if not rows:
         found = _found(p > HALF, q > HALF)
-    active = (p > ACTIVE) | (q > ACTIVE)
-    far = np.where(active, np.abs(p - q), 0.0).sum(axis=1)
-    return np.stack([far, active.sum(axis=1), *found, *_top(p, q)], axis=1)
+    higher = np.maximum(p, q)
+    far, most = (np.where(higher > ACTIVE, v, 0.0).sum(axis=1) for v in (np.abs(p - q), higher))
+    return np.stack([far, most, *found, *_top(p, q)], axis=1)
 
 
 def _last(values: Floats, part: Part) -> Floats:
@@ -142,6 +143,14 @@ def _overlaps(table: Floats) -> Mapping[str, float]:
     return {name: float(value) for name, value in named.items() if np.isfinite(value)}
 
 
+def _unlike(table: Floats) -> Floats:
+    """Compute per sample the difference of active scores, as a share of the higher ones.
+
+    A sample with less in it than the average one counts as much less.
+    """
+    return share(table[:, 0], np.where(table[:, 1] > 0, np.maximum(table[:, 1], table[:, 1].mean()), 0.0))
+
+
 def _f1(sums: Floats) -> Floats:
     return share(2 * sums[..., 2], sums[..., 3] + sums[..., 4])
 
@@ -149,10 +158,10 @@ def _f1(sums: Floats) -> Floats:
 SCORES = Measure(
     name="F1 of scores above 0.5",
     higher=True,
-    loss="mean difference of scores above 0.1",
+    loss="difference of scores above 0.1, as a share of the higher ones",
     table=_scores,
     value=_f1,
-    losses=lambda table: share(table[:, 0], table[:, 1]),
+    losses=_unlike,
     worst=_f1,
     details=_overlaps,
     trials=lambda sums: float(sums[3] + sums[4]) / 2,
@@ -194,6 +203,7 @@ TOKENS = Measure(
     table=_tokens,
     value=_divergence,
     losses=_divergence,
+    scale=5.0,
     worst=_divergence,
     details=lambda table: {
         "agreement": float(share(table[:, 2].sum(), table[:, 1].sum())),

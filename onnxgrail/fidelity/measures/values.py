@@ -23,7 +23,7 @@ def _mean(sums: Floats) -> Floats:
     return share(sums[..., 0], sums[..., 1])
 
 
-def _average(name: str, loss: str, table: Callable[[Batch], Floats]) -> Measure:
+def _average(name: str, loss: str, table: Callable[[Batch], Floats], scale: float = 1.0) -> Measure:
     """Return a measure that averages scores up to 1: its table has the sum of the scores and their number."""
     return Measure(
         name=name,
@@ -32,12 +32,13 @@ def _average(name: str, loss: str, table: Callable[[Batch], Floats]) -> Measure:
         table=table,
         value=_mean,
         losses=lambda sums: 1 - _mean(sums),
+        scale=scale,
         worst=_mean,
         details=nothing_more,
     )
 
 
-LABELS = _average("equal values", "share of other values", _labels_equal)
+LABELS = _average("equal values", "share of other values", _labels_equal, scale=0.8)
 
 
 def _cosines(batch: Batch) -> Floats:
@@ -75,9 +76,9 @@ def _nmse(sums: Floats) -> Floats:
         return np.where(sums[..., 0] == 0, 0.0, sums[..., 0] / sums[..., 1])
 
 
-def _relative(table: Floats) -> Floats:
-    """Compute NMSE per sample; the energy of quiet samples is raised to a lower bound."""
-    energy = np.maximum(table[:, 1], QUIET * table[:, 1].mean())
+def _relative(table: Floats, least: float = QUIET) -> Floats:
+    """Compute NMSE per sample; the energy of quiet samples is raised to a share `least` of the mean energy."""
+    energy = np.maximum(table[:, 1], least * table[:, 1].mean())
     return _nmse(np.stack([table[:, 0], energy], axis=1))
 
 
@@ -87,14 +88,23 @@ VALUES = Measure(
     loss="NMSE, at most 1",
     table=_squares,
     value=_nmse,
-    losses=lambda table: np.minimum(_relative(table), 1.0),
+    losses=lambda table: np.minimum(_relative(table, 1.0), 1.0),
+    scale=3.0,
     worst=_relative,
     details=nothing_more,
 )
 CENTERED = replace(
-    VALUES, name="NMSE about the mean of the samples", loss="NMSE about the mean of the samples, at most 1"
+    VALUES,
+    name="NMSE about the mean of the samples",
+    loss="NMSE about the mean of the samples, at most 1",
+    scale=0.25,
 )
-BOXES = replace(VALUES, name=f"NMSE where a score is above {ACTIVE}", loss=f"NMSE where a score is above {ACTIVE}")
+BOXES = replace(
+    VALUES,
+    name=f"NMSE where a score is above {ACTIVE}",
+    loss=f"NMSE where a score is above {ACTIVE}, at most 1",
+    scale=1.0,
+)
 UNREAD = replace(  # if no position has a score that is read
     VALUES,
     value=lambda sums: _nmse(sums[..., 2:]),
