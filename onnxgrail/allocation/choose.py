@@ -259,7 +259,7 @@ def _allocation(
     )
 
 
-def _slope(block: Block, widths: Mapping[str, int], near: Callable[[Block, int, Mapping[str, int]], int]) -> float:
+def _slope(block: Block, widths: Mapping[str, int], near: Callable[[Block, int, Mapping[str, int]], float]) -> float:
     """Return the parameters of one unit of a block, with the other blocks at their widths."""
     kept = widths[block.name]
     other = kept - 1 if kept == block.units else kept + 1

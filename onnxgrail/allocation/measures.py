@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared, narrowed
-from onnxgrail.calibration.runtime.latency import in_turn, single
+from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
+from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import Meter, dead_of
-from onnxgrail.graph.io.model_file import LIMIT, bytes_on_disk, weight_bytes
-from onnxgrail.graph.io.serial import to_bytes, to_file
+from onnxgrail.graph.cost.meter import Meter, dead_of, meter_of
+from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.serial import pack, to_bytes, to_file
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import changed, fit
+from onnxgrail.graph.rewrite.interface import between, changed, fit
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.amounts import Metric
 from onnxgrail.recipe.storage import mark
@@ -47,13 +50,13 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     """Return the measure of parameters, multiply-accumulates per sample or bytes; latency uses multiply-accumulates."""
     model, survey = prepared.model, prepared.survey
     if metric == "params":
-        return Measure(counting.parameters(model), Meter(model, survey, "params"))
+        return Measure(counting.parameters(model), meter_of(model, survey, "params"))
     if metric == "size":
         path = prepared.path
         before = bytes_on_disk(model, path) if path is not None else len(to_bytes(prepared.given, run=False))
-        return Measure(before, Meter(model, survey, "bytes"))
+        return Measure(before, meter_of(model, survey, "bytes"))
     total = counting.macs(model, survey) / prepared.samples
-    return Measure(total, Meter(model, survey, "macs"), prepared.samples)
+    return Measure(total, meter_of(model, survey, "macs"), prepared.samples)
 
 
 def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int]) -> float | None:
@@ -70,7 +73,7 @@ def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[st
     """
     if metric not in ("params", "size"):
         return None
-    slim = narrowed(prepared, _ledger(prepared, widths))
+    slim = narrowed(prepared, ledger_of(prepared, widths))
     if metric == "params":
         return counting.parameters(slim)
     mark(slim, recipe)
@@ -83,7 +86,7 @@ def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]
     before = to_bytes(prepared.given)
 
     def timed(widths: Mapping[str, int]) -> tuple[float, float]:
-        ledger = _ledger(prepared, widths)
+        ledger = ledger_of(prepared, widths)
         ports = changed(prepared.model, prepared.survey, ledger.dead)
         after = to_bytes(narrowed(prepared, ledger))
         feeds = feed, fit(feed, ports)
@@ -92,6 +95,28 @@ def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]
     return timed
 
 
-def _ledger(prepared: Prepared, widths: Mapping[str, int]) -> Ledger:
+def ledger_of(prepared: Prepared, widths: Mapping[str, int]) -> Ledger:
+    """Return decisions that give blocks these widths and change no weight."""
     empty = weights.empty(prepared.survey)
     return Ledger(dead=dead_of(prepared.survey, widths), arrays=empty.arrays)
+
+
+def latencies(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:
+    """Measure the milliseconds per sample of a model and of results of narrowing it, in turns.
+
+    Args:
+        models: the original first.
+        prepared: the original.
+        recipe: the options; the providers are used.
+
+    Returns:
+        None if the models are too large to open again.
+
+    Raises:
+        ModelError: ONNX Runtime does not run one of them.
+    """
+    if max(weight_bytes(model) for model in models) > HEAVY:
+        return None
+    feed = single(prepared.feed, signature_of(prepared.model))
+    feeds = [fit(feed, between(prepared.model, model)) for model in models]
+    return times_of(map(pack, models), feeds, providers=recipe.providers)

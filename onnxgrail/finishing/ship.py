@@ -9,11 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.measures import latencies
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime import quantize
-from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import LIBRARIES, Setup
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Recipe
@@ -21,7 +20,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing import simplify, targets
 from onnxgrail.finishing.verify import passes, verify
-from onnxgrail.graph.io.model_file import HEAVY, bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
@@ -125,7 +124,7 @@ def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False)
     times: tuple[Times, ...] | None = None
     if latency or (quantization is not None and recipe.check):
         with clock.stage("latency"):
-            times = _latency([prepared.given, slim, *([final] if quantization else [])], prepared, recipe)
+            times = latencies([prepared.given, slim, *([final] if quantization else [])], prepared, recipe)
     named = None if times is None else dict(zip(STEPS, times, strict=False))
     if quantization is not None and named:
         quantization["latency_ms"] = {name: one.median for name, one in named.items()}
@@ -217,12 +216,3 @@ def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
     """Return the feeds that judge, as the narrowed model takes them."""
     ports = between(prepared.model, slim)
     return [lambda make=make: fit(make(), ports) for make in prepared.judges.feeds]
-
-
-def _latency(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:
-    """Return the milliseconds per sample, measured in turns; None if the models are too large to open again."""
-    if max(weight_bytes(model) for model in models) > HEAVY:
-        return None
-    feed = single(prepared.feed, signature_of(prepared.model))
-    feeds = [fit(feed, between(prepared.model, model)) for model in models]
-    return times_of(map(pack, models), feeds, providers=recipe.providers)

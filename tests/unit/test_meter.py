@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import Meter, dead_of
+from onnxgrail.graph.cost.meter import dead_of, meter_of
 from tests.oracle import narrowed, survey_of
 from tests.tiny import feed
 from tests.unit.test_cost import MODELS
@@ -16,7 +16,7 @@ from tests.unit.test_cost import MODELS
 def test_meter_agrees_with_the_cost_of_the_graph(name: str) -> None:
     model = MODELS[name]
     survey = survey_of(model, feed(model))
-    meters = {counted: Meter(model, survey, counted) for counted in ("params", "macs", "bytes")}
+    meters = {counted: meter_of(model, survey, counted) for counted in ("params", "macs", "bytes")}
     rng = np.random.default_rng(0)
     total = counting.macs(model, survey)
     for _ in range(6):

@@ -208,8 +208,11 @@ def units_in(holding: Holding) -> list[Ints]:
 
 def units_of(node: ir.Node, survey: Survey) -> list[Ints]:
     """Return the units on the tensors and operands of a node that computes products."""
-    if node.op_type not in PRODUCTS:
-        return []
+    return units_at(node, survey) if node.op_type in PRODUCTS else []
+
+
+def units_at(node: ir.Node, survey: Survey) -> list[Ints]:
+    """Return the units on the tensors and operands of any node."""
     names = [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]
     found = [mark.labels for name in names for mark in survey.marks.get(name, ())]
     for position in range(len(node.inputs)):

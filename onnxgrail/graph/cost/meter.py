@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,32 +17,36 @@ Counted = Literal["params", "macs", "bytes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """A holding or node, its savings as a function of the dead units, and the blocks that affect it."""
+class Part:
+    """A part of a model's cost.
+
+    Attributes:
+        blocks: numbers of the blocks that affect it, counted from 1 as in `counting.owners`.
+        saved: its savings as a function of the mask of removed units.
+    """
 
     blocks: tuple[int, ...]
-    saved: Callable[[Bools], int]
+    saved: Callable[[Bools], float]
 
 
 class Meter:
-    """The savings of block widths, in parameters, multiply-accumulates or bytes.
+    """The savings of block widths, in any unit.
 
     A weight or node depends only on the widths of the few blocks that cut it, so its savings are computed once per
     combination of these widths; blocks that share a weight are counted together.
     """
 
-    def __init__(self, model: ir.Model, survey: Survey, counted: Counted) -> None:
+    def __init__(self, survey: Survey, parts: Sequence[Part]) -> None:
         self._survey = survey
         self._number = {block.name: number for number, block in enumerate(survey.blocks, start=1)}
-        owner = counting.owners(survey)
-        self._parts = _nodes(model, survey, owner) if counted == "macs" else _weights(survey, owner, counted)
+        self._parts = parts
         self._of: dict[int, list[int]] = {number: [] for number in self._number.values()}
         for place, part in enumerate(self._parts):
             for number in part.blocks:
                 self._of[number].append(place)
-        self._known: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], float] = {}
 
-    def saved(self, widths: Mapping[str, int]) -> int:
+    def saved(self, widths: Mapping[str, int]) -> float:
         """Return the savings of all blocks.
 
         Args:
@@ -51,7 +55,7 @@ class Meter:
         numbers = self._numbers(widths)
         return sum(self._part(place, numbers) for place in range(len(self._parts)))
 
-    def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> int:
+    def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> float:
         """Return the savings in the weights and nodes of one block.
 
         Args:
@@ -67,7 +71,7 @@ class Meter:
     def _numbers(self, widths: Mapping[str, int]) -> list[int]:
         return [0, *(widths.get(block.name, block.units) for block in self._survey.blocks)]
 
-    def _part(self, place: int, kept: list[int]) -> int:
+    def _part(self, place: int, kept: list[int]) -> float:
         part = self._parts[place]
         key = (place, tuple([kept[number] for number in part.blocks]))
         found = self._known.get(key)
@@ -79,6 +83,12 @@ class Meter:
         return found
 
 
+def meter_of(model: ir.Model, survey: Survey, counted: Counted) -> Meter:
+    """Return the meter of parameters, multiply-accumulates or bytes."""
+    owner = counting.owners(survey)
+    return Meter(survey, _nodes(model, survey, owner) if counted == "macs" else _weights(survey, owner, counted))
+
+
 def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
     """Return a mask of removed units that gives blocks these widths; units of one block cost the same."""
     dead = np.zeros(survey.ids, dtype=bool)
@@ -87,20 +97,20 @@ def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
     return dead
 
 
-def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[_Part]:
+def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:
     place = 0 if counted == "params" else 1
 
-    def part(holding: Holding) -> _Part:
+    def part(holding: Holding) -> Part:
         blocks = tuple(sorted(counting.owned(owner, counting.units_in(holding))))
-        return _Part(blocks, lambda dead: holding.removed(dead)[place])
+        return Part(blocks, lambda dead: holding.removed(dead)[place])
 
     return [part(holding) for holding in survey.holdings]
 
 
-def _nodes(model: ir.Model, survey: Survey, owner: Ints) -> list[_Part]:
-    def part(node: ir.Node, blocks: set[int]) -> _Part:
+def _nodes(model: ir.Model, survey: Survey, owner: Ints) -> list[Part]:
+    def part(node: ir.Node, blocks: set[int]) -> Part:
         full = counting.node_macs(node, survey, None)
-        return _Part(tuple(sorted(blocks)), lambda dead: full - counting.node_macs(node, survey, dead))
+        return Part(tuple(sorted(blocks)), lambda dead: full - counting.node_macs(node, survey, dead))
 
     touched = ((node, counting.owned(owner, counting.units_of(node, survey))) for node in model.graph)
     return [part(node, blocks) for node, blocks in touched if blocks]
