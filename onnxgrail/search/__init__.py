@@ -1,0 +1,1 @@
+"""The search for the widths that cost least within a loss."""

@@ -1,0 +1,135 @@
+"""The quantities that the time of a kernel depends on: its kind, multiply-accumulates and bytes, at any widths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Bools, Floats
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import dead_of
+from onnxgrail.graph.trace.facts import key
+from onnxgrail.search.kernels import Measured
+
+MOVES = "moves"
+BLOCKED, PLAIN = "blocked", "plain"  # layouts of a convolution's channels
+ALIGNED = 4  # ONNX Runtime converts only multiples of this many channels to blocks
+
+Kind = tuple[str, ...]
+"""Operator of a node, for a convolution also its form and layout; (MOVES,) if a kernel converts a tensor."""
+Place = tuple[str, bool]
+"""Key of a node, and True if a kernel converts its output."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A measured kernel: its node, its kind, (3,) features and milliseconds."""
+
+    node: ir.Node
+    kind: Kind
+    features: Floats
+    ms: float
+
+    @property
+    def place(self) -> Place:
+        """Return the place of the kernel in the graph."""
+        return key(self.node), self.kind == (MOVES,)
+
+
+class Features:
+    """The features of nodes without some units: 1, multiply-accumulates, bytes read and written."""
+
+    def __init__(self, prepared: Prepared, block: int) -> None:
+        """Prepare the features of a model on a machine with this many channels per block."""
+        self._survey, self._block = prepared.survey, block
+        self._nodes = {key(node): node for node in prepared.model.graph}
+
+    def samples(self, measured: Measured) -> list[Sample]:
+        """Return the kernels at some widths, with their features there."""
+        dead, found = dead_of(self._survey, measured.widths), list[Sample]()
+        for times, moved in ((measured.work, False), (measured.moves, True)):
+            for name, ms in times.items():
+                node = self._nodes.get(name)
+                if node is not None:
+                    kind = (MOVES,) if moved else self._kind(node, blocked=name in measured.blocked)
+                    found.append(Sample(node, kind, self.of(node, kind, dead), ms))
+        return found
+
+    def _kind(self, node: ir.Node, *, blocked: bool) -> Kind:
+        """Return the kind of a node; kernels of a kind are fitted together."""
+        if node.op_type not in counting.CONVOLUTIONS:
+            return (node.op_type,)
+        weight = self._weight(node, None)
+        form = "depthwise" if weight[1:2] == (1,) else "pointwise" if math.prod(weight[2:]) == 1 else "dense"
+        return (node.op_type, form, BLOCKED if blocked else PLAIN)
+
+    def kind_at(self, node: ir.Node, kind: Kind, dead: Bools | None) -> Kind:
+        """Return the kind that a node has without the dead units, by the rule of ONNX Runtime for channels in blocks.
+
+        Args:
+            node: the node.
+            kind: its kind at full widths, which tells all but the layout.
+            dead: (ids,) mask of removed units; None for full widths.
+        """
+        if kind[-1] not in (BLOCKED, PLAIN):
+            return kind
+        taken = self._shape(node.inputs[0], dead)[1]
+        direct = kind[1] != "depthwise" and taken < self._block  # reads so few channels without blocks
+        return (*kind[:-1], BLOCKED if direct or taken % ALIGNED == 0 else PLAIN)
+
+    def of(self, node: ir.Node, kind: Kind, dead: Bools) -> Floats:
+        """Return (3,) features of a node without the dead units."""
+        blocked = kind[-1] == BLOCKED
+        written = self._bytes(node.outputs, dead, blocked=blocked)
+        if kind == (MOVES,):
+            return np.array([1.0, 0.0, written])
+        macs = counting.node_macs(node, self._survey, dead) * (self._padding(node, dead) if blocked else 1.0)
+        read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
+        return np.array([1.0, macs, written + read])
+
+    def _shape(self, value: ir.Value | None, dead: Bools | None) -> tuple[int, ...]:
+        name = value.name or "" if value is not None else ""
+        return counting.shapes(self._survey, dead)(name) if name in self._survey.facts.shapes else ()
+
+    def _bytes(self, values: Iterable[ir.Value | None], dead: Bools, *, blocked: bool) -> float:
+        """Return the bytes of tensors that are computed from inputs."""
+        facts, total = self._survey.facts, 0.0
+        for value in values:
+            name = value.name or "" if value is not None else ""
+            if name in facts.shapes and name not in facts.constants:
+                sizes = list(self._shape(value, dead))
+                if blocked and len(sizes) > 1:
+                    sizes[1] = self._up(sizes[1])
+                total += math.prod(sizes) * facts.dtypes[name].itemsize
+        return total
+
+    def _constants(self, node: ir.Node, dead: Bools) -> float:
+        """Return the bytes of a node's constants."""
+        facts, total = self._survey.facts, 0.0
+        for place, value in enumerate(node.inputs):
+            name = value.name or "" if value is not None else ""
+            if name in facts.shapes and name in facts.constants:
+                total += math.prod(self._operand(node, place, dead)) * facts.dtypes[name].itemsize
+        return total
+
+    def _operand(self, node: ir.Node, place: int, dead: Bools | None) -> tuple[int, ...]:
+        shape, operand = self._shape(node.inputs[place], None), self._survey.operands.get((key(node), place))
+        return shape if operand is None or dead is None else operand.left(shape, dead)
+
+    def _weight(self, node: ir.Node, dead: Bools | None) -> tuple[int, ...]:
+        """Return the shape of a convolution's weight."""
+        return self._operand(node, 3 if node.op_type in counting.BEHIND_SCALES else 1, dead)
+
+    def _padding(self, node: ir.Node, dead: Bools) -> float:
+        """Return the factor by which incomplete blocks of channels add to the multiply-accumulates."""
+        made, taken = self._shape(node.outputs[0], dead)[1], self._weight(node, dead)[1]
+        deep = self._up(taken) if taken >= self._block else taken  # fewer channels than a block are not padded
+        return self._up(made) * deep / max(1, made * taken)
+
+    def _up(self, channels: int) -> int:
+        return -(-channels // self._block) * self._block

@@ -1,0 +1,136 @@
+"""Latency at any widths by a model fitted to measured kernels, and the check that a result is not slower."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from scipy.optimize import nnls
+
+from onnxgrail.allocation.measures import Measure, latencies, measure_of
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.runtime.timing import Times
+from onnxgrail.core import Block, Bools, Floats, Recipe
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import Meter, Part
+from onnxgrail.machine.job import Job
+from onnxgrail.search.features import Features, Kind, Place, Sample
+from onnxgrail.search.kernels import KERNELS, Kernels, Measured, measured_kernels
+
+
+def latency_of(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[Measure, str]:
+    """Measure the kernels of a model, once per run, and return the cost of widths in milliseconds with a note.
+
+    Args:
+        prepared: the model.
+        blocks: those that may be narrowed.
+        job: options and finished steps.
+
+    Returns:
+        The cost, and the share of the time that it attributes to nodes. Where kernels cannot be measured, the cost is
+        in multiply-accumulates, and the note says why.
+    """
+    kernels = job.steps.once("kernels", lambda: measured_kernels(prepared, blocks, job.recipe), KERNELS)
+    if not kernels.measured:
+        return measure_of(prepared, "macs"), f"multiply-accumulates stand for latency: {kernels.note}"
+    full = kernels.measured[0]
+    note = f"latency is modeled on the measured kernels of {full.ms:g} ms, {full.share:.0%} of them of known nodes"
+    return latency_measure(prepared, kernels), note
+
+
+def slower(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Times | None:
+    """Measure a result and the original in turn; return the times of the result if it is slower beyond noise.
+
+    Args:
+        prepared: the original.
+        slim: the result.
+        recipe: the options; the providers are used.
+
+    Raises:
+        ModelError: ONNX Runtime does not run one of them.
+    """
+    times = latencies((prepared.given, slim), prepared, recipe)
+    after = None if times is None else times[1]
+    return after if after is not None and after.interval is not None and after.interval[1] < 1 else None
+
+
+def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
+    """Return the cost of widths in milliseconds per run.
+
+    The time of a node is linear in its multiply-accumulates and in the bytes that it reads and writes, both with
+    channels as the kernel pads them. Coefficients are not negative, and are fitted per kind of kernel to all measured
+    widths; then each node is scaled so that the model is exact at full widths. Time that belongs to no node is
+    constant.
+
+    Args:
+        prepared: the model.
+        kernels: measured on it, not empty.
+    """
+    features = Features(prepared, kernels.block)
+    laws = _laws(features, kernels.measured)
+    full = kernels.measured[0]
+    groups: dict[tuple[int, ...], list[_Term]] = defaultdict(list)
+    owner = counting.owners(prepared.survey)
+    for sample in features.samples(full):
+        blocks = tuple(sorted(counting.owned(owner, counting.units_at(sample.node, prepared.survey))))
+        if blocks and sample.ms > 0:
+            of = laws[sample.place]
+            known = features.kind_at(sample.node, sample.kind, None) == sample.kind
+            groups[blocks].append(_Term(sample, of if known else {sample.kind: of[sample.kind]}))
+    parts = [Part(blocks, _Saved(features, tuple(terms))) for blocks, terms in groups.items()]
+    return Measure(full.ms, Meter(prepared.survey, parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Term:
+    """A node at full widths, and its coefficients by kind of kernel."""
+
+    full: Sample
+    laws: Mapping[Kind, Floats]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Saved:
+    """The milliseconds that nodes with the same blocks save without the dead units."""
+
+    features: Features
+    terms: tuple[_Term, ...]
+
+    def __call__(self, dead: Bools) -> float:
+        return sum(term.full.ms - self._time(term, dead) for term in self.terms)
+
+    def _time(self, term: _Term, dead: Bools) -> float:
+        node, full = term.full.node, term.full.kind
+        kind = self.features.kind_at(node, full, dead)
+        kind = kind if kind in term.laws else full
+        return float(term.laws[kind] @ self.features.of(node, kind, dead))
+
+
+def _laws(features: Features, measured: Sequence[Measured]) -> Mapping[Place, Mapping[Kind, Floats]]:
+    """Return the coefficients of nodes at full widths by kind: those of all nodes of the kind, scaled to the node's."""
+    kinds: dict[Kind, list[Sample]] = defaultdict(list)
+    own: dict[Place, dict[Kind, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    for one in measured:
+        for sample in features.samples(one):
+            if sample.ms > 0:
+                kinds[sample.kind].append(sample)
+                own[sample.place][sample.kind].append(sample)
+    common = {kind: _fitted(samples) for kind, samples in kinds.items()}
+    return {place: {k: _scaled(common[k], of) for k, of in by_kind.items()} for place, by_kind in own.items()}
+
+
+def _fitted(samples: Sequence[Sample]) -> Floats:
+    """Return the coefficients, not negative, with the least squared relative error."""
+    rows = np.stack([sample.features / sample.ms for sample in samples])
+    size = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(np.float64).tiny)
+    found: Floats = nnls(rows / size, np.ones(len(rows)))[0] / size
+    return found
+
+
+def _scaled(law: Floats, samples: Sequence[Sample]) -> Floats:
+    """Scale coefficients to be exact for the first sample."""
+    expected = float(law @ samples[0].features)
+    return law * (samples[0].ms / expected) if expected else np.array([samples[0].ms, 0.0, 0.0])
