@@ -63,4 +63,4 @@ def test_commands(block: str, folder: Path) -> None:
 
 def test_every_kind_has_its_row_in_order() -> None:
     rows = [line.split("|")[1].replace("`", "").strip() for line in PAGE.splitlines() if line.startswith("|")]
-    assert rows[2 : 2 + len(KINDS)] == [kind.name for kind in KINDS]
+    assert rows[2 : 2 + len(KINDS)] == list(KINDS)

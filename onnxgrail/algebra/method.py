@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import Compensator
-from onnxgrail.algebra.reducers import ReducerFactory
+from onnxgrail.algebra.reducers.factory import ReducerFactory
 from onnxgrail.core import Change, Reducer, Selector, View
 from onnxgrail.errors import UsageError
 

@@ -6,6 +6,7 @@ option gives that name.  The names of built-in selectors and compensators cannot
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -17,7 +18,7 @@ from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram
 from onnxgrail.core import Change, Floats, Reducer, View
 from onnxgrail.errors import UsageError
 
-GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
+GROUPS: dict[str, tuple[str, MutableMapping[str, Any]]] = {
     "selector": ("onnxgrail.selectors", SELECTORS),
     "compensate": ("onnxgrail.compensators", COMPENSATORS),
 }

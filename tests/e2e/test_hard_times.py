@@ -96,7 +96,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         left = {name: content for name, content in listing(place).items() if not name.startswith("kept/")}
         assert left == before, words
         assert [path.name for path in place.glob(".*")] == []
-    resumed = command(*calls[-1][:1], *calls[-1][1])
+    place, words = calls[-1]
+    resumed = command(place, *words)
     assert resumed.returncode == 0, resumed.stderr
 
 

@@ -14,7 +14,8 @@ from onnxgrail.algebra.fold.kmeans import kmeans
 from onnxgrail.algebra.fold.partitions import by_first_member, reducer_of
 from onnxgrail.algebra.fold.ward import joined, squared_distances, ward
 from onnxgrail.algebra.narrow import plain_weights
-from onnxgrail.algebra.reducers import REDUCERS, Fold
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.reducers.fold import Fold
 from onnxgrail.algebra.reducers.fold_gram import output_distances
 from onnxgrail.core import Floats, Ints, View
 from onnxgrail.errors import UsageError

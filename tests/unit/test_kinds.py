@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from onnxgrail.calibration.feeds.data import read
-from onnxgrail.calibration.feeds.kinds import KINDS, arrays, images
+from onnxgrail.calibration.feeds.kinds import arrays, images
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
@@ -328,7 +328,3 @@ def test_pickles_in_json_are_refused(tmp_path):
     samples.polygraphy(tmp_path / "d.json", [{"x": np.array([{}])}])
     with pytest.raises(DataError, match="pickled objects"):
         read(tmp_path / "d.json", NCHW)
-
-
-def test_names_of_kinds_are_unique():
-    assert len({kind.name for kind in KINDS}) == len(KINDS)

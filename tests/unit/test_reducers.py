@@ -8,7 +8,9 @@ import pytest
 from onnxgrail.algebra.fold import kmeans as kmeans_module
 from onnxgrail.algebra.fold.kmeans import kmeans
 from onnxgrail.algebra.narrow import mean_rows, sum_rows
-from onnxgrail.algebra.reducers import REDUCERS, Fold, folds
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.reducers.factory import folds
+from onnxgrail.algebra.reducers.fold import Fold
 from onnxgrail.core import Floats, Ints, Reducer
 from onnxgrail.errors import UsageError
 from tests.unit.algebra_builders import mlp, view_of

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from onnxgrail.algebra.fold.kmeans import kmeans
 from onnxgrail.algebra.fold.partitions import reducer_of
 from onnxgrail.algebra.fold.ward import ward
 from onnxgrail.algebra.reducers.factory import checked, folds
@@ -60,3 +61,6 @@ def _standardised(rows: Floats) -> Floats:
     centred = rows - rows.mean(axis=0)
     spread = np.sqrt(np.square(centred).mean(axis=0))
     return np.asarray(np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0.0))
+
+
+KMEANS = Fold(cluster=kmeans)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail import registry
 from onnxgrail.algebra.fit.channelwise import twins
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.calibration.prepared import Prepared
@@ -17,21 +18,11 @@ from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Progress
-from onnxgrail.methods.refine.distill import distill
-from onnxgrail.methods.refine.ic import ic
-from onnxgrail.methods.refine.laco import laco, regional
 from onnxgrail.methods.refine.match import aliases
 from onnxgrail.methods.refine.needed import require_torch
 from onnxgrail.methods.refine.refinement import Refined, Refinement, masks_of
-from onnxgrail.methods.refine.tuned_norms import norms
 
-KINDS: dict[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = {
-    "laco": laco,
-    "distill": distill,
-    "regional": regional,
-    "norms": norms,
-    "ic": ic,
-}
+REFINEMENTS: Mapping[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = registry.REFINEMENTS
 
 
 def refine(
@@ -105,7 +96,7 @@ def _all(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
         )
     entries: list[Refined] = []
     for number, kind in enumerate(job.recipe.refine):
-        entries += KINDS[kind](_share(job, len(job.recipe.refine) - number), progress)
+        entries += REFINEMENTS[kind](_share(job, len(job.recipe.refine) - number), progress)
     return tuple(entries)
 
 

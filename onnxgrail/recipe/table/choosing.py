@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxgrail.options import FITS, KINDS
 from onnxgrail.recipe.table.option import AMOUNT, COUNT, FLAG, PATTERN, SHARE, Option, Value, one_of, some_of
+from onnxgrail.registry import COMPENSATORS, REDUCERS, REFINEMENTS, SELECTORS
 
 REMOVE = (
     Option("ratio", SHARE, "Share to remove of the parameters in blocks that can be narrowed.", also=("--sparsity",)),
@@ -39,15 +40,13 @@ REMOVE = (
     ),
     Option(
         "selector",
-        one_of(
-            *("wanda", "wandapp", "l1", "l2", "flap", "gram", "obs", "slimgpt", "random"), plugins="onnxgrail.selectors"
-        ),
+        one_of(*SELECTORS, plugins="onnxgrail.selectors"),
         "Criterion that ranks channels, neurons and heads.",
         commands=("compress", "apply"),
     ),
     Option(
         "reducer",
-        one_of("prune", "fold", "fold-kmeans", "fold-gram", "fold-random"),
+        one_of(*REDUCERS),
         "Remove channels, neurons and heads (prune), or merge them (fold).",
     ),
     Option(
@@ -91,7 +90,7 @@ REMOVE = (
 COMPENSATE = (
     Option(
         "compensate",
-        one_of("grail", "best", "none", plugins="onnxgrail.compensators"),
+        one_of(*COMPENSATORS, plugins="onnxgrail.compensators"),
         "Compensation of the remaining weights: as in the GRAIL paper (grail), fitted to the original network (best), "
         "or none.",
         commands=("compress", "apply"),
@@ -126,7 +125,7 @@ COMPENSATE = (
 REFINE = (
     Option(
         "refine",
-        some_of(("laco", "distill", "regional", "norms", "ic"), "KINDS", empty="none"),
+        some_of(tuple(REFINEMENTS), "KINDS", empty="none"),
         "Fit to the original by gradient (needs torch), in this order: all weights block by block (laco; in small "
         "steps on few samples: regional), or as a whole (distill); normalizations alone (norms); additions to the "
         "input (ic).",

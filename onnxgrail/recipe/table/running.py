@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxgrail.recipe.table.option import ANY, COUNT, FLAG, NUMBERS, PATH, Option, Value, one_of
+from onnxgrail.registry import MENU
 
 DATA_COMMANDS = ("compress", "refine", "compare")
 READING = (*DATA_COMMANDS, "bench")
@@ -13,8 +14,7 @@ DATA = (
     Option(
         "data",
         ANY,
-        "Calibration data: file.py:function (which is run), .npz, .npy, Polygraphy .json, .txt, test_data_set_* "
-        "folders (.pb), a saved Hugging Face dataset, a folder of .npz or .npy or a folder of images.",
+        f"Calibration data: {MENU}. A function is run.",
         also=("--calib",),
         otherwise="random inputs",
         commands=(*READING, "apply", "inspect"),

@@ -14,8 +14,17 @@ VALIDATION = "validation: on data left out of the fit, compared with the origina
 NAMED = 6  # nodes named in one row; the section on what was left alone names more
 
 
-def block_map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
-    """Return the section with all blocks and refusals of a report, or of an inspection (not `narrowed`)."""
+def narrowed_map(data: Mapping[str, Any]) -> Markup:
+    """Return the section with all blocks and refusals of a report."""
+    return _map(data, narrowed=True)
+
+
+def dense_map(data: Mapping[str, Any]) -> Markup:
+    """Return the section with all blocks and refusals of an inspection."""
+    return _map(data, narrowed=False)
+
+
+def _map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
     rows = rows_of(data)
     blocks = blocks_of(rows)
     if not rows:

@@ -1,11 +1,11 @@
-"""Compensators by name. To add a compensator: one file with a frozen dataclass, and one line here."""
+"""Compensators by name. To add one: a file with a frozen dataclass, and one line in `registry.COMPENSATORS`."""
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import ClassVar, Protocol
 
-from onnxgrail.algebra.fit.compensate.grail import Grail
-from onnxgrail.algebra.fit.compensate.plain import Plain
+from onnxgrail import registry
 from onnxgrail.core import Change, Reducer, View
 
 
@@ -21,8 +21,4 @@ class Compensator(Protocol):
 
 BEST = "best"  # consumers are fitted to the dense outputs (`sweep`); GRAIL if one cannot be fitted
 
-COMPENSATORS: dict[str, Compensator] = {
-    "none": Plain(),
-    "grail": Grail(),
-    BEST: Grail(),
-}
+COMPENSATORS: MutableMapping[str, Compensator] = registry.COMPENSATORS

@@ -1,20 +1,13 @@
-"""Selectors by name. To add a selector: one file with a frozen dataclass, and one line in `SELECTORS`."""
+"""Selectors by name. To add a selector: one file with a frozen dataclass, and one line in `registry.SELECTORS`."""
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from onnxgrail.algebra.select.selectors.flap import Flap
-from onnxgrail.algebra.select.selectors.gram import Gram
-from onnxgrail.algebra.select.selectors.l1 import L1
-from onnxgrail.algebra.select.selectors.l2 import L2
-from onnxgrail.algebra.select.selectors.obs import Obs
-from onnxgrail.algebra.select.selectors.random import Random
-from onnxgrail.algebra.select.selectors.slimgpt import SlimGpt
-from onnxgrail.algebra.select.selectors.wanda import Wanda
-from onnxgrail.algebra.select.selectors.wandapp import Wandapp
+from onnxgrail import registry
 from onnxgrail.core import Floats, View
 
 
@@ -31,17 +24,7 @@ class Scorer(Protocol):
         ...
 
 
-SELECTORS: dict[str, Scorer] = {
-    "l1": L1(),
-    "l2": L2(),
-    "wanda": Wanda(),
-    "wandapp": Wandapp(),
-    "flap": Flap(),
-    "gram": Gram(),
-    "obs": Obs(),
-    "slimgpt": SlimGpt(),
-    "random": Random(),
-}
+SELECTORS: MutableMapping[str, Scorer] = registry.SELECTORS
 GRADIENTS = frozenset({"wandapp"})  # selectors that read `view.gradient`, which needs torch
 
 

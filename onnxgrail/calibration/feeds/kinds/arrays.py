@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.feeds.kinds.kind import Kind, with_suffix
 from onnxgrail.calibration.feeds.matching import from_mapping
 from onnxgrail.calibration.feeds.parts import Column, Part, Rows, natural, readable
 from onnxgrail.calibration.feeds.reading import Reading
@@ -20,6 +21,7 @@ from onnxgrail.errors import DataError
 from onnxgrail.machine.files.unchanged import SteadyFile
 
 LARGE = 2**26  # bytes; smaller arrays are read at once, which also verifies the archive's checksum
+SUFFIXES = (".npz", ".npy")
 LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -118,7 +120,7 @@ def _array(path: Path) -> Rows:
 
 def has_arrays(folder: Path) -> bool:
     """Return True if a folder contains NumPy files."""
-    return folder.is_dir() and any(f.suffix in (".npz", ".npy") for f in folder.iterdir())
+    return folder.is_dir() and any(f.suffix in SUFFIXES for f in folder.iterdir())
 
 
 def from_folder(folder: Path, signature: Signature, reading: Reading, limit: int | None) -> tuple[Part, ...]:
@@ -136,3 +138,8 @@ def from_folder(folder: Path, signature: Signature, reading: Reading, limit: int
     if len(signature) > 1 or names & {entry.name for entry in signature}:
         return (from_mapping({f.stem: _array(f) for f in arrays}, signature, folder.name),)
     return tuple(part for f in arrays for part in from_npy(f, signature, reading, limit))
+
+
+NPZ = Kind(with_suffix(".npz"), from_npz)
+NPY = Kind(with_suffix(".npy"), from_npy)
+FOLDER = Kind(has_arrays, from_folder, holds=lambda file: len(file.parts) == 1 and file.suffix in SUFFIXES)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.calibration.feeds.kinds.images import images
+from onnxgrail.calibration.feeds.kinds.kind import SCALE, TEXT, Kind
 from onnxgrail.calibration.feeds.kinds.text import WHERE, Tokens, ids_input, padded
 from onnxgrail.calibration.feeds.matching import from_mapping, role_of
 from onnxgrail.calibration.feeds.parts import Column, Part, readable
@@ -309,3 +310,6 @@ def _sizes(column: Any) -> Ints:
     from pyarrow import compute
 
     return np.asarray(compute.list_value_length(column).fill_null(0).to_numpy())
+
+
+DATASET = Kind(is_dataset, from_dataset, SCALE | TEXT)

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.feeds.kinds.kind import Kind, with_suffix
 from onnxgrail.calibration.feeds.matching import from_mapping
 from onnxgrail.calibration.feeds.parts import Part, foreign, natural, readable
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Signature, describe
 from onnxgrail.core import Array
 from onnxgrail.errors import DataError
-from onnxgrail.machine.scripts import called
+from onnxgrail.machine.scripts import called, is_named
 
 FEED_LIMIT = 1024
 MARKS = ("polygraphy_class", "__polygraphy_encoded_ndarray")  # of newer and older files
@@ -148,3 +149,8 @@ def from_function(path: Path, signature: Signature, _: Reading, limit: int | Non
                 hint=f"The model takes: {describe(signature)}",
             )
         return from_feeds(feeds, signature, path.name, limit)
+
+
+FUNCTION = Kind(lambda path: is_named(str(path)), from_function)
+POLYGRAPHY = Kind(with_suffix(".json"), from_polygraphy)
+PROTOBUFS = Kind(has_protobufs, from_protobufs, holds=is_protobuf)

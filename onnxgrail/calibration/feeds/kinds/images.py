@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.feeds.kinds.kind import SCALE, Kind
 from onnxgrail.calibration.feeds.parts import Column, Part, natural, readable
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Input, Signature, describe, is_float
@@ -212,3 +213,6 @@ def _upright(image: Any) -> Any:
     with contextlib.suppress(Exception):  # EXIF readers raise any type; broken pixels raise again later
         return ImageOps.exif_transpose(image)
     return image
+
+
+IMAGES = Kind(has_images, from_images, SCALE, holds=is_image)

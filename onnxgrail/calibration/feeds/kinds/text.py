@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from onnxgrail.calibration.feeds.kinds.kind import TEXT, Kind, with_suffix
 from onnxgrail.calibration.feeds.matching import from_mapping, positions, role_of
 from onnxgrail.calibration.feeds.parts import Column, Part, readable
 from onnxgrail.calibration.feeds.reading import LENGTH, Reading
@@ -305,3 +306,6 @@ def _from_word(text: str) -> str:
         if letter.isspace():
             return text[place + 1 :]
     return text
+
+
+LINES = Kind(with_suffix(".txt"), from_text, TEXT)
