@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from onnxgrail.commands.apply import apply
     from onnxgrail.commands.bench import bench
-    from onnxgrail.commands.compare import Comparison, compare
+    from onnxgrail.commands.compare import compare
     from onnxgrail.commands.compress import compress
     from onnxgrail.commands.demo import demo
     from onnxgrail.commands.inspect import inspect
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from onnxgrail.exporting.call import export
     from onnxgrail.machine.group.torchrun import join
     from onnxgrail.options import Recipe
+    from onnxgrail.report.comparison import Comparison
     from onnxgrail.report.report import Inspection, Report
     from onnxgrail.report.result import Result
 
@@ -74,7 +75,7 @@ __all__ = [
 _ERRORS = [name for name in __all__ if name.endswith("Error")]
 _WHERE = {
     **dict.fromkeys(_ERRORS, "errors"),
-    "Comparison": "commands.compare",
+    "Comparison": "report.comparison",
     "Inspection": "report.report",
     "Recipe": "options",
     "Report": "report.report",

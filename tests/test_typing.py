@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import onnxgrail
-from onnxgrail.commands.refine import USED
+from onnxgrail.methods.refine.needed import USED
 from onnxgrail.recipe.choices import Choices, Options, RefineChoices
 
 ROOT = Path(__file__).resolve().parents[1]

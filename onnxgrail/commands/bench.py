@@ -17,19 +17,20 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, fixed_batch
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import Signature, signature_of
+from onnxgrail.calibration.matched import loaded, runnable
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
 from onnxgrail.calibration.runtime.threads import count, pinned
 from onnxgrail.calibration.runtime.timing import Times, machine, summarise, take_turns
 from onnxgrail.calibration.supply import given
-from onnxgrail.commands.compare import opened, runnable, weigh
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.plain import SCHEMA, to_json
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.recipe.keywords import checked
+from onnxgrail.report.comparison import weigh
 from onnxgrail.report.environment import calibration_entry, environment
 
 LEAST, MOST = 9, 10_000  # limits on the rounds if `seconds` is given
@@ -128,8 +129,8 @@ def bench(
         DataError: the data do not fit.
     """
     _check(models, batch_sizes, seconds, rounds, threads)
-    paths, loaded = opened(models)
-    signature = signature_of(loaded[0])
+    paths, graphs = loaded(models)
+    signature = signature_of(graphs[0])
     reading = reading_of(
         tokenizer=tokenizer,
         sequence_length=sequence_length,
@@ -144,21 +145,21 @@ def bench(
     rows: list[Timing] = []
     batches: Batches | None = None
     with registered(custom_ops), ExitStack() as stack:
-        sources = [runnable(model, path) for model, path in zip(loaded, paths, strict=True)]
+        sources = [runnable(model, path) for model, path in zip(graphs, paths, strict=True)]
         setup = Setup(providers=providers, threads=threads)
         sessions = [stack.enter_context(open_session(source, setup)) for source in sources]
         for number, size in enumerate(sizes):
             progress("bench", number, len(sizes))
             drawn = size if data is None else None
-            batches = given(data, loaded[0], reading, Sampling(samples=drawn, batch_size=size, seed=seed))
+            batches = given(data, graphs[0], reading, Sampling(samples=drawn, batch_size=size, seed=seed))
             feed, samples = _filled(batches.first(), signature, size)
             if samples != size:  # data or --input-shapes fix the number of samples
                 notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
-            feeds = [fit(feed, between(loaded[0], model)) for model in loaded]
+            feeds = [fit(feed, between(graphs[0], model)) for model in graphs]
             least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
             with batches.advising():
                 times = take_turns(sessions, feeds, least=least, most=most, seconds=seconds)
-            rows += _rows(paths, loaded, times, samples)
+            rows += _rows(paths, graphs, times, samples)
         progress("bench", len(sizes), len(sizes))
     assert batches is not None
     return Benchmark(

@@ -24,7 +24,7 @@ from onnxgrail.narrowing.decide import decide
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import Choices
 from onnxgrail.recipe.keywords import checked
-from onnxgrail.report.build import Made, report_of, result_of_follower
+from onnxgrail.report.build import report_of, result_of_follower
 from onnxgrail.report.result import Result
 
 
@@ -119,9 +119,6 @@ def compress(
                 apart = external(source.model, save_as_external_data)
                 written = places.write(shipped.model, job, apart=apart, sources=[source.model])
                 left_out = places.save_recipe(recipe, data, held_out)
-    made = Made(
-        slim=shipped.narrowed, final=shipped.model, written=written, verification=shipped.verification, worked=worked
-    )
-    told = shipped.told(report_of(source, job, decision, made), left_out)
+    told = shipped.told(report_of(source, job, decision, shipped.made(worked, written)), left_out)
     places.save_report(told)
     return Result(report=told, output=target, model=loose(shipped.model), gates_passed=shipped.passes(recipe))

@@ -5,54 +5,30 @@ The function is not called `refine`: importing the package of that name would hi
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
 
-import onnx_ir as ir
-
-from onnxgrail.calibration.feeds.signature import signature_of
-from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.matched import facts_of
 from onnxgrail.calibration.prepare import prepare
-from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
-from onnxgrail.commands.compare import counted_macs, same_inputs
-from onnxgrail.core import Recipe
-from onnxgrail.errors import ModelError, UsageError
-from onnxgrail.finishing.verify import passes, verify
-from onnxgrail.graph.cost import counting
+from onnxgrail.finishing.verify import passes, verified
 from onnxgrail.graph.io.interop import from_any
-from onnxgrail.graph.io.mapped import unchanged, weight_files
-from onnxgrail.graph.io.model_file import bytes_on_disk, external, load
-from onnxgrail.graph.io.serial import to_bytes
-from onnxgrail.graph.rewrite.interface import between, fit
-from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.io.mapped import unchanged
+from onnxgrail.graph.io.model_file import external, load
 from onnxgrail.job.opening import opened
 from onnxgrail.job.places import places_of, reads, target_of
 from onnxgrail.job.resume import bind
-from onnxgrail.machine.files.checksums import sha256
-from onnxgrail.machine.files.paths import path_of
-from onnxgrail.machine.job import Job
-from onnxgrail.machine.plain import plain
 from onnxgrail.machine.progress import Progress, silent
-from onnxgrail.methods.refine.needed import require_torch
-from onnxgrail.methods.refine.refinement import Refined
+from onnxgrail.methods.refine.needed import recipe_of_fit
 from onnxgrail.methods.refine.steps import refine_other
-from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import RefineChoices
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.recipe.storage import mark
-from onnxgrail.report.build import make_report
-from onnxgrail.report.environment import calibration_entry, environment
-from onnxgrail.report.report import ModelChange, Report, Verification
+from onnxgrail.report.fitted import Fitted, before_of, report_of_fit
 from onnxgrail.report.result import Result
-
-USED = frozenset(RefineChoices.__annotations__)
-DEFAULT = ("laco", "distill")
 
 
 @checked
@@ -102,8 +78,7 @@ def refine_model(
         DataError, OutputError: the data do not fit, or the output cannot be written.
         MissingExtraError: torch is not installed.
     """
-    recipe = _recipe(choices)
-    require_torch(recipe)
+    recipe = recipe_of_fit(choices)
     target = None if dry_run else target_of(model, output, default_name)
     places = places_of(target, report=report, resume=resume, force=force)
     models = {"the input": model, "the reference": reference}
@@ -118,149 +93,23 @@ def refine_model(
             small = load(from_any(model))
             for source in (prepared.model, small):
                 stack.enter_context(unchanged(source))
-            facts = _facts(prepared, small, recipe)
+            facts = facts_of(prepared, small, recipe.providers)
         bind(job, prepared, small=small, writes=places.beside())
         apart = external(small, save_as_external_data)
-        first = {"params": counting.parameters(small), "macs": _macs(prepared, small, recipe), **_file(model, small)}
-        sides: list[tuple[Verification | None, tuple[Any, ...]]] = [_checked(prepared, small, job)]
+        before = before_of(prepared, model, small, recipe)
+        unfitted, _ = verified(prepared, small, job)
         with job.clock.stage("refine"):
             refined = refine_other(prepared.as_written(), job, small, facts)
-        sides.append(_checked(prepared, small, job))
+        fitted, results = verified(prepared, small, job)
         mark(small, recipe, command="refine")
         with job.clock.stage("write"):
             written = places.write(small, job, apart=apart, sources=[prepared.model, small])
-    change = _change(model, small, first, refined, written)
-    told = _report(prepared, recipe, change, refined, [side[0] for side in sides], job)
+    fit = Fitted(before=before, refined=refined, written=written, unfitted=unfitted, fitted=fitted)
+    told = report_of_fit(prepared, job, small, fit)
     places.save_report(told)
-    return Result(report=told, output=target, model=small, gates_passed=passes(sides[1][1], recipe))
-
-
-def _recipe(choices: Mapping[str, Any]) -> Recipe:
-    odd = sorted(n for n, value in choices.items() if value is not None and n not in USED)
-    if odd:
-        raise UsageError(f"refining has no option {odd[0]!r}", hint=f"Known options: {', '.join(sorted(USED))}")
-    given = {"refine": DEFAULT, **{n: value for n, value in choices.items() if value is not None}}
-    recipe = recipe_of({**given, "ratio": 0.0})
-    if not recipe.refine:
-        raise UsageError("no refinement is chosen", hint="Leave out --refine, or give it a kind")
-    return recipe
+    return Result(report=told, output=target, model=small, gates_passed=passes(results, recipe))
 
 
 def default_name(source: Path) -> Path:
     """Return `model.refined.onnx` next to `model.onnx`."""
     return source.with_name(f"{source.stem}.refined{source.suffix or '.onnx'}")
-
-
-def _facts(prepared: Prepared, small: ir.Model, recipe: Recipe) -> Facts:
-    """Run the small model once, check that its inputs and outputs match the reference, and return its facts.
-
-    Raises:
-        ModelError: they do not match.
-    """
-    same_inputs(signature_of(prepared.model), signature_of(small), "the small model")
-    ports = between(prepared.model, small)
-    facts, wide = observe(small, fit(prepared.feed, ports), providers=recipe.providers), prepared.survey.facts
-    ours, theirs = ([v.name or "" for v in m.graph.outputs] for m in (small, prepared.model))
-    common = [n for n in theirs if n in ours and wide.has_floats(n)]
-    if not common:
-        raise ModelError(
-            f"the small model has the outputs {', '.join(ours)}, and the reference {', '.join(theirs)}",
-            hint="Outputs are matched by name: rename them",
-        )
-    cut = {(p.name, p.axis): p.after for p in ports}
-    for name in common:
-        wanted = tuple(cut.get((name, axis), size) for axis, size in enumerate(wide.shapes[name]))
-        if facts.shapes[name] != wanted:
-            raise ModelError(
-                f"output {name!r} of the small model has the shape {list(facts.shapes[name])}, and that of the "
-                f"reference {list(wanted)}",
-                hint="Only models with the same outputs can be fitted to each other",
-            )
-    return facts
-
-
-def _macs(prepared: Prepared, small: ir.Model, recipe: Recipe) -> int | None:
-    return counted_macs(small, fit(prepared.feed, between(prepared.model, small)), recipe.providers)
-
-
-def _file(model: Any, small: ir.Model) -> dict[str, Any]:
-    """Return the size and the checksums of the given model."""
-    path = path_of(model)
-    if path is not None:
-        beside = {name: sha256(file) for name, file in weight_files(small).items()}
-        return {"bytes": bytes_on_disk(small, path), "sha256": sha256(path), "data": beside}
-    content = to_bytes(small, run=False)
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "data": {}}
-
-
-def _checked(prepared: Prepared, small: ir.Model, job: Job) -> tuple[Verification | None, tuple[Any, ...]]:
-    if not job.recipe.check:
-        return None, ()
-    with job.clock.stage("verify"):
-        return verify(prepared, small, job)
-
-
-def _change(
-    model: Any, small: ir.Model, first: Mapping[str, Any], refined: Sequence[Refined], written: Mapping[Path, str]
-) -> ModelChange:
-    added = [entry.added for entry in refined if entry.added]
-    macs, params = first["macs"], counting.parameters(small)
-    target = next(iter(written), None)
-    gone = 1 - params / first["params"] if first["params"] else 0.0
-    return ModelChange(
-        input=str(model) if isinstance(model, str | Path) else "model",
-        output=None if target is None else str(target),
-        sha256_before=first["sha256"],
-        sha256_after=None if target is None else written[target],
-        params_before=first["params"],
-        params_after=params,
-        macs_before=macs,
-        macs_after=None if macs is None else macs + sum(one["macs"] for one in added),
-        bytes_before=first["bytes"],
-        bytes_after=sum(f.stat().st_size for f in written) if written else first["bytes"] + _bytes(added),
-        asked_ratio=None,
-        achieved_ratio=gone,
-        ratio_of="model",
-        ratio_total=first["params"],
-        model_ratio=gone,
-        sha256_data_before=first["data"],
-        sha256_data_after={file.name: digest for file, digest in written.items() if file != target},
-    )
-
-
-def _bytes(added: Sequence[Mapping[str, Any]]) -> int:
-    return sum(int(one["bytes"]) for one in added)
-
-
-def _report(
-    prepared: Prepared,
-    recipe: Recipe,
-    change: ModelChange,
-    refined: Sequence[Refined],
-    sides: Sequence[Verification | None],
-    job: Job,
-) -> Report:
-    """Return a report in schema 1 without blocks, with the reference and the small model's fidelity before the fit."""
-    before, after = sides
-    said = (prepared.scarce(), *(() if prepared.held_out is None else prepared.held_out.batches.notes))
-    report = make_report(
-        recipe=recipe,
-        environment=environment(providers=recipe.providers, threads=None),
-        model=change,
-        blocks=[],
-        refusals=[],
-        verification=after,
-        calibration=calibration_entry(prepared.batches),
-        timing=job.clock.seconds,
-        refines=[dataclasses.asdict(entry) for entry in refined],
-        notes=[note for note in said if note],
-    )
-    path = prepared.path
-    reference = {
-        "path": str(path or "model"),
-        "sha256": None if path is None else sha256(path),
-        "params": counting.parameters(prepared.model),
-        "outputs_before": [] if before is None else plain(before.outputs),
-        "held_out_before": plain(((before and before.held_out) or {}).get("outputs", ())),
-    }
-    return Report(data={**report.data, "reference": reference})

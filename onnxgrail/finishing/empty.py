@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.errors import NothingToCompressError
-from onnxgrail.finishing.ship import Shipped, outgrown
+from onnxgrail.finishing.ship import outgrown
+from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.job.places import Places
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
-from onnxgrail.report.build import Made, report_of
+from onnxgrail.report.build import report_of
+from onnxgrail.report.made import Made
 from onnxgrail.report.summary import nothing_text
 
 

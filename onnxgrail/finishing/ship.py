@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -19,51 +18,19 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing import simplify, targets
-from onnxgrail.finishing.verify import passes, verify
+from onnxgrail.finishing.shipped import Shipped
+from onnxgrail.finishing.verify import verified, verify
 from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.plain import plain
 from onnxgrail.recipe import storage
-from onnxgrail.report.report import Report, Verification
 
 LARGEST_GRAPH = 2**24  # upper limit of the bytes of a model's names, nodes and metadata
 NAMES, TINY = 2**12, 2**16  # bytes: tolerated growth by a few names, and the file size below which it is tolerated
 STEPS = ("original", "narrowed", "quantised")
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Shipped:
-    """The model as it is written, and the results of its checks.
-
-    Attributes:
-        model: the graph; narrowed: the same before quantization.
-        verification, results: narrowed compared with original, None and empty without `recipe.check`; if the model was
-            quantized, `results` are those of the quantized model.
-        keys: `simplify`, `quantization`, `target` and `latency` of the report, None if not requested.
-    """
-
-    model: ir.Model
-    narrowed: ir.Model
-    verification: Verification | None
-    results: tuple[Fidelity, ...]
-    keys: Mapping[str, Any]
-
-    def passes(self, recipe: Recipe) -> bool:
-        """Return True if the outputs are close enough and, with `--strict`, the target runtime takes the model."""
-        target = self.keys["target"]
-        return passes(self.results, recipe) and (target is None or not target["strict"] or target["passed"])
-
-    def told(self, report: Report, said: Sequence[str] = ()) -> Report:
-        """Return the report with the results of these steps, and further notes."""
-        notes = [*report.data["notes"], *said]
-        quantization = self.keys["quantization"]
-        if quantization is not None:
-            notes += quantization["notes"]
-        return Report(data={**report.data, **plain(self.keys), "notes": notes})
 
 
 def require(recipe: Recipe) -> None:
@@ -111,11 +78,7 @@ def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False)
         with clock.stage("simplify"):
             slim, simplified = simplify.simplify(slim)
     storage.mark(slim, recipe)
-    verification: Verification | None = None
-    results: tuple[Fidelity, ...] = ()
-    if recipe.check:
-        with clock.stage("verify"):
-            verification, results = verify(prepared, slim, job)
+    verification, results = verified(prepared, slim, job)
     final, quantization = slim, None
     if recipe.quantize != "none":
         with clock.stage("quantize"):

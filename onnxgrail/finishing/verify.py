@@ -62,6 +62,14 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
     return verification, results
 
 
+def verified(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification | None, tuple[Fidelity, ...]]:
+    """Return what `verify` does if the recipe asks for checks, else None and nothing."""
+    if not job.recipe.check:
+        return None, ()
+    with job.clock.stage("verify"):
+        return verify(prepared, slim, job)
+
+
 def _checks(slim: ir.Model) -> bool:
     """Return True if the ONNX checker accepts the result; it rejects files with ops outside the standard."""
     try:

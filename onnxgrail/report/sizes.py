@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,19 @@ from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.report.made import Made
 from onnxgrail.report.report import ModelChange
 
 if TYPE_CHECKING:
     from onnxgrail.methods.refine.refinement import Refined
 
 
-def grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
+def _grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
     """Return multiply-accumulates per sample and bytes of weights that refinements added to the model."""
     return [(entry.added["macs"], entry.added["bytes"]) for entry in refines if entry.added]
 
 
-def share_of(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
+def _share(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
     """Return the requested and the achieved ratio: of the blocks, or of GRASP's layers if nothing is narrowed."""
     if "grail" in recipe.method or "grasp" not in applied:
         return of_blocks(prepared, recipe, decision.narrowable, decision.ledger.dead)
@@ -40,51 +42,60 @@ def share_of(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Ma
     return Share(of="layers", asked=asked, achieved=gone / max(entry["params"], 1), total=entry["params"])
 
 
-def sizes_of(
-    prepared: Prepared,
-    share: Share,
-    decision: Decision,
-    slim: ir.Model | None,
-    written: Mapping[Path, str],
-    applied: Sequence[Applied],
-    final: ir.Model | None,
-) -> ModelChange:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Files:
+    """The files of a model: bytes in all, the checksum of the model, and those of files with weights, by name."""
+
+    bytes: int
+    sha256: str
+    data: Mapping[str, str]
+
+
+def files_of(model: ir.Model, path: Path | None) -> Files:
+    """Return the files of a model that was read from `path`; of one that was given as an object, what it would be."""
+    data = {name: sha256(file) for name, file in weight_files(model).items()}
+    if path is not None:
+        return Files(bytes=bytes_on_disk(model, path), sha256=sha256(path), data=data)
+    content = to_bytes(model, run=False)
+    return Files(bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), data=data)
+
+
+def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made) -> ModelChange:
     """Return the sizes of the model before and after; predicted if nothing is written."""
+    slim, written, final = made.slim, made.written, made.final or made.slim
+    added = tuple(Applied(entry={}, macs=-m * prepared.samples, bytes=-size) for m, size in _grown(made.worked.refined))
+    applied, share = (*made.worked.applied.values(), *added), _share(prepared, recipe, decision, made.worked.applied)
     model, survey, ledger = prepared.model, prepared.survey, decision.ledger
     params = counting.parameters(model)
     gone, gone_bytes = counting.removed(survey, ledger.dead)
     after = params - gone if slim is None else counting.parameters(slim)
     output = next(iter(written), None)
     path = prepared.path
-    if path is not None:
-        before, given = bytes_on_disk(model, path), sha256(path)
-    else:
-        content = to_bytes(prepared.given, run=False)
-        before, given = len(content), hashlib.sha256(content).hexdigest()
+    given = files_of(prepared.given, None) if path is None else files_of(model, path)
     if written:
         size = sum(file.stat().st_size for file in written)
     elif final is not None and final is not slim:
         size = len(to_bytes(final, run=False))
     else:
-        size = before - gone_bytes - sum(a.bytes for a in applied)
+        size = given.bytes - gone_bytes - sum(a.bytes for a in applied)
     macs = (counting.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
     return ModelChange(
         input=str(path or "model"),
         output=None if output is None else str(output),
-        sha256_before=given,
+        sha256_before=given.sha256,
         sha256_after=None if output is None else written[output],
         params_before=params,
         params_after=after,
         macs_before=counting.macs(model, survey) // prepared.samples,
         macs_after=macs,
-        bytes_before=before,
+        bytes_before=given.bytes,
         bytes_after=size,
         asked_ratio=share.asked,
         achieved_ratio=share.achieved,
         ratio_of=share.of,
         ratio_total=share.total,
         model_ratio=1 - after / params if params else 0.0,
-        sha256_data_before={name: sha256(file) for name, file in weight_files(model).items()},
+        sha256_data_before=given.data,
         sha256_data_after={file.name: digest for file, digest in written.items() if file != output},
         budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
     )

@@ -259,9 +259,9 @@ def counted(
     count = 0
     real = ways.open_piece
 
-    def counting(source: Packed, **options: Any) -> Any:
+    def counting(source: Packed, *options: Any) -> Any:
         size = len(onnx.ModelProto.FromString(source.data).graph.node)
-        session = real(source, **options)
+        session = real(source, *options)
         inner = session.run
 
         def run_and_count(feed: Any) -> Any:

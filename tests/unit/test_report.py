@@ -11,10 +11,11 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot, Status
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.machine.files.paths import check_input, check_output, default_output, write_text
+from onnxgrail.machine.job import Job
 from onnxgrail.report.blocks import block_entry
-from onnxgrail.report.build import make_report
-from onnxgrail.report.environment import calibration_entry, environment
+from onnxgrail.report.environment import calibration_entry
 from onnxgrail.report.report import Inspection, ModelChange, Report, Verification
+from onnxgrail.report.sections import Sections, make_report
 from onnxgrail.report.summary import OUTCOMES, nothing_text, outcome_text, refusal_counts, summary_rows
 
 REFUSALS = (
@@ -106,9 +107,9 @@ def report(**options):
         ratio_total=900,
         model_ratio=0.3,
     )
-    return make_report(
-        recipe=Recipe(input_shapes={"x": (1, 3)}),
-        environment=environment(providers=("CPUExecutionProvider",), threads=2),
+    job = Job(recipe=Recipe(input_shapes={"x": (1, 3)}))
+    job.clock.seconds["trace"] = 0.123456
+    sections = Sections(
         model=sizes,
         blocks=[block_entry(block(), change(), SIZES)],
         refusals=REFUSALS,
@@ -116,9 +117,9 @@ def report(**options):
             checker=True, outputs=({"name": "y", "cosine": 0.9, "nmse": float("inf"), "max_abs": np.float32(1)},)
         ),
         calibration=calibration_entry(Batches(feeds=(), samples=8, source="d.npz")),
-        timing={"trace": 0.123456},
         **options,
     )
+    return make_report(job, sections)
 
 
 def test_schema_1_is_complete_and_survives_json():

@@ -42,10 +42,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     original = ways.open_piece
 
-    def counted(source: Any, **options: Any) -> Any:
+    def counted(source: Any, *options: Any) -> Any:
         proto = ir.from_proto(onnx.ModelProto.FromString(source.data))
         found.update(v.name or "" for node in proto.graph for v in node.outputs)
-        return original(source, **options)
+        return original(source, *options)
 
     monkeypatch.setattr(ways, "open_piece", counted)
     return found
