@@ -8,25 +8,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
 
 import pytest
 
-from onnxgrail.algebra.fit.compensate import COMPENSATORS
-from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.select.selectors import SELECTORS
 from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from each other
-# data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  deploy.md and adding-an-op.md: test_docs.py, that
-# holds the code of the latter to ours.
-ELSEWHERE = {"data.md", "deploy.md", "export.md", "adding-an-op.md"}
+# data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  extending.md: test_extending.py.  deploy.md and
+# adding-an-op.md: test_docs.py, that holds the code of the latter to ours.
+ELSEWHERE = {"data.md", "deploy.md", "export.md", "extending.md", "adding-an-op.md"}
 GENERATED = {f"{name}.md": f"{name}_page" for name in ("api", "choosing", "cli", "loss", "ops", "options")}
 
 
@@ -42,16 +36,6 @@ def scenarios() -> list[object]:
     return found
 
 
-@pytest.fixture
-def tables() -> Iterator[None]:
-    """The tables that examples add to are afterwards as they were."""
-    with ExitStack() as stack:
-        for table in (SELECTORS, REDUCERS, COMPENSATORS):
-            stack.enter_context(patch.dict(table))
-        yield
-
-
-@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("blocks", scenarios())
 def test_commands_and_examples(blocks: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(tmp_path)
