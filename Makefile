@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 help:
 	@echo "make demo   compress the embedded models and measure the result"
-	echo "make test   lint and run the tests: about 5 minutes on 2 cores, without torch"
+	echo "make test   lint and run the tests: several minutes on 2 cores, without torch"
 	echo "make test TORCH=1   the same with torch installed, so that no test is skipped for it"
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make fuzz   narrow 2000 random graphs, others in every run"
@@ -29,7 +29,7 @@ demo: .venv/demo.stamp
 # One thread per test process: the workers would otherwise fight for the cores, and sums would differ between machines.
 test: lint $(if $(TORCH),.venv/torch.stamp)
 	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-	echo "running the tests: about 5 minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
+	echo "running the tests: several minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=10
 
 fuzz: .venv/test.stamp
