@@ -15,7 +15,7 @@ from onnxgrail.cli import main
 
 
 def run(*words: object) -> Result:
-    """What a command prints, and its exit code; words that are no text, such as paths, become text."""
+    """Run a command and return its output and exit code; words of other types, such as paths, become text."""
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
@@ -59,5 +59,5 @@ def in_a_process(
 
 
 def said(stderr: str) -> str:
-    """What a run said on stderr, without the lines that tell how long its stages took."""
+    """Return what a run wrote to stderr, without the lines with the times of its stages."""
     return re.sub(r"^\[ *[\d.]+ s\] .*\n", "", stderr, flags=re.MULTILINE)

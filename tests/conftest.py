@@ -1,4 +1,4 @@
-"""What the whole run says at its end: how many tests were skipped, and for which reason."""
+"""A summary at the end of the whole run: how many tests were skipped, and for which reason."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def run(model: ort.InferenceSession | ir.Model | bytes, feed: Feed) -> dict[str,
 
 
 def takes(handle: ort.InferenceSession, feed: Feed) -> bool:
-    """Whether a model takes this feed."""
+    """Return True if a model takes this feed."""
     try:
         run(handle, feed)
     except Exception:  # noqa: BLE001  the runtime's exceptions share no base
@@ -199,7 +199,7 @@ def check_recorded(model: ir.Model, feed: Feed) -> None:
 
 
 def passes_checker(model: bytes) -> bool:
-    """Whether the ONNX checker knows all ops and shapes of the original."""
+    """Return True if the ONNX checker knows all ops and shapes of the original."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception:  # noqa: BLE001  C++ exceptions of several types

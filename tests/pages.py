@@ -104,7 +104,7 @@ def shell(block: Example, where: str) -> str:
 
 
 def words_of(text: str, mark: str) -> list[str]:
-    """What must agree: words, and numbers unless they vary."""
+    """Return what must agree: words, and numbers unless they vary."""
     if "numbers vary" in mark:  # on a busy machine noise may hide how much faster a model is
         text = re.sub(r"(narrowed [\d.]+ ms): .*", r"\1", text)
     words = text.split()

@@ -50,7 +50,7 @@ def test_apply_hands_on_what_compress_takes() -> None:
 
 
 def checked(text: str, folder: Path) -> list[str]:
-    """What mypy says of a program, strictly."""
+    """Return what strict mypy says of a program."""
     (folder / "user.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", "pyproject.toml", folder / "user.py"],

@@ -34,7 +34,7 @@ def output(name: str, *verdicts: dict[str, Any], **changes: Any) -> dict[str, An
 
 
 def judged(on: str = "held-out", samples: int = 16, **changes: Any) -> dict[str, Any]:
-    """What judged."""
+    """Return the data that judged."""
     return {"on": on, "asked": "auto", "source": "calib.npz", "samples": samples, "seen": on == "calibration"} | changes
 
 

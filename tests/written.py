@@ -1,4 +1,4 @@
-"""What a command has written."""
+"""The files that a command has written."""
 
 from __future__ import annotations
 

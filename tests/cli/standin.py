@@ -1,4 +1,4 @@
-"""What stands in for the library where only its arguments or its words count."""
+"""A stand-in for the library where only its arguments or its words count."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def recorded(monkeypatch):
 
 
 def replace_compress(monkeypatch, function):
-    """What `onnxgrail.compress` does instead, for errors that cannot be brought about."""
+    """Replace `onnxgrail.compress`, for errors that cannot be brought about."""
     monkeypatch.setattr(onnxgrail, "compress", lambda *args, **kwargs: function(), raising=False)
 
 

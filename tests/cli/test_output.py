@@ -1,4 +1,4 @@
-"""What `compress` prints and exits with.  Mistakes in files and data are in `tests/e2e`."""
+"""Prints and exit codes of `compress`.  Mistakes in files and data are in `tests/e2e`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, 
 
 
 def printed(monkeypatch, **changes):
-    """What `compress` prints for a report."""
+    """Return what `compress` prints for a report."""
     result = SimpleNamespace(report=Report(data=data(**changes)), output=None, gates_passed=True)
     replace_compress(monkeypatch, lambda: result)
     return run("compress", "m.onnx")

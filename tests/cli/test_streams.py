@@ -63,7 +63,7 @@ def test_standard_output_that_is_full_is_an_error(words, tmp_path):
 
 
 def test_a_closed_stream_is_not_where_the_next_file_lies(tmp_path):
-    """What a library prints to descriptor 2 would be written into the model."""
+    """Prints of a library to descriptor 2 would be written into the model."""
     work = (
         "import os; file = open('made.bin', 'wb'); [os.write(n, b'from a library') for n in (1, 2)]; raise SystemExit"
     )

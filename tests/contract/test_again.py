@@ -1,4 +1,4 @@
-"""What was narrowed can be narrowed again: names are new, and what stands in place of constants is followed."""
+"""A narrowed model can be narrowed again: names are new, and values in place of constants are followed."""
 
 from __future__ import annotations
 

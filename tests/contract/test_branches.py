@@ -32,7 +32,7 @@ INPUTS = "float[N,6] x, bool flag => float[] y"
 
 
 def seen(model: ir.Model, feeds: Sequence[Feed]) -> tuple[Seen, Survey]:
-    """What is found on these feeds."""
+    """Return the findings on these feeds."""
     makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]
     found = look(model, Batches(feeds=makers, samples=len(feeds), source="test"), CPU)
     return found, trace(found.model, found.facts)

@@ -1,4 +1,4 @@
-"""What `best` fits: where consumers stand in a graph, the rows that make their outputs, and biases that move."""
+"""The fits of `best`: where consumers stand in a graph, the rows that make their outputs, and biases that move."""
 
 from __future__ import annotations
 

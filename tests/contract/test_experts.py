@@ -80,7 +80,7 @@ def test_a_mixture_of_experts_shares_one_width(product: str) -> None:
 
 
 def test_experts_of_two_products_are_consumed_by_both() -> None:
-    """What one stack gives is read by two tokens at once: both sources feed its consumer."""
+    """Two tokens at once read the output of one stack: both sources feed its consumer."""
     model = tiny(
         "float[N,6] x, int64[N] ids => float[] y",
         "a = MatMul(x, u)\nb = Relu(a)\nc = Sigmoid(a)\nw = Gather(stack, ids)\nb1 = Unsqueeze(b, one)\n"
@@ -95,7 +95,7 @@ def test_experts_of_two_products_are_consumed_by_both() -> None:
 
 
 def test_a_stack_that_is_scaled_first_is_an_activation() -> None:
-    """What is no longer the weight itself cannot stand for it: the channels that it contracts stay."""
+    """A value computed from a weight cannot stand for it: the channels that it contracts stay."""
     model = tiny(
         "float[N,6] x, int64[N] ids => float[] y",
         "a = MatMul(x, u)\nb = Relu(a)\nw = Gather(stack, ids)\nv = Exp(w)\nb1 = Unsqueeze(b, one)\n"

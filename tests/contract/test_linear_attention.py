@@ -66,7 +66,7 @@ def test_ones_go_with_their_heads(beside: str, ratio: float) -> None:
 
 
 def test_values_that_a_tie_has_frozen_keep_the_heads() -> None:
-    """What is fed beside the values stays, so the values stay, so queries and keys do."""
+    """An input beside the values stays, so the values stay, so queries and keys do."""
     model = linear("fed")
     survey = narrowed_equals_masked(model, feed(model))
     assert not survey.blocks

@@ -1,4 +1,4 @@
-"""Where scales and shifts can be put, and where they are left alone."""
+"""Places where scales and shifts can be put, and places that are left alone."""
 
 from __future__ import annotations
 

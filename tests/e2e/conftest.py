@@ -1,4 +1,4 @@
-"""What many of these tests begin with."""
+"""Fixtures that many of these tests use."""
 
 from __future__ import annotations
 

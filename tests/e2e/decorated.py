@@ -95,12 +95,12 @@ def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def repeated(value: Any) -> bool:
-    """Whether a field holds a list."""
+    """Return True if a field holds a list."""
     return hasattr(value, "add") or hasattr(value, "append")
 
 
 def key(item: Any) -> str:
-    """What an element is known by."""
+    """Return the identity of an element."""
     if isinstance(item, onnx.NodeProto):
         return next(iter(item.output), "")
     return next((getattr(item, n) for n in ("name", "key", "domain", "tensor_name") if getattr(item, n, "")), "")

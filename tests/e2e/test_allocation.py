@@ -173,7 +173,7 @@ def test_a_budget_the_model_already_keeps_is_nothing_to_do(tmp_path: Path) -> No
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many probes each measurement reads."""
+    """Return the number of probes that each measurement reads."""
     seen: list[int] = []
     measure = stream.Stream.measure
 

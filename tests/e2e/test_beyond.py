@@ -1,4 +1,4 @@
-"""What the fit to the dense network promises over plain GRAIL, on trained models and held-out data."""
+"""The gain of the fit to the dense network over plain GRAIL, on trained models and held-out data."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """Where pages and screenshots stay, as artefacts of the run."""
+    """Return the folder for pages and screenshots, which are artifacts of the run."""
     place = Path(os.environ.get("ONNXGRAIL_ARTIFACTS") or Path(__file__).parents[2] / "build" / "screenshots")
     place.mkdir(parents=True, exist_ok=True)
     return place

@@ -1,4 +1,4 @@
-"""What a report tells beside the sizes: fidelity on samples that nothing was fitted to, times, error curves."""
+"""Contents of a report beside the sizes: fidelity on samples that nothing was fitted to, times, error curves."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def refused(place: Path, *words: object) -> str:
-    """What a command says that must not write anything."""
+    """Return the message of a command that must not write anything."""
     before = bytes_of(place)
     done = run(*words)
     assert done.exit_code in (1, 2), done.output

@@ -89,7 +89,7 @@ def test_a_hard_link_is_a_file_like_any_other(llama: Path, tmp_path: Path) -> No
 
 
 def restated(path: Path, **entries: str) -> None:
-    """What the model says about where its first weight lies."""
+    """Return the place of the model's first weight."""
     proto = onnx.load(path, load_external_data=False)
     for entry in proto.graph.initializer[0].external_data:
         entry.value = entries.get(entry.key, entry.value)

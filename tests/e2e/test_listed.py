@@ -95,7 +95,7 @@ def test_they_stay_when_asked_to(ir_version: int, tmp_path: Path) -> None:
 
 
 def test_an_input_with_a_default_is_no_weight(tmp_path: Path) -> None:
-    """Where one constant of many is an input, somebody chose it: it stays one, with its shape."""
+    """One constant of many that is an input was chosen by somebody: it stays one, with its shape."""
     source, output = tmp_path / "net.onnx", tmp_path / "small.onnx"
     onnx.save(net(7, listed="b"), source)
     with pytest.raises(onnxgrail.NothingToCompressError, match="b is an input of the model, with a default value"):

@@ -28,7 +28,7 @@ CHOICES: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "compensate": "none
 
 
 def install(folder: Path, name: str, groups: dict[str, dict[str, str]]) -> None:
-    """What pip leaves of a package's metadata."""
+    """Write the metadata of a package as pip does."""
     place = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     place.mkdir()
     (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

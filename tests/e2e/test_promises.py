@@ -1,4 +1,4 @@
-"""What `contract.md`'s readers rely on whatever the model: nothing moves that was not asked to move."""
+"""Promises for every model: nothing moves that was not asked to move."""
 
 from __future__ import annotations
 

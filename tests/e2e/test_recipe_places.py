@@ -1,4 +1,4 @@
-"""What a recipe names, and what it does not: places, code, patterns without end."""
+"""Names that a recipe may hold, and those that it may not: places, code, patterns without end."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ main()
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many went side by side, each time."""
+    """Return the number of parts that ran side by side, each time."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     threads.count.cache_clear()
     found, share = [], stream.share

@@ -41,7 +41,7 @@ def command(*words: object) -> Any:
 
 
 def run(path: Path) -> Any:
-    """What ONNX Runtime computes from a file."""
+    """Return the outputs of a file in ONNX Runtime."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return session.run(["y"], nets.tokens(seed=5))[0]
 

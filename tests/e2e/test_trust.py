@@ -1,4 +1,4 @@
-"""What SECURITY.md says of everything that is given to the program: a test for each line of its table."""
+"""The promises of SECURITY.md on everything that is given to the program: a test for each line of its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of export name as `nets.py:function`; a copy of it is run as a user's file would be."""
+"""Models that the tests of export name as `nets.py:function`; a copy of this file is run as a user's file would be."""
 
 from __future__ import annotations
 

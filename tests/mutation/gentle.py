@@ -51,7 +51,7 @@ def inserted(model: ModelProto, rng: Rng) -> None:
 
 
 def watched(model: ModelProto, rng: Rng) -> None:
-    """What is computed on the way is an output, too; or nothing is one."""
+    """Make intermediate values outputs, too; or leave no output."""
     if rng.random() < 0.1:
         del model.graph.output[:]
         return

@@ -53,7 +53,7 @@ class _Worker:
         return {"number": number, "name": "?", "words": [], "code": code, "text": "", "faults": [f"{kind}: {stack}"]}
 
     def stack(self) -> str:
-        """Where the process was when it ended."""
+        """Return the stack of the process when it ended."""
         files = [self.root / name for name in ("stack", "noise")]
         texts = [path.read_text(errors="replace")[-3000:] for path in files if path.exists()]
         return next((text for text in texts if text.strip()), "")

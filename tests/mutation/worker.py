@@ -134,7 +134,7 @@ def _called(call: Callable[[], object]) -> tuple[int, str, str]:
 
 
 def _judged(code: int, out: str, err: str) -> list[str]:
-    """What is wrong with an answer."""
+    """Return the faults of an answer."""
     from tests.mutation.protos import MARK
 
     found = []
@@ -159,7 +159,7 @@ def _judged(code: int, out: str, err: str) -> list[str]:
 def _kept(
     before: dict[str, bytes], after: dict[str, bytes], code: int, folder: Path, own: tuple[str, ...]
 ) -> list[str]:
-    """What changed beside the outputs, and what an output holds that it cannot."""
+    """Return changes beside the outputs, and outputs with contents that are not allowed."""
     from tests.mutation.traps import CANARY
 
     mine = tuple(f"work/{name}" for name in ("out.", *own))

@@ -22,7 +22,7 @@ class Largest:
 
 
 class _Rescale:
-    """What consumers keep is multiplied by u / k, as if the lost units had been like the others."""
+    """Multiplies the remaining weights of consumers by u / k, as if the removed units had been like the others."""
 
     needs_data = False
 

@@ -14,7 +14,7 @@ NEWER = "Gelu", "Mish"
 
 
 def axis_of(g: Sketch, x: str) -> int:
-    """Where channels lie: behind the batch in feature maps, else last."""
+    """Return the axis of the channels: after the batch in feature maps, else last."""
     rank = len(g.shapes[x])
     return 1 if rank == 4 else rank - 1
 

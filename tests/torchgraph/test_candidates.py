@@ -1,4 +1,4 @@
-"""What a fit chooses from besides the weights after an epoch: their mean, and parts of the way to the best."""
+"""Candidates of a fit besides the weights after an epoch: their mean, and parts of the way to the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What today's exporters write, at several opsets: BERT, GPT-2, Llama, ViT, ResNet, MobileNet.
+"""Files of today's exporters, at several opsets: BERT, GPT-2, Llama, ViT, ResNet, MobileNet.
 
 Exports take seconds each and need packages that nothing else needs (transformers, onnxscript, torchvision): run with
 ONNXGRAIL_EXPORTS=1.

@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """How often each piece of work was done, and how often it may be until the run is killed."""
+    """Counts of each piece of work, and the number after which the run is killed."""
     found = {name: [0, 1000] for name in WORK}
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -139,7 +139,7 @@ def test_an_epoch_takes_so_many_batches_and_none_more_often_than_others() -> Non
 
 @pytest.mark.parametrize(("late", "epochs"), [(0.0, 5), (0.8, 10)])
 def test_luck_at_the_beginning_is_not_chosen(monkeypatch: pytest.MonkeyPatch, late: float, epochs: int) -> None:
-    """What is better in the second of five epochs only counts, or leaves smaller steps to be tried."""
+    """An improvement in the second of five epochs counts, or leaves smaller steps to be tried."""
     errors = iter([1.0, 1.0, 0.9, *[1.0] * 8])
 
     def error(self: Any, batches: Any, weights: Any) -> float:

@@ -43,7 +43,7 @@ def _cases() -> list[Any]:
 
 
 def _known(case: Any) -> bool:
-    """Whether every operator is in the table and every tensor of a type that torch computes in."""
+    """Return True if every operator is in the table and every tensor of a type that torch computes in."""
     model = case.model
     if "_expanded" in case.name or any((n.domain, n.op_type) not in OPS for n in model.graph.node):
         return False

@@ -150,7 +150,7 @@ def test_the_report_has_both_sides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["20", "h.npz"])
 def test_held_out_samples_judge(asked: str, tmp_path: Path) -> None:
-    """What is held back is not learnt from, and gates go by it."""
+    """Held-out samples are not learnt from, and gates judge by them."""
     dense, small = mlp(DEPTH, 16), pruned(mlp(DEPTH, 16))
     (tmp_path / "small.onnx").write_bytes(to_bytes(small))
     (tmp_path / "dense.onnx").write_bytes(to_bytes(dense))

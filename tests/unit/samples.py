@@ -59,7 +59,7 @@ def tokenizer(path: Path, names: list[str] | None = None) -> Path:
 
 
 def polygraphy(path: Path, feeds: list[dict[str, Any]]) -> None:
-    """What `polygraphy run --save-inputs` writes."""
+    """Write a file as `polygraphy run --save-inputs` does."""
 
     def encoded(array: Any) -> dict[str, str]:
         file = io.BytesIO()
@@ -70,7 +70,7 @@ def polygraphy(path: Path, feeds: list[dict[str, Any]]) -> None:
 
 
 def dataset(folder: Path, columns: dict[str, list[Any]], *, files: int = 1, float32: bool = False) -> None:
-    """What `Dataset.save_to_disk` writes: Arrow streams and a file that names them."""
+    """Write a folder as `Dataset.save_to_disk` does: Arrow streams and a file that names them."""
     import pyarrow as pa
 
     folder.mkdir(parents=True, exist_ok=True)

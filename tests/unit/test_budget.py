@@ -1,4 +1,4 @@
-"""What users write as a target, in numbers."""
+"""Targets that users write, in numbers."""
 
 from __future__ import annotations
 

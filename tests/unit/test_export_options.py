@@ -1,4 +1,4 @@
-"""What `onnxgrail export` says without torch."""
+"""Messages of `onnxgrail export` without torch."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def written(folder, body=CRASHES, signature="float[N,8,11] h => float[8,N,5] y",
 
 
 def named(*wanted):
-    """What stands for the trial of a model that dies unless these nodes stay in float32."""
+    """Replace the trial of a model, which dies unless these nodes stay in float32."""
     return lambda blocked: Trial() if set(wanted) <= set(blocked) else Trial("ONNX Runtime dies of SIGSEGV", died=True)
 
 

@@ -110,7 +110,7 @@ def test_broadcasting_a_mark_to_more_axes(axes: tuple[int, int], want: list[list
 
 
 def test_tying_to_a_permanent_position_stops_the_rest() -> None:
-    """What merges with nothing must not look as if it still could be tied: callers would try for ever."""
+    """A label that merges with nothing must not look as if it still could be tied: callers would try without end."""
     labels = Labels()
     fresh = labels.fresh(3)
     mark = Mark((1, 2), np.stack([fresh, np.zeros(3, dtype=np.int64)]))

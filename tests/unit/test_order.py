@@ -84,7 +84,7 @@ def test_blocks_of_a_real_graph() -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """What is fitted."""
+    """Return the fitted layers."""
 
     span: tuple[int, int]
 

@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 
 def held_out(cosine: float = 0.91) -> dict[str, Any]:
-    """What a run says of 64 samples that nothing was fitted to."""
+    """Return the report entry of 64 samples that nothing was fitted to."""
     output = {"name": "last_hidden_state", "samples": 64, "cosine": cosine, "cosine_min": 0.82, "nmse": 0.17}
     return {"asked": "64", "source": "calib.npz", "samples": 64, "outputs": [output | {"max_abs": 1.8}]}
 

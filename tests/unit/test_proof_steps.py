@@ -192,7 +192,7 @@ def test_an_output_of_numbers_is_judged_by_what_it_picks(monkeypatch: pytest.Mon
 
 
 def test_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be proved in time is left alone, and the refusal says so."""
+    """A block that cannot be proved in time is left alone, and the refusal says so."""
     monkeypatch.setitem(rule._RULES, ("", "Softmax"), [(1, passing)])
     monkeypatch.setattr(proof, "RUNS", 5)
     seen = []

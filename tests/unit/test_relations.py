@@ -1,4 +1,4 @@
-"""What the formulas say about each other: published identities that hold whatever the numbers are."""
+"""Relations between formulas: published identities that hold whatever the numbers are."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def steps(stored: Stored, parts: dict[int, Array]) -> Array:
 
 
 def test_zeros_in_a_block_of_its_own_are_exact() -> None:
-    """Where the zero point is a fraction no code means 0."""
+    """No code means 0 if the zero point is a fraction."""
     case = next(c for c in PACKED if c.note == "fractions")
     model = build(case)
     stored, arrays = of_model(model), {v.name: v.const_value.numpy() for v in model.graph.initializers.values()}

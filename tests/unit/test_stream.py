@@ -38,7 +38,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each tensor was computed by a session of the stream."""
+    """Count how often a session of the stream computed each tensor."""
     found: Counter[str] = Counter()
     original = ways.open_piece
 
@@ -181,7 +181,7 @@ class _Part:
 
 @pytest.mark.parametrize("kept", [0, 3000, 2**28], ids=["nothing kept", "something kept", "kept"])
 def test_all_processes_keep_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept decides from where the next tensors are computed, and so their last bits."""
+    """Kept tensors decide from where the next ones are computed, and so their last bits."""
     monkeypatch.setattr(module, "KEPT", kept)
     model, survey, feeds = surveyed("cnn")
     makers = tuple(lambda one=one: one for one in feeds)  # type: ignore[misc]

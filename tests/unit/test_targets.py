@@ -1,4 +1,4 @@
-"""What `--target tensorrt` finds in small graphs."""
+"""Findings of `--target tensorrt` in small graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch does on a device beside adding up, taken on the CPU; `test_lanes.py` holds the sums."""
+"""The work of torch on a device beside sums, taken on the CPU; `test_lanes.py` holds the sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What times say: percentiles, and whether noise hides a difference."""
+"""Statistics of times: percentiles, and whether noise hides a difference."""
 
 from __future__ import annotations
 

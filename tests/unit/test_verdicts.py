@@ -50,7 +50,7 @@ def landmarks(count: int) -> Array:
 
 
 def judged(name: str, a: Array, b: Array, *, each: int = 8, clues: Clues | None = None, **options: Any) -> Fidelity:
-    """What is told of an output, in batches."""
+    """Return the verdict on an output that is given in batches."""
     tally = Tally(clues)
     for start in range(0, len(a), each):
         cut = slice(start, start + each)
