@@ -48,6 +48,10 @@ class DataError(OnnxGrailError):
     """Calibration or comparison data do not fit the model's inputs, or hold NaN or infinity."""
 
 
+class MetricError(OnnxGrailError):
+    """The user's metric function cannot be called, raises, or does not return usable losses."""
+
+
 class OutputError(OnnxGrailError):
     """The output cannot be written: it exists, is the same file as the input, or its folder is not writable."""
 

@@ -23,6 +23,22 @@ def is_named(text: str) -> bool:
 def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
     """Run a Python file and yield the named object: the result of the function, or the value itself.
 
+    Args:
+        text: `file.py:function`.
+        error: exception type to raise.
+
+    Raises:
+        OnnxGrailError: of the given type: no such file or name, or the code raises, also inside the context.
+    """
+    with loaded(text, error) as found:
+        is_made = callable(found) and (inspect.isclass(found) or not hasattr(found, "forward"))  # modules are values
+        yield found() if is_made else found
+
+
+@contextlib.contextmanager
+def loaded(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
+    """Run a Python file and yield the named object as it is.
+
     The file may import its neighbors, also later while the context is open.  Its prints go to stderr, because stdout
     carries the result of a command.
 
@@ -37,11 +53,7 @@ def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
     path = Path(file)
     if not path.is_file():
         raise error(f"no file {str(path)!r}", hint="Give file.py:function")
-    with (
-        _explained(f"{path.name}:{name}", error),
-        _importable(path.parent),
-        contextlib.redirect_stdout(sys.stderr),
-    ):
+    with _explained(f"{path.name}:{name}", error), beside(path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxgrail_script_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise error(f"{str(path)!r} cannot be imported")
@@ -50,9 +62,7 @@ def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
         spec.loader.exec_module(module)
         if not hasattr(module, name):
             raise error(f"{str(path)!r} defines no {name!r}", hint="Give file.py:function")
-        found = getattr(module, name)
-        is_made = callable(found) and (inspect.isclass(found) or not hasattr(found, "forward"))  # modules are values
-        yield found() if is_made else found
+        yield getattr(module, name)
 
 
 @contextlib.contextmanager
@@ -67,12 +77,13 @@ def _explained(source: str, kind: type[OnnxGrailError]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let the user's file import its neighbors, as it can when run as a script."""
+def beside(folder: Path) -> Iterator[None]:
+    """Let the user's code import its neighbors, as it can when run as a script, and print to stderr."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(entry)
