@@ -78,7 +78,7 @@ class Features:
         """
         if kind[-1] not in (BLOCKED, PLAIN):
             return kind
-        taken = self._shape(node.inputs[0], dead)[1]
+        taken = math.prod(self._shape(node.inputs[0], dead)[1:2])
         direct = kind[1] != "depthwise" and taken < self._block  # reads so few channels without blocks
         return (*kind[:-1], BLOCKED if direct or taken % ALIGNED == 0 else PLAIN)
 
@@ -127,7 +127,9 @@ class Features:
 
     def _padding(self, node: ir.Node, dead: Bools) -> float:
         """Return the factor by which incomplete blocks of channels add to the multiply-accumulates."""
-        made, taken = self._shape(node.outputs[0], dead)[1], self._weight(node, dead)[1]
+        made, taken = (
+            math.prod(shape[1:2]) for shape in (self._shape(node.outputs[0], dead), self._weight(node, dead))
+        )
         deep = self._up(taken) if taken >= self._block else taken  # fewer channels than a block are not padded
         return self._up(made) * deep / max(1, made * taken)
 

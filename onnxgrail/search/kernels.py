@@ -93,23 +93,28 @@ def measured_kernels(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe
 
 
 def _measured(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Kernels:
-    named = replace(prepared, model=copy(prepared.model))
-    for node in named.model.graph:
-        node.name = key(node)
     widths: list[Mapping[str, int]] = [{}]
     for share, odd in NARROWER if blocks else ():
         widths.append({block.name: _narrower(block.units, 1 - share, odd=odd) for block in blocks})
+    try:
+        profiles = _profiles(prepared, widths, recipe)
+    except StoppedError:
+        raise
+    except OnnxGrailError:  # narrower models may not run: the widths of blocks are proved one by one
+        profiles = _profiles(prepared, widths[:1], recipe)
+    return kernels_of(prepared.model, tuple(zip(widths, profiles, strict=False)))
+
+
+def _profiles(prepared: Prepared, widths: Sequence[Mapping[str, int]], recipe: Recipe) -> tuple[Profile, ...]:
+    """Profile the model at several widths, its nodes named by their keys."""
+    named = replace(prepared, model=copy(prepared.model))
+    for node in named.model.graph:
+        node.name = key(node)
     ledgers = [ledger_of(prepared, each) for each in widths]
     feed = single(next(iter(prepared.batches)), signature_of(prepared.model))
     feeds = [fit(feed, changed(prepared.model, prepared.survey, ledger.dead)) for ledger in ledgers]
     models = [pack(narrowed(named, ledger)) for ledger in ledgers]
-    try:
-        profiles = profiles_of(models, feeds, providers=recipe.providers)
-    except StoppedError:
-        raise
-    except OnnxGrailError:  # a block may not be narrowable: nothing is proved yet
-        profiles = profiles_of(models[:1], feeds[:1], providers=recipe.providers)
-    return kernels_of(prepared.model, tuple(zip(widths, profiles, strict=False)))
+    return profiles_of(models, feeds, providers=recipe.providers)
 
 
 def _narrower(units: int, share: float, *, odd: bool) -> int:

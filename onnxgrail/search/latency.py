@@ -37,7 +37,7 @@ def latency_of(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[M
     if not kernels.measured:
         return measure_of(prepared, "macs"), f"multiply-accumulates stand for latency: {kernels.note}"
     full = kernels.measured[0]
-    note = f"latency is modeled on the measured kernels of {full.ms:g} ms, {full.share:.0%} of them of known nodes"
+    note = f"latency is modeled: kernels of known nodes take {full.share:.0%} of {full.ms:g} ms"
     return latency_measure(prepared, kernels), note
 
 
@@ -100,13 +100,14 @@ class _Saved:
     terms: tuple[_Term, ...]
 
     def __call__(self, dead: Bools) -> float:
-        return sum(term.full.ms - self._time(term, dead) for term in self.terms)
+        return sum(self._saved(term, dead) for term in self.terms)
 
-    def _time(self, term: _Term, dead: Bools) -> float:
+    def _saved(self, term: _Term, dead: Bools) -> float:
         node, full = term.full.node, term.full.kind
         kind = self.features.kind_at(node, full, dead)
         kind = kind if kind in term.laws else full
-        return float(term.laws[kind] @ self.features.of(node, kind, dead))
+        left = term.laws[kind] @ self.features.of(node, kind, dead)
+        return float(term.laws[full] @ term.full.features - left)  # exactly 0 at full widths
 
 
 def _laws(features: Features, measured: Sequence[Measured]) -> Mapping[Place, Mapping[Kind, Floats]]:

@@ -151,7 +151,7 @@ def _end(event: Event) -> float:
 
 def _shape(event: Event, entry: str) -> Shape:
     """Return the shape of the first tensor in an entry such as [{"float": [1, 8]}]."""
-    for tensor in event["args"].get(entry, ()):
+    for tensor in event.get("args", {}).get(entry, ()):
         for shape in tensor.values():
             return tuple(shape)
     return ()
