@@ -68,6 +68,7 @@ def run_both(
                 tally.clues = clues_of(feed, text=text, known=known, synthetic=batches.synthetic)
             goals = Goals(labels=labels, tokens=None if text is None else feed[text])
             got = two.run(fit(feed, pair.ports))
-            tally.add(fit(wanted, pair.ports), got, mask=padding_mask(feed), goals=goals)
+            single = all(array.ndim == 0 or len(array) == 1 for array in feed.values())
+            tally.add(fit(wanted, pair.ports), got, mask=padding_mask(feed), goals=goals, single=single)
         progress("compare", total, total)
     return tally

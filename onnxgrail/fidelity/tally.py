@@ -41,8 +41,23 @@ class Tally:
         self._waiting: list[dict[str, _Seen]] = []
         self._holds: dict[str, str] = {}
 
-    def add(self, reference: Feed, outputs: Feed, *, mask: Bools | None = None, goals: Goals | None = None) -> None:
-        """Add one more batch; arguments as in `add_batch`.
+    def add(
+        self,
+        reference: Feed,
+        outputs: Feed,
+        *,
+        mask: Bools | None = None,
+        goals: Goals | None = None,
+        single: bool = False,
+    ) -> None:
+        """Add one more batch; other arguments as in `add_batch`.
+
+        Args:
+            reference: arrays by output name.
+            outputs: the same of the other model.
+            mask: of real tokens.
+            goals: known classes.
+            single: True if the batch is one sample: an output without a sample axis then is one, too.
 
         Raises:
             ModelError: an output is missing or differs in shape.
@@ -50,7 +65,8 @@ class Tally:
         for name, value in reference.items():
             self._holds.setdefault(name, kind_of(value))
         batch = {}
-        for name, wanted, got in pairs(reference, outputs):
+        for name, *values in pairs(reference, outputs):
+            wanted, got = (v[None] if single and v.ndim and len(v) != 1 else v for v in values)
             far = distances(wanted, got, name=name, mask=mask, goals=goals)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
             batch[name] = _Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask)
@@ -75,9 +91,10 @@ class Tally:
         """Measure the waiting batches: scores first, because boxes count only where a score is read."""
         for name, judge in self._judges.items():
             judge.read([batch[name] for batch in self._waiting if name in batch])
+        boxes = any(part.kind == "values" for judge in self._judges.values() for part in judge.parts)
         for batch in self._waiting:
             positions: dict[tuple[int, ...], Bools] = {}
-            for name, seen in batch.items():
+            for name, seen in batch.items() if boxes else ():
                 for mask in self._judges[name].active(seen):
                     positions[mask.shape] = mask & positions.get(mask.shape, np.True_)
             for name, seen in batch.items():

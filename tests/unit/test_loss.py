@@ -8,13 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnxgrail.calibration.both import Pair, run_both
+from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Tally
 from onnxgrail.fidelity.loss import Agreement, Loss, losses_of, worst_loss
 from onnxgrail.fidelity.measures import MEASURES
 from onnxgrail.fidelity.measures.values import BOXES
+from onnxgrail.graph.io.serial import to_bytes
+from tests.tiny import ints, tiny
 
 N = 24
+WEIGHTS = {"w": (6, 5), "v": (6, 120), "sizes": ints(40, 3)}
+NO_AXIS = """
+    y = MatMul(x, w)
+    flat = MatMul(x, v)
+    boxes = Reshape(flat, sizes)
+"""
 
 
 def rng() -> np.random.Generator:
@@ -177,6 +188,15 @@ def test_one_sample_proves_nothing() -> None:
     together.add({"y": np.array([[0.2, 0.8]])}, {"y": np.array([[0.2, 0.8]])})
     (seen,) = losses_of(together)
     assert (seen.mean, seen.bound) == (0, 1)
+
+
+def test_outputs_without_a_sample_axis_are_one_sample_of_a_model_that_takes_one() -> None:
+    """Rows of one sample are no samples: a bound from them would be far too tight."""
+    model = tiny("float[1,6] x => float[1,5] y, float[40,3] boxes", NO_AXIS, WEIGHTS)
+    other = tiny("float[1,6] x => float[1,5] y, float[40,3] boxes", NO_AXIS, WEIGHTS, seed=1)
+    batches = read({"x": rng().normal(size=(N, 6)).astype(np.float32)}, signature_of(model))
+    seen = losses_of(run_both(Pair(to_bytes(model), to_bytes(other)), batches))
+    assert {one.output: (one.kind, len(one.values)) for one in seen} == {"y": ("classes", N), "boxes": ("values", N)}
 
 
 def test_batches_do_not_matter() -> None:
