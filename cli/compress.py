@@ -15,7 +15,19 @@ from .parts.help import Grouped
 from .parts.progress import progress
 
 REASONS = 8  # lines in the list of refusals; the report has all
-COMMON = ("ratio", "target_size", "exclude", "data", "tokenizer", "quantize", "output", "force", "report", "device")
+COMMON = (
+    "max_loss",
+    "ratio",
+    "target_size",
+    "exclude",
+    "data",
+    "tokenizer",
+    "quantize",
+    "output",
+    "force",
+    "report",
+    "device",
+)
 
 
 @click.command(cls=Grouped, common=COMMON)
@@ -109,6 +121,7 @@ def _tables(report: Any, output: Path | None) -> None:
     ship.latency(data.get("latency"), report.speed())
     for line in (
         *report.asked_lines(),
+        *_searched(data),
         *_allocated(data),
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
@@ -147,6 +160,20 @@ def _grasp(entry: Any) -> list[str]:
     named = ", ".join(f"{e['name']} (cosine {render.number(e['redundancy'], '.3f')})" for e in layers)
     share = f", {render.share(kept / whole)} of their parameters stay" if whole else ""
     return [f"GRASP: {len(entry['matrices'])} matrices of {named or 'no layer'}{share}"]
+
+
+def _searched(data: Any) -> list[str]:
+    """Return a line on the loss within which widths were searched."""
+    search = (data.get("allocation") or {}).get("search")
+    if not search or search["chosen"] is None:
+        return []
+    loss = search["tried"][search["chosen"]]["loss"]
+    how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
+    text = (
+        f"Loss: {loss['mean']:.2%} ({loss['name']}, output {loss['output']}), with 95 % confidence at most "
+        f"{loss['bound']:.2%}, on {loss['samples']} samples {how}; --max-loss {100 * search['limit']:g}%"
+    )
+    return [text]
 
 
 def _allocated(data: Any) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Metric = Literal["params", "macs", "size", "latency"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 FITS = ("prior", "affine", "blend", "behind", "patch")
@@ -18,11 +19,13 @@ FITS = ("prior", "affine", "blend", "behind", "patch")
 class Recipe:
     """The user's choices as plain data; the field names are the option names of the command line.
 
-    Either `ratio`, `unit_ratio` or one of the targets sets how much is removed; `ratio` is None if another one does.
+    One of `max_loss`, `ratio`, `unit_ratio` and the targets sets how much is removed; the others are None.
     """
 
+    max_loss: float | None = None
     ratio: float | None = 0.3
     unit_ratio: float | None = None
+    minimize: Metric = "latency"
     target_params: str | None = None
     target_macs: str | None = None
     target_size: str | None = None

@@ -21,7 +21,8 @@ from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.machine.amounts import Metric, Target, target_of
+from onnxgrail.machine.amounts import Target, target_of
+from onnxgrail.options import Metric
 
 CORRECTIONS = 3
 PROVED = 0.5  # share of each block that a proof removes before widths are known
@@ -30,7 +31,8 @@ PROVED = 0.5  # share of each block that a proof removes before widths are known
 def simple(recipe: Recipe) -> bool:
     """Return True if widths follow from the recipe alone, block by block."""
     alone = recipe.unit_ratio is not None and recipe.allocate in ("uniform", "depth")
-    return target_of(recipe) is None and (alone or recipe.keeps_everything)
+    limited = target_of(recipe) is not None or recipe.max_loss is not None
+    return not limited and (alone or recipe.keeps_everything)
 
 
 def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Allocation:
@@ -45,7 +47,7 @@ def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> All
         ladders = ladders_of(blocks, recipe.round_to)
         ideal = dict(schedules.depth(ladders)(share))
         widths = {one.name: one.nearest(ideal[one.name]) for one in ladders}
-    return _allocation(prepared, blocks, recipe, widths, ideal)
+    return at_widths(prepared, blocks, recipe, widths, ideal)
 
 
 def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to: int) -> Widths:
@@ -76,7 +78,7 @@ def allocate(search: Search) -> Allocation:
     """
     recipe = search.recipe
     if not search.blocks:
-        return _allocation(search.prepared, search.blocks, recipe, {}, {})
+        return at_widths(search.prepared, search.blocks, recipe, {}, {})
     target = target_of(recipe)
     if target is not None and target.metric == "latency":
         return _within_time(search, target, measure_of(search.prepared, "latency"))
@@ -226,7 +228,7 @@ def _result(
         _reachable(search, budget, fit)
     used = (used or search.recipe.allocate).removesuffix("-sqrt")
     ideal = fit.widths if used == "global" else fit.ideal  # global chooses among widths that fit: it rounds nothing
-    done = _allocation(search.prepared, search.blocks, search.recipe, fit.widths, ideal)
+    done = at_widths(search.prepared, search.blocks, search.recipe, fit.widths, ideal)
     note = "" if used == done.asked else f"allocation {done.asked} was no better than {used}, which is used"
     return replace(done, budget=budget, used=used, errors=errors, note=note)
 
@@ -246,9 +248,18 @@ def _reachable(search: Search, budget: Budget, fit: Fit) -> None:
     )
 
 
-def _allocation(
+def at_widths(
     prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, widths: Mapping[str, int], ideal: Mapping[str, float]
 ) -> Allocation:
+    """Return the allocation of given widths.
+
+    Args:
+        prepared: the model.
+        blocks: the blocks that may be narrowed.
+        recipe: the choices.
+        widths: block name to units that stay.
+        ideal: block name to the width before rounding.
+    """
     meter = measure_of(prepared, "params").meter
     weighs = {b.name: _slope(b, widths, meter.near) for b in blocks}
     return Allocation(

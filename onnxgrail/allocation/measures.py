@@ -19,7 +19,7 @@ from onnxgrail.graph.io.serial import pack, to_bytes, to_file
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between, changed, fit
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.amounts import Metric
+from onnxgrail.options import Metric
 from onnxgrail.recipe.storage import mark
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onnxgrail.allocation.found import Found, found_of
 from onnxgrail.core import Block
 from onnxgrail.machine.amounts import Target
 from onnxgrail.machine.steps.codec import Record
@@ -64,6 +65,7 @@ class Allocation:
         errors: schedule -> end-to-end error in the comparison; empty if there was none.
         note: a message for the user.
         curves: the error of each block over its width, if measured.
+        found: the search that found the widths, if there was one.
     """
 
     asked: str
@@ -74,6 +76,7 @@ class Allocation:
     errors: Mapping[str, float] | None = None
     note: str = ""
     curves: tuple[Curve, ...] = ()
+    found: Found | None = None
 
     def narrows(self, block: Block) -> bool:
         """Return True if a block loses units."""
@@ -88,6 +91,7 @@ class Allocation:
             "note": self.note,
             "rounding": [asdict(row) for row in self.rounding],
             "curves": [asdict(curve) for curve in self.curves],
+            "search": None if self.found is None else asdict(self.found),
         }
 
 
@@ -99,10 +103,11 @@ def of_allocation(allocation: Allocation) -> Record:
 def allocation_of(record: Record) -> Allocation:
     """Convert a record of `of_allocation` back."""
     notes = dict(record.notes)
-    budget = notes.pop("budget")
+    budget, found = notes.pop("budget"), notes.pop("found", None)
     return Allocation(
         rounding=tuple(Rounding(**row) for row in notes.pop("rounding")),
         curves=tuple(_curve(**row) for row in notes.pop("curves", ())),
+        found=None if found is None else found_of(found),
         budget=None if budget is None else Budget(**{**budget, "target": Target(**budget["target"])}),
         **notes,
     )

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, read_apart
-from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, asked_for
+from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for
 from onnxgrail.calibration.feeds.reading import Reading, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.shapes.dims import Usual
@@ -55,6 +55,11 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     count, source = asked_for(held_out)
     if count and data is None:
         raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
+    if recipe.max_loss is not None and data is None:
+        raise UsageError(
+            f"--max-loss {100 * recipe.max_loss:g}% needs --data: random inputs do not show the loss of real ones",
+            hint="Give --data (calib.npz, a folder of images, a text file, file.py:function), or a --ratio such as 0.2",
+        )
     reading = reading_of(
         tokenizer=recipe.tokenizer,
         sequence_length=recipe.sequence_length,
@@ -68,7 +73,10 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         own, _ = read_apart(source, signature, 0, every, reading=reading, group=group)
     held: Batches | None = None
     if data is not None:
-        batches, held = read_apart(data, signature, count, sampling_of(recipe), reading=reading, group=group)
+        searched = recipe.max_loss is not None and count is None
+        back = 0 if searched else count
+        batches, held = read_apart(data, signature, back, sampling_of(recipe), reading=reading, group=group)
+        batches, held = apart(batches) if searched and own is None else (batches, held)
     else:
         if own is None:
             reading.unused(frozenset(), "random inputs")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from onnxgrail.allocation.found import Found
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing.ship import outgrown
@@ -35,8 +38,10 @@ def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
 def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) -> NothingToCompressError:
     """Return the error of a run without any narrowed block; its report is also written to its files."""
     recipe, found, chosen, hint = job.recipe, prepared.survey.blocks, decision.chosen, ""
-    budget = decision.allocation.budget
-    if chosen and budget is not None and budget.before <= budget.limit:
+    budget, search = decision.allocation.budget, decision.allocation.found
+    if search is not None:
+        text, hint = _beyond(search)
+    elif chosen and budget is not None and budget.before <= budget.limit:
         text = (
             f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
             f"the model has {budget.before:.6g}"
@@ -50,6 +55,20 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
     return _refused(prepared, decision, job, places, text, hint)
+
+
+def _beyond(search: Found) -> tuple[str, str]:
+    """Return why a search ended without a step, and a hint."""
+    text = f"nothing can go within --max-loss {100 * search.limit:g}%"
+    if search.cheapest is None or not search.tried:
+        return f"{text}: no block has a step that saves {search.minimize}", "Give a larger loss, or a --ratio"
+    block, width, units = search.cheapest
+    lowest = min((one.loss for one in search.tried), key=lambda loss: loss.bound)
+    text += (
+        f": the cheapest step, {block} {units} -> {width}, has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
+        f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
+    )
+    return text, f"Give --max-loss {math.ceil(1000 * lowest.bound) / 10:g}% or more, or more samples for a closer bound"
 
 
 def _refused(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
+from onnxgrail.options import Metric
 
-Metric = Literal["params", "macs", "size", "latency"]
 METRICS: tuple[Metric, ...] = ("params", "macs", "size", "latency")
 
 _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}

@@ -12,8 +12,9 @@ import numpy as np
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.allocation.choose import allocate, simple
-from onnxgrail.allocation.losses import alone, curves_of, search_of
+from onnxgrail.allocation.choose import allocate, at_widths, simple
+from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
+from onnxgrail.allocation.measures import measure_of
 from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, harm, impact_macs, known
 from onnxgrail.calibration.prepared import Prepared
@@ -24,6 +25,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
 from onnxgrail.narrowing.choosing import Run, decided, key, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
+from onnxgrail.search.within import Task, within
 
 ALLOCATION = Codec(of_allocation, allocation_of)
 CHEAP = 64, 5e12  # most blocks and multiply-accumulates for which error curves are measured by default
@@ -56,7 +58,8 @@ def allocated(
         with clock.stage("allocate"):
             trial = functools.partial(_trial, prepared, job, blocks)
             search = search_of(prepared, job, blocks, narrow=_narrow(recipe), dense=dense, trial=trial)
-            allocation = steps.once("allocation", lambda: allocate(search), ALLOCATION)
+            choose = allocate if recipe.max_loss is None else _searched
+            allocation = steps.once("allocation", lambda: choose(search), ALLOCATION)
     return allocation, dense if twice else None
 
 
@@ -68,7 +71,7 @@ def with_curves(prepared: Prepared, job: Job, blocks: Sequence[Block], allocatio
 
 def _reads_original(recipe: Recipe) -> bool:
     """Return True if widths follow from statistics of the original model."""
-    return not simple(recipe) and recipe.allocate in ("flap", "global")
+    return not simple(recipe) and (recipe.max_loss is not None or recipe.allocate in ("flap", "global"))
 
 
 def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
@@ -105,11 +108,33 @@ def _narrow(recipe: Recipe) -> Narrow:
 
 def _trial(prepared: Prepared, job: Job, blocks: Sequence[Block], widths: Mapping[str, int]) -> float:
     """Compute the end-to-end error of the model at these widths, decided with the same recipe."""
+    return harm(prepared, job.recipe, lambda part: _settled(part, job.recipe, blocks, widths))
 
-    def ledger(part: Prepared) -> Ledger:
-        run = Run(part, Job(recipe=job.recipe), widths)
-        settle(run, [b for b in blocks if widths[b.name] < b.units])
-        bring_back(run)
-        return run.ledger
 
-    return harm(prepared, job.recipe, ledger)
+def _settled(
+    part: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int], dense: Dense | None = None
+) -> Ledger:
+    """Decide and compensate a candidate, in this process alone."""
+    run = Run(part, Job(recipe=recipe), widths, dense)
+    settle(run, [b for b in blocks if widths[b.name] < b.units])
+    bring_back(run)
+    return run.ledger
+
+
+def _searched(search: Search) -> Allocation:
+    """Return the widths that cost least within `max_loss`."""
+    prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
+    assert recipe.max_loss is not None
+
+    def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
+        return _settled(part, recipe, blocks, widths, search.dense if part is prepared else None)
+
+    task = Task(
+        search=search,
+        settle=settled,
+        cost=measure_of(prepared, recipe.minimize),
+        minimize=recipe.minimize,
+        limit=recipe.max_loss,
+    )
+    widths, found = within(task)
+    return dataclasses.replace(at_widths(prepared, blocks, recipe, widths, widths), used="search", found=found)

@@ -53,7 +53,7 @@ def merged(choices: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, 
 
 
 def _ruled(given: dict[str, Any]) -> None:
-    """Check that at most one ratio or target is given, and unset the default ratio if it is another one.
+    """Check that at most one amount is given, and unset the default ratio if it is another one.
 
     Raises:
         UsageError: several are given.
@@ -110,6 +110,8 @@ def _check_methods(recipe: Recipe) -> None:
     if recipe.unit_ratio is not None and "grail" not in recipe.method:
         hint = "Without it, --ratio says which share of the parameters in layers goes"
         raise UsageError(f"{spelled('unit_ratio')} needs --method grail", hint=hint)
+    if recipe.max_loss is not None and "grail" not in recipe.method:
+        raise UsageError("--max-loss needs --method grail", hint="Without it, --ratio says how much goes")
     if recipe.grasp_layers is not None and "grasp" not in recipe.method:
         raise UsageError("--grasp-layers needs --method grasp")
     if "grasp" in recipe.method and "grail" in recipe.method and recipe.grasp_layers is None:

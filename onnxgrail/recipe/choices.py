@@ -46,6 +46,8 @@ class Choices(RefineChoices, total=False):
 
     ratio: float | None
     unit_ratio: float | None
+    max_loss: Number | None
+    minimize: str
     target_params: Number | None
     target_macs: Number | None
     target_size: Number | None

@@ -91,6 +91,13 @@ def amount(value: Any) -> str:
     return str(whole(value)) if isinstance(value, numbers.Integral) else f"{found:f}".rstrip("0").rstrip(".")
 
 
+def portion(value: Any) -> float:
+    """Read a share: a number, or a text such as 1%."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return number(value.strip()[:-1]) / 100
+    return number(value)
+
+
 def names(value: Any) -> tuple[str, ...]:
     """Read one name, or a list of names."""
     found = [value] if isinstance(value, str) else _items(value)
@@ -160,6 +167,7 @@ _KINDS: dict[Kind, Reader] = {
     "path": place,
     "paths": places,
     "pattern": text,
+    "portion": portion,
     "report": places,
     "shapes": shapes,
     "text": text,

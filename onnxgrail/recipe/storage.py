@@ -25,7 +25,7 @@ from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.documents import parsed
 from onnxgrail.recipe.plugins import GROUPS, foreign
-from onnxgrail.recipe.table import FIELDS, OPTIONS
+from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
 from onnxgrail.recipe.trust import PLACES, Origin
 
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
@@ -108,7 +108,7 @@ def shorten(model: ir.Model) -> None:
     """Remove default values from the last entry, to save bytes."""
     *others, last = runs(model)
     usual = plain(dataclasses.asdict(Recipe()))
-    choices = {name: value for name, value in last["recipe"].items() if value != usual.get(name)}
+    choices = {name: value for name, value in last["recipe"].items() if name in AMOUNTS or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
 
 
@@ -226,8 +226,13 @@ def _of_model(path: Path) -> Saved:
 
 
 def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
-    """Read a recipe that onnxgrail wrote; in versions before `unit_ratio`, `ratio` had that meaning."""
+    """Read a recipe that onnxgrail wrote; in versions before `unit_ratio`, `ratio` had that meaning.
+
+    Without any amount it is from a version whose default was a ratio of 0.3.
+    """
     found = _saved(content, origin)
+    if not any(name in content for name in AMOUNTS):
+        return dataclasses.replace(found, choices={**found.choices, "ratio": 0.3})
     share = found.choices.get("ratio")
     if "unit_ratio" in content or not share:
         return found

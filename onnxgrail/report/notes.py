@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.found import Found
 from onnxgrail.calibration.devices.lanes import why_host
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
@@ -18,6 +19,8 @@ from onnxgrail.graph.io.widen import has_bfloat16
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 
+MUCH = 1.3  # times what is saved now
+FEW = 16  # samples below which a bound of a loss is loose
 INTERFACE = (
     "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
     "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
@@ -49,6 +52,8 @@ def notes_of(
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",
         decision.allocation.note,
+        _more(decision.allocation.found),
+        _loose(decision.allocation.found),
         _missed(budget),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
@@ -56,6 +61,27 @@ def notes_of(
         _unfitted(decision),
         why_host(recipe.providers),
     ]
+
+
+def _more(found: Found | None) -> str:
+    """Return a note on what a larger loss would save, if it is much more."""
+    if found is None or found.next_cost is None or found.next_limit is None:
+        return ""
+    now, then = (1 - cost / found.before for cost in (found.cost, found.next_cost))
+    if then < MUCH * now:
+        return ""
+    return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {found.minimize}, not {now:.0%}"
+
+
+def _loose(found: Found | None) -> str:
+    """Return a note on a bound that few samples make loose."""
+    loss = None if found is None else found.loss
+    if loss is None or loss.samples >= FEW:
+        return ""
+    return (
+        f"only {loss.samples} samples judge the loss: its mean is {loss.mean:.2%}, its upper bound {loss.bound:.2%}; "
+        "more samples allow more"
+    )
 
 
 def _unfitted(decision: Decision) -> str:

@@ -20,7 +20,8 @@ from onnxgrail.recipe.table.option import Value
 
 TYPES = {
     "bool": {"flag"},
-    "float": {"number"},
+    "Metric": {"word"},
+    "float": {"number", "portion"},
     "int": {"whole"},
     "str": {"amount", "file", "layers", "pattern", "text", "word"},
     "tuple[Kind, ...]": {"words"},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
+from onnxgrail.core import Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.numerals import whole
 
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
 CHECKED_SAMPLES = 16  # limit of calibration samples, which say little because fits have seen them
+MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
 CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
 
 
@@ -52,6 +55,27 @@ def asked_for(held_out: Any) -> tuple[int | None, Source | None]:
 def words_of(held_out: Any) -> str:
     """Return the text of the user's request, for reports in which no samples were held back."""
     return AUTO if asked_for(held_out)[0] is None else "0"
+
+
+def apart(batches: Batches) -> tuple[Batches, Batches | None]:
+    """Hold back feeds that judge a loss, evenly spread; None if there are so few samples that all have to judge.
+
+    Args:
+        batches: all feeds.
+
+    Returns:
+        The feeds to fit to, and those that judge.
+    """
+    if batches.samples < MANY or len(batches) < EACH:
+        return batches, None
+    sides = [[f for n, f in enumerate(batches.feeds) if (n % EACH == EACH // 2) is side] for side in (False, True)]
+    rest, held = (part_of(batches, side) for side in sides)
+    return rest, replace(held, notes=())
+
+
+def part_of(batches: Batches, feeds: Sequence[Callable[[], Feed]]) -> Batches:
+    """Return batches with some of the feeds."""
+    return replace(batches, feeds=tuple(feeds), samples=round(batches.samples * len(feeds) / len(batches)))
 
 
 def few(batches: Batches) -> Batches:

@@ -7,6 +7,17 @@ from onnxgrail.recipe.table.option import AMOUNT, COUNT, FLAG, PATTERN, SHARE, O
 from onnxgrail.registry import COMPENSATORS, REDUCERS, REFINEMENTS, SELECTORS
 
 REMOVE = (
+    Option(
+        "max_loss",
+        Value(kind="portion", metavar="L", above=0, below=1),
+        "Largest loss on samples that no fit has seen: 1%, 0.005. The widths that cost least within it are searched; "
+        "its upper bound has to hold, see docs/loss.md.",
+    ),
+    Option(
+        "minimize",
+        one_of("latency", "macs", "params", "size"),
+        "What --max-loss makes as small as it can.",
+    ),
     Option("ratio", SHARE, "Share to remove of the parameters in blocks that can be narrowed.", also=("--sparsity",)),
     Option(
         "unit_ratio",

@@ -18,6 +18,7 @@ Kind = Literal[
     "path",
     "paths",
     "pattern",
+    "portion",
     "report",
     "shapes",
     "text",

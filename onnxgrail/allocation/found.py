@@ -1,0 +1,88 @@
+"""The result of a search, for the report and for killed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """The measured loss of a candidate.
+
+    Attributes:
+        output, part: the output that decides, and its columns if it has several parts.
+        name: of the loss; kind: of the output.
+        samples: that judged it.
+        mean, bound: over the samples, and its one-sided 95 % upper bound.
+        agreement: counted agreement beside it: its measure, value, interval, and samples that would settle it.
+    """
+
+    output: str
+    part: str
+    name: str
+    kind: str
+    samples: int
+    mean: float
+    bound: float
+    agreement: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A model that was decided, fitted and judged.
+
+    Attributes:
+        steps: its place on the path.
+        cost: of the model.
+        predicted: loss from the losses of single blocks.
+        loss: measured.
+    """
+
+    steps: int
+    cost: float
+    predicted: float
+    loss: Judged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The result of a search for the widths that cost least within a loss.
+
+    Attributes:
+        limit: largest loss.
+        minimize: what the search made small; before, cost: of the original and of the found widths.
+        crossed: True if every sample was judged by a candidate that was fitted without it.
+        tried: the candidates, in order; chosen: the number of the found one, None if none holds.
+        next_limit, next_cost: a larger loss, and the cost that is predicted for it; None if the path ends before.
+        cheapest: the smallest step: block, width, units; None if no block has a step.
+    """
+
+    limit: float
+    minimize: str
+    before: float
+    cost: float
+    crossed: bool
+    tried: tuple[Candidate, ...]
+    chosen: int | None
+    next_limit: float | None = None
+    next_cost: float | None = None
+    cheapest: tuple[str, int, int] | None = None
+
+    @property
+    def loss(self) -> Judged | None:
+        """Return the loss of the found widths."""
+        return None if self.chosen is None else self.tried[self.chosen].loss
+
+
+def judged_of(entry: Mapping[str, Any]) -> Judged:
+    """Convert plain data of a `Judged` back."""
+    return Judged(**entry)
+
+
+def found_of(entry: Mapping[str, Any]) -> Found:
+    """Convert plain data of a `Found` back."""
+    tried = tuple(Candidate(**{**row, "loss": judged_of(row["loss"])}) for row in entry["tried"])
+    cheapest = entry["cheapest"]
+    return Found(**{**entry, "tried": tried, "cheapest": None if cheapest is None else tuple(cheapest)})

@@ -1,0 +1,95 @@
+"""Losses of candidates against the original model, whose outputs are computed once for many candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.next_token import predicted
+from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.runtime.session import Session, Setup, open_session
+from onnxgrail.core import Array, Feed
+from onnxgrail.errors import DataError
+from onnxgrail.fidelity import Tally, clues_of
+from onnxgrail.fidelity.goals import Goals
+from onnxgrail.fidelity.loss import Loss, worst_loss
+from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.rewrite.interface import between, fit
+
+HELD = 2**28  # bytes of the original's outputs that stay in memory
+
+
+class Judge:
+    """A context manager that runs the original model on some feeds, and candidates against it.
+
+    The outputs of the original stay in memory up to `HELD` bytes; those of further feeds are computed again.
+    """
+
+    def __init__(self, model: ir.Model, batches: Batches, providers: Sequence[str]) -> None:
+        self._model, self._batches = model, batches
+        heavy = bool(in_files(model))
+        self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
+        self._held: dict[int, dict[str, Array]] = {}
+        self._room = HELD
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._original: Session = self._stack.enter_context(open_session(pack(self._model), self._setup))
+        feed, labels = next(self._batches.labelled())
+        wanted = self._wanted(0, feed)
+        self._text = predicted(self._original, feed, wanted) if labels is None else None
+        self._clues = clues_of(feed, text=self._text, known=labels is None, synthetic=self._batches.synthetic)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        self._held.clear()
+
+    def loss(self, *candidates: tuple[ir.Model, Sequence[int]]) -> Loss:
+        """Return the loss of the worst output over all samples.
+
+        Args:
+            *candidates: models with the numbers of the feeds on which each is judged.
+
+        Raises:
+            ModelError: ONNX Runtime does not run a candidate.
+            DataError: no output can be compared.
+        """
+        tally = Tally(self._clues)
+        for slim, numbers in candidates:
+            self._add(tally, slim, numbers)
+        found = worst_loss(tally)
+        if found is None:
+            raise DataError("the loss has no measure: none of the model's outputs can be compared")
+        return found
+
+    def _add(self, tally: Tally, slim: ir.Model, numbers: Sequence[int]) -> None:
+        """Compare a candidate with the original on some feeds; narrower inputs and outputs where both have them."""
+        ports = between(self._model, slim)
+        feeds = tuple(self._batches.feeds[number] for number in numbers)
+        with open_session(pack(slim), self._setup) as session:
+            labelled = replace(self._batches, feeds=feeds).labelled()
+            for number, (feed, labels) in zip(numbers, labelled, strict=True):
+                goals = Goals(labels=labels, tokens=None if self._text is None else feed[self._text])
+                wanted, got = self._wanted(number, feed), session.run(fit(feed, ports))
+                tally.add(fit(wanted, ports), got, mask=padding_mask(feed), goals=goals)
+
+    def _wanted(self, number: int, feed: Feed) -> dict[str, Array]:
+        """Return the original's outputs for a feed."""
+        if number in self._held:
+            return self._held[number]
+        found = self._original.run(feed)
+        size = sum(array.nbytes for array in found.values() if hasattr(array, "nbytes"))
+        if size <= self._room:
+            self._held[number] = found
+            self._room -= size
+        return found

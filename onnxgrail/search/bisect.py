@@ -1,0 +1,71 @@
+"""Finds how far along a path a model may go until its measured loss exceeds a limit. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from onnxgrail.search.path import Path
+
+CLOSE = 0.85  # share of the limit that ends the search
+TRIES = 5  # most candidates that are decided and judged
+AIM = 0.95  # share of the limit that a prediction aims at
+LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
+Judged = Callable[[int], float]
+"""Returns the measured bound of the loss after a number of steps."""
+
+
+def farthest(path: Path, limit: float, judged: Judged, stop: Callable[[], bool] = lambda: False) -> int:
+    """Return the largest number of steps, of those tried, whose measured loss is within the limit.
+
+    The measured loss over the predicted one is taken as constant at first, and interpolated (log-log) between
+    candidates that hold and that do not afterwards.
+
+    Args:
+        path: nested widths with predicted losses.
+        limit: the largest loss.
+        judged: measures a candidate.
+        stop: True ends the search early, once a candidate holds.
+
+    Returns:
+        0 if no candidate holds.
+    """
+    good, bad = 0, len(path) + 1
+    found: dict[int, float] = {}
+    for _ in range(TRIES):
+        place = _next(path, limit, found, good, bad)
+        if place is None or (good and stop()):
+            break
+        found[place] = judged(place)
+        if found[place] <= limit:
+            good = place
+            if found[place] >= CLOSE * limit:
+                break
+        else:
+            bad = place
+    if not good and bad > 1 and 1 not in found and judged(1) <= limit:
+        good = 1  # the smallest step: if it does not hold, nothing does
+    return good
+
+
+def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int) -> int | None:
+    """Return the next number of steps to try, between those that hold and those that do not; None if none is left."""
+    if bad - good <= 1:
+        return None
+    if not found:
+        guess = path.reach(limit)
+    elif good in found and bad in found:
+        guess = path.reach(_interpolated(path, AIM * limit, found, good, bad))
+    else:
+        last = good if good in found else bad
+        rate = min(max(found[last] / max(path.loss(last), 1e-9), LEAST), MOST)
+        guess = path.reach(AIM * limit / rate)
+    return min(max(guess, good + 1), bad - 1)
+
+
+def _interpolated(path: Path, aim: float, found: dict[int, float], good: int, bad: int) -> float:
+    """Return the predicted loss at which the measured one should be `aim`."""
+    low, high = (math.log(max(path.loss(n), 1e-9)) for n in (good, bad))
+    first, last = (math.log(max(found[n], 1e-9)) for n in (good, bad))
+    share = (math.log(aim) - first) / (last - first) if last > first else 0.5
+    return math.exp(low + min(max(share, 0.1), 0.9) * (high - low))

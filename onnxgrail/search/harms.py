@@ -1,0 +1,114 @@
+"""Measures the loss of the model's outputs with one block narrowed, block by block, at all of its widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrail.algebra.moments.curves import Narrow
+from onnxgrail.allocation.ladders import Ladder
+from onnxgrail.core import Change, Floats, View
+
+SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the units, that a level removes
+FIRST = 2  # level that is tried first
+LEAP = 3  # levels to the next trial
+TRIALS = 3  # most trials of a block
+FAR = 3.0  # times the limit: no search goes to a level beyond it
+POWERS = {"classes": 2.0, "scores": 2.0}
+"""Powers of the losses that add up over blocks, by kind of output; 1 for others.
+
+Errors of blocks are nearly independent, so that their squares add up. Differences of probabilities grow with the root
+of a squared error, NMSE and KL divergence with the squared error itself.
+"""
+
+Tried = tuple[float, str]
+"""The loss of a model's worst output, and the kind of that output."""
+Trial = Callable[[Change], Tried]
+"""Measures the model with a single change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """The loss of a model with a single narrowed block.
+
+    Attributes:
+        block: its name.
+        units: u.
+        kind: of the output that decides.
+        levels: widths below u, descending.
+        losses: one per level, never falling.
+    """
+
+    block: str
+    units: int
+    kind: str
+    levels: tuple[int, ...]
+    losses: tuple[float, ...]
+
+
+def harm_from(entry: Mapping[str, Any]) -> Harm:
+    """Convert plain data of a `Harm` back."""
+    return Harm(**{**entry, "levels": tuple(entry["levels"]), "losses": tuple(entry["losses"])})
+
+
+def levels_of(ladder: Ladder) -> tuple[int, ...]:
+    """Return the widths that a search considers, descending."""
+    widths = {ladder.nearest(ladder.units * (1 - share)) for share in SHARES}
+    return tuple(sorted(widths - {ladder.units}, reverse=True))
+
+
+def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: float) -> Harm:
+    """Compute the losses of a block at all levels from the errors of its consumers, and from a few trials.
+
+    The error of the consumers' outputs follows from second moments, at every level. The loss of the model's outputs is
+    measured at up to `TRIALS` levels around the limit; in between, its power is proportional to the error.
+
+    Args:
+        view: the block, with second moments.
+        ladder: its widths.
+        narrow: decides it at a width.
+        trial: measures the model with that change.
+        limit: the largest loss of interest.
+    """
+    levels = levels_of(ladder)
+    if not levels:
+        return Harm(ladder.name, ladder.units, "", (), ())
+    changes = [narrow(view, width) for width in levels]
+    errors = np.maximum.accumulate([_error(change) for change in changes])
+    tried: dict[int, float] = {}
+    place, kind = min(FIRST, len(levels) - 1), ""
+    for _ in range(TRIALS):
+        tried[place], kind = trial(changes[place])
+        up = tried[place] < limit
+        place = min(place + LEAP, len(levels) - 1) if up else max(place - LEAP + 1, 0)
+        if place in tried:
+            break
+    losses = _between(errors, tried, POWERS.get(kind, 1.0))
+    return Harm(ladder.name, ladder.units, kind, levels, tuple(losses.tolist()))
+
+
+def _error(change: Change) -> float:
+    """Return the relative squared error of the consumers' outputs; 0 if they are all zero."""
+    error = change.error.plain if change.error.compensated is None else change.error.compensated
+    return 0.0 if error is None else float(np.clip(error, 0.0, 1.0))
+
+
+def _between(errors: Floats, tried: dict[int, float], power: float) -> Floats:
+    """Return the losses at all levels: between trials, log(loss ** power / error) is linear in log(error)."""
+    known = sorted(place for place in tried if errors[place] > 0)
+    if not known:
+        return np.full(len(errors), max(tried.values()))
+    tiny = np.finfo(np.float64).tiny
+    rates = [np.log(max(tried[place], 1e-9) ** power / errors[place]) for place in known]
+    rate = np.interp(np.log(np.maximum(errors, tiny)), np.log(errors[known]), rates)
+    found = np.where(errors > 0, (np.exp(rate) * errors) ** (1 / power), 0.0)
+    return np.asarray(np.clip(np.maximum.accumulate(found), 0.0, 1.0))
+
+
+def power_of(harms: Sequence[Harm]) -> float:
+    """Return the power of losses that adds up over blocks: that of the kind of output which most blocks harm most."""
+    kinds = [POWERS.get(harm.kind, 1.0) for harm in harms if harm.levels]
+    return float(np.median(kinds)) if kinds else 1.0

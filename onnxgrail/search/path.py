@@ -1,0 +1,126 @@
+"""A sequence of nested widths from the whole model downwards, each step the one that saves most for its harm.
+
+Pure functions on losses of single blocks and on a cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgrail.search.harms import Harm
+
+Widths = dict[str, int]
+Cost = Callable[[Mapping[str, int]], float]
+TINY = 1e-12  # harm of a step that was measured as none: such steps go by what they save
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One more narrowing of one block.
+
+    Attributes:
+        block: its name.
+        width: the new number of units.
+        loss: predicted loss of the model after this step and all earlier ones.
+        cost: of the model then.
+    """
+
+    block: str
+    width: int
+    loss: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """Nested widths: those after n steps lie within those after fewer.
+
+    Attributes:
+        full: block name to all of its units.
+        before: cost of the whole model.
+        steps: in order.
+    """
+
+    full: Mapping[str, int]
+    before: float
+    steps: tuple[Step, ...]
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.steps)
+
+    def widths(self, count: int) -> Widths:
+        """Return the widths after the first `count` steps."""
+        return {**self.full, **{step.block: step.width for step in self.steps[:count]}}
+
+    def loss(self, count: int) -> float:
+        """Return the predicted loss after the first `count` steps."""
+        return self.steps[count - 1].loss if count else 0.0
+
+    def cost(self, count: int) -> float:
+        """Return the cost after the first `count` steps."""
+        return self.steps[count - 1].cost if count else self.before
+
+    def reach(self, loss: float) -> int:
+        """Return the largest number of steps whose predicted loss is at most `loss`."""
+        return sum(step.loss <= loss for step in self.steps)  # losses never fall
+
+
+def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Path:
+    """Return the path of least harm: each step has the lowest added harm per saved cost, over all blocks and levels.
+
+    Added harms are differences of `loss ** power`, which add up over blocks. A block may go down several levels at
+    once, which are then steps of their own. What a step saves falls as its neighbors narrow, so a step is weighed again
+    when its turn comes.
+
+    Args:
+        harms: losses of the blocks alone.
+        cost: of the model at given widths.
+        power: see `harms.POWERS`.
+        most: predicted loss at which the path ends.
+    """
+    full = {harm.block: harm.units for harm in harms}
+    widths: Widths = dict(full)
+    spent = dict.fromkeys(full, 0.0)
+    before = now = cost(full)
+    waiting: list[tuple[float, int]] = [(0.0, number) for number in range(len(harms))]
+    steps: list[Step] = []
+    while waiting:
+        _, number = heapq.heappop(waiting)
+        harm = harms[number]
+        found = _best(harm, widths, spent[harm.block], cost, now, power)
+        if found is None:
+            continue
+        rate, width = found
+        if waiting and rate > waiting[0][0]:
+            heapq.heappush(waiting, (rate, number))
+            continue
+        for level, alone in _between(harm, widths[harm.block], width, power):
+            widths[harm.block], spent[harm.block] = level, max(alone, spent[harm.block])
+            steps.append(Step(harm.block, level, sum(spent.values()) ** (1 / power), cost(widths)))
+        now = steps[-1].cost
+        if steps[-1].loss > most:
+            break
+        heapq.heappush(waiting, (rate, number))
+    return Path(full, before, tuple(step for step in steps if step.loss <= most))
+
+
+def _between(harm: Harm, width: int, least: int, power: float) -> list[tuple[int, float]]:
+    """Return the levels below a width down to `least`, with their harms: a jump is made of small steps."""
+    pairs = zip(harm.levels, harm.losses, strict=True)
+    return [(level, loss**power) for level, loss in pairs if least <= level < width]
+
+
+def _best(harm: Harm, widths: Widths, spent: float, cost: Cost, now: float, power: float) -> tuple[float, int] | None:
+    """Return the lowest harm per saved cost that a block offers, and the width then; None if no width saves."""
+    found: tuple[float, int] | None = None
+    for width, loss in zip(harm.levels, harm.losses, strict=True):
+        if width >= widths[harm.block]:
+            continue
+        saved = now - cost({**widths, harm.block: width})
+        rate = max(loss**power - spent, TINY) / saved if saved > 0 else 0.0
+        if saved > 0 and (found is None or rate < found[0]):
+            found = rate, width
+    return found

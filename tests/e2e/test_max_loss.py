@@ -1,0 +1,170 @@
+"""`max_loss`: what is written loses no more, refusals say what the cheapest step would cost, killed searches go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxgrail
+from onnxgrail.calibration.judge import Judge
+from onnxgrail.errors import DataError, NothingToCompressError, UsageError
+from onnxgrail.search import within as searching
+
+RNG = np.random.default_rng(5)
+WIDTH, KEPT = 48, 16
+
+
+def planted(path: Path) -> Path:
+    """Save an MLP with classes whose 48 neurons are 16, three times each."""
+    first = RNG.standard_normal((12, KEPT)).astype(np.float32)
+    second = RNG.standard_normal((WIDTH, 4)).astype(np.float32)
+    weights = {"w1": np.tile(first, 3), "w2": second / 3}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"], name="up"),
+        helper.make_node("Relu", ["h"], ["a"], name="act"),
+        helper.make_node("MatMul", ["a", "w2"], ["logits"], name="down"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "planted",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 12])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def inputs(count: int, seed: int = 0) -> dict[str, Any]:
+    return {"x": np.random.default_rng(seed).standard_normal((count, 12)).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted(tmp_path_factory.mktemp("planted") / "m.onnx")
+
+
+def compressed(model: Path, target: Path, **choices: Any) -> dict[str, Any]:
+    choices = {"data": inputs(96), "max_loss": "1%", "minimize": "params", "selector": "obs", **choices}
+    found: dict[str, Any] = onnxgrail.compress(model, target, force=True, **choices).report.data
+    return found
+
+
+@pytest.mark.parametrize(("samples", "crossed"), [(96, True), (400, False)])
+def test_planted_redundancy_goes_within_any_loss(model: Path, tmp_path: Path, samples: int, crossed: bool) -> None:
+    """Two thirds of the neurons are copies, which cost nothing; the others cost much."""
+    data = compressed(model, tmp_path / "o.onnx", data=inputs(samples), round_to=1)
+    (block,), search = data["blocks"], data["allocation"]["search"]
+    assert KEPT <= block["kept"] <= KEPT + 3
+    assert search["crossed"] is crossed
+    loss = search["tried"][search["chosen"]]["loss"]
+    assert loss["mean"] <= loss["bound"] <= 0.01
+    assert loss["samples"] == (96 if crossed else 80)
+    compared = onnxgrail.compare(model, tmp_path / "o.onnx", data=inputs(2000, seed=1))
+    assert compared.outputs[0].verdicts[0].loss <= 0.01
+
+
+def test_held_out_data_judge_if_they_are_given(model: Path, tmp_path: Path) -> None:
+    data = compressed(model, tmp_path / "o.onnx", held_out=inputs(40, seed=3))
+    search = data["allocation"]["search"]
+    assert (search["crossed"], search["tried"][0]["loss"]["samples"]) == (False, 40)
+
+
+def test_nothing_within_the_loss_is_a_refusal_with_its_price(tmp_path: Path) -> None:
+    path = tmp_path / "dense.onnx"
+    net = onnx.load(planted(path))
+    dense = np.random.default_rng(0).standard_normal((12, WIDTH)).astype(np.float32)
+    net.graph.initializer[0].CopyFrom(numpy_helper.from_array(dense, "w1"))
+    onnx.save(net, path)
+    with pytest.raises(NothingToCompressError, match=r"nothing can go within --max-loss 0\.001%: the cheapest step, "):
+        compressed(path, tmp_path / "o.onnx", max_loss=1e-5)
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_a_larger_loss_gives_a_smaller_model(tmp_path: Path) -> None:
+    path = tmp_path / "dense.onnx"
+    net = onnx.load(planted(path))
+    dense = np.random.default_rng(0).standard_normal((12, WIDTH)).astype(np.float32)
+    net.graph.initializer[0].CopyFrom(numpy_helper.from_array(dense, "w1"))
+    onnx.save(net, path)
+    kept = [compressed(path, tmp_path / "o.onnx", max_loss=loss)["blocks"][0]["kept"] for loss in (0.05, 0.1, 0.2)]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) > 1
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"ratio": 0.2}, "--max-loss and --ratio exclude each other"),
+        ({"unit_ratio": 0.2}, "--max-loss and --unit-ratio exclude each other"),
+        ({"target_params": "50%"}, "--max-loss and --target-params exclude each other"),
+        ({"max_loss": 0}, "max_loss must be above 0"),
+        ({"max_loss": "100%"}, "max_loss must be above 0 and below 1"),
+        ({"max_loss": "nan%"}, "max_loss must be above 0"),
+        ({"max_loss": -0.1}, "max_loss must be above 0"),
+        ({"max_loss": "much"}, "max_loss is 'much'"),
+        ({"minimize": "joy"}, "minimize has no 'joy'"),
+        ({"data": None}, "--max-loss 1% needs --data"),
+        ({"method": "grasp"}, "--max-loss needs --method grail"),
+    ],
+)
+def test_contradictions_are_usage_errors(model: Path, tmp_path: Path, choices: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        compressed(model, tmp_path / "o.onnx", **choices)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_few_samples_run_and_the_bound_is_said_to_be_loose(model: Path, tmp_path: Path) -> None:
+    data = compressed(model, tmp_path / "o.onnx", data=inputs(12), batch_size=4, max_loss=0.9)
+    assert any("only 12 samples judge the loss" in note for note in data["notes"])
+
+
+def test_a_single_batch_leaves_none_to_judge(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a single batch of 6 samples: none is left to judge the loss"):
+        compressed(model, tmp_path / "o.onnx", data=inputs(6))
+
+
+def test_a_killed_search_goes_on_to_the_same_bytes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = compressed(model, tmp_path / "whole.onnx", round_to=1)["allocation"]["search"]
+    done: list[int] = []
+    usual = Judge.loss
+
+    def killed(judge: Judge, *candidates: Any) -> Any:
+        done.append(len(candidates))
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        return usual(judge, *candidates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "loss", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")
+    again: list[int] = []
+    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (again.append(len(c)), usual(judge, *c))[1])
+    search = compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")["allocation"]["search"]
+    assert search == whole
+    assert 1 not in again  # no block is tried again
+    assert (tmp_path / "o.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+
+
+def test_a_search_ends_when_its_time_is_over(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(0, 10**6, 100))
+    monkeypatch.setattr(searching.time, "monotonic", lambda: float(next(ticks)))
+    search = compressed(model, tmp_path / "o.onnx", budget_seconds=5, round_to=1)["allocation"]["search"]
+    assert search["chosen"] == len(search["tried"]) - 1
+
+
+def test_the_recipe_of_the_model_repeats_the_search(model: Path, tmp_path: Path) -> None:
+    data = compressed(model, tmp_path / "o.onnx", save_recipe=tmp_path / "r.json")
+    recipe = json.loads((tmp_path / "r.json").read_text())
+    assert (recipe["max_loss"], recipe["ratio"], recipe["minimize"]) == (0.01, None, "params")
+    again = onnxgrail.apply(tmp_path / "r.json", model, tmp_path / "p.onnx", data=inputs(96))
+    assert again.report.data["allocation"]["search"] == data["allocation"]["search"]

@@ -1,0 +1,175 @@
+"""The search for widths within a loss: losses of blocks, nested paths, and how far along them a model may go."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
+from onnxgrail.allocation.ladders import Ladder
+from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
+from onnxgrail.search.bisect import CLOSE, TRIES, farthest
+from onnxgrail.search.harms import Harm, harm_of, levels_of, power_of
+from onnxgrail.search.path import Path, Step, path_of
+
+
+def harm(name: str, units: int, *points: tuple[int, float], kind: str = "values") -> Harm:
+    return Harm(name, units, kind, tuple(k for k, _ in points), tuple(loss for _, loss in points))
+
+
+def product(widths: Mapping[str, int]) -> float:
+    """Consecutive layers: a weight costs the product of its widths."""
+    sizes = [4, *widths.values(), 3]
+    return float(sum(a * b for a, b in itertools.pairwise(sizes)))
+
+
+harms = st.lists(st.lists(st.floats(0, 0.2), min_size=1, max_size=4).map(sorted), min_size=1, max_size=4).map(
+    lambda rows: [
+        harm(f"b{n}", 16, *((16 - 3 * (k + 1), loss) for k, loss in enumerate(row))) for n, row in enumerate(rows)
+    ]
+)
+
+
+@given(harms, st.sampled_from([1.0, 2.0]))
+def test_paths_are_nested_and_costs_and_losses_are_those_of_their_widths(blocks: list[Harm], power: float) -> None:
+    path = path_of(blocks, product, power, 10.0)
+    for count in range(len(path)):
+        wide, narrow = path.widths(count), path.widths(count + 1)
+        assert all(narrow[name] <= wide[name] for name in wide)
+        assert sum(narrow[name] < wide[name] for name in wide) == 1
+        assert path.cost(count + 1) == product(narrow) < path.cost(count)
+        alone = [dict(zip(h.levels, h.losses, strict=True)).get(narrow[h.block], 0.0) for h in blocks]
+        assert path.loss(count + 1) == pytest.approx(sum(loss**power for loss in alone) ** (1 / power))
+        assert path.loss(count + 1) >= path.loss(count)
+    assert path.widths(0) == {h.block: h.units for h in blocks}
+    assert all(path.widths(len(path))[h.block] == min(h.levels) for h in blocks)
+
+
+def test_every_step_is_the_one_of_least_harm_per_saved_cost() -> None:
+    """The naive search over all blocks and levels takes the same steps."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rows = np.sort(rng.random((4, 4)), axis=1).cumsum(axis=1).tolist()
+        blocks = [harm(f"b{n}", 16, *zip((14, 12, 10, 8), row, strict=True)) for n, row in enumerate(rows)]
+        prices = rng.random(4) + 0.1
+
+        def cost(widths: Mapping[str, int], prices: Floats = prices) -> float:
+            return float(prices @ list(widths.values()))
+
+        path = path_of(blocks, cost, 1.0, 100.0)
+        for count in range(len(path)):
+            before, after = path.widths(count), path.widths(count + 1)
+            rates = {}
+            for h in blocks:
+                losses = {h.units: 0.0, **dict(zip(h.levels, h.losses, strict=True))}
+                for width in (w for w in h.levels if w < before[h.block]):
+                    saved = cost(before) - cost({**before, h.block: width})
+                    rates[h.block, width] = (losses[width] - losses[before[h.block]]) / saved
+            (block,) = [name for name in before if after[name] < before[name]]
+            assert rates[block, after[block]] == pytest.approx(min(rates.values()))
+
+
+def test_a_path_ends_at_the_loss_that_is_given() -> None:
+    path = path_of([harm("a", 8, (6, 0.01), (4, 0.02), (2, 0.5))], product, 1.0, 0.1)
+    assert path.widths(len(path)) == {"a": 4}
+    assert path.reach(0.015) == 1
+    assert path.reach(0.0) == 0
+
+
+def steps(losses: list[float]) -> Path:
+    found = tuple(Step("b", 1000 - n, loss, 1000.0 - n) for n, loss in enumerate(losses, start=1))
+    return Path({"b": 1000}, 1000.0, found)
+
+
+@given(
+    st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=60).map(sorted),
+    st.floats(0.05, 20.0),
+    st.floats(0.3, 2.5),
+    st.floats(1e-3, 0.5),
+)
+def test_what_is_chosen_holds_and_few_candidates_are_tried(
+    losses: list[float], factor: float, power: float, limit: float
+) -> None:
+    path, tried = steps(losses), []
+
+    def judged(count: int) -> float:
+        tried.append(count)
+        return float(factor * path.loss(count) ** power)
+
+    best = farthest(path, limit, judged)
+    assert len(tried) == len(set(tried)) <= TRIES + 1
+    assert best == 0 or factor * path.loss(best) ** power <= limit
+    if best == 0:
+        assert factor * path.loss(1) ** power > limit
+
+
+def test_a_smooth_loss_is_met_closely() -> None:
+    path = steps(np.geomspace(1e-4, 0.3, 200).tolist())
+    for factor in (0.2, 0.3, 1.0, 4.0, 30.0):
+        best = farthest(path, 0.02, lambda count, factor=factor: float(factor * path.loss(count) ** 1.3))
+        assert CLOSE * 0.02 <= factor * path.loss(best) ** 1.3 <= 0.02
+
+
+def test_a_search_stops_when_time_is_over() -> None:
+    path = steps(np.linspace(0.001, 0.1, 100).tolist())
+    tried: list[int] = []
+    best = farthest(path, 0.05, lambda count: tried.append(count) or 0.2 * path.loss(count), lambda: True)  # type: ignore[func-returns-value]
+    assert tried == [best]
+
+
+def view() -> View:
+    block = Block(
+        name="b", kind="mlp", units=64, unit_size=1, slots=(), probes=(), ids=np.arange(64), span=(0, 1), nodes=()
+    )
+    return View(block=block, weights=(), stats=())
+
+
+@pytest.mark.parametrize(("kind", "power"), [("classes", 2.0), ("scores", 2.0), ("values", 1.0), ("tokens", 1.0)])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 3.0])
+def test_losses_between_trials_follow_the_errors_of_the_consumers(kind: str, power: float, scale: float) -> None:
+    def narrow(view: View, width: int) -> Change:
+        error = BlockError(plain=1.0, compensated=((64 - width) / 64) ** 2)
+        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
+
+    def loss(width: int) -> float:
+        return min(1.0, scale * ((64 - width) / 64) ** (2 / power))
+
+    tried = []
+
+    def trial(change: Change) -> tuple[float, str]:
+        tried.append(len(change.reducer.kept))
+        return loss(tried[-1]), kind
+
+    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, 0.02)
+    assert found.levels == levels_of(Ladder("b", 64, 8))
+    assert 1 <= len(tried) <= 3
+    np.testing.assert_allclose(found.losses, [loss(width) for width in found.levels], rtol=1e-6)
+    assert power_of([found]) == power
+
+
+def test_blocks_whose_error_is_zero_cost_nothing() -> None:
+    def narrow(view: View, width: int) -> Change:
+        error = BlockError(plain=0.0 if width >= 32 else 0.5)
+        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
+
+    found = harm_of(view(), Ladder("b", 64, 1), narrow, lambda c: (0.0 if len(c.reducer.kept) >= 32 else 0.2, ""), 0.02)
+    assert all(loss == 0 for width, loss in zip(found.levels, found.losses, strict=True) if width >= 32)
+    assert found.losses[-1] > 0
+
+
+def test_a_found_search_survives_plain_data() -> None:
+    loss = Judged(
+        output="y", part="", name="NMSE", kind="values", samples=9, mean=0.1, bound=0.2, agreement={"value": 1}
+    )
+    one = Candidate(steps=3, cost=5.0, predicted=0.1, loss=loss)
+    found = Found(
+        limit=0.2, minimize="macs", before=9.0, cost=5.0, crossed=True, tried=(one,), chosen=0, cheapest=("b", 3, 4)
+    )
+    assert found_of(json.loads(json.dumps(asdict(found)))) == found
