@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxgrail.core import Recipe
 from onnxgrail.machine.group.sums import Group
@@ -29,6 +29,10 @@ class Job:
     def group(self) -> Group:
         """Return the processes that share the work."""
         return self.steps.group
+
+    def alone(self) -> Job:
+        """Return the job of the first process while the others have nothing to do."""
+        return replace(self, steps=self.steps.alone())
 
     @property
     def first(self) -> bool:

@@ -25,6 +25,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
 from onnxgrail.narrowing.choosing import Run, decided, key, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
+from onnxgrail.search.latency import latency_of
 from onnxgrail.search.within import Task, within
 
 ALLOCATION = Codec(of_allocation, allocation_of)
@@ -129,12 +130,16 @@ def _searched(search: Search) -> Allocation:
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
         return _settled(part, recipe, blocks, widths, search.dense if part is prepared else None)
 
+    cost, note = measure_of(prepared, recipe.minimize), ""
+    if recipe.minimize == "latency":
+        cost, note = latency_of(prepared, blocks, search.job.alone())
     task = Task(
         search=search,
         settle=settled,
-        cost=measure_of(prepared, recipe.minimize),
+        cost=cost,
         minimize=recipe.minimize,
         limit=recipe.max_loss,
     )
     widths, found = within(task)
-    return dataclasses.replace(at_widths(prepared, blocks, recipe, widths, widths), used="search", found=found)
+    done = at_widths(prepared, blocks, recipe, widths, widths)
+    return dataclasses.replace(done, used="search", found=found, note=note)
