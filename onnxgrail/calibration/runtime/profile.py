@@ -6,13 +6,13 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxgrail.calibration.runtime.session import Setup, open_session
+from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.calibration.runtime.timing import take_turns
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError
@@ -64,15 +64,18 @@ def profiles_of(sources: Sequence[Packed], feeds: Sequence[Feed], *, providers: 
     """
     plain = Setup(providers=providers)
     with scratch() as folder, ExitStack() as stack:
-        places = [folder / str(number) for number in range(len(sources))]
-        for place in places:
+        sessions: list[Session] = []
+        for number, source in enumerate(sources):
+            place = folder / str(number)
             place.mkdir()
-        setups = [*(Setup(providers=providers, profile=place) for place in places), *(plain for _ in sources)]
-        pairs = zip([*sources, *sources], setups, strict=True)
-        sessions = [stack.enter_context(open_session(source, setup)) for source, setup in pairs]
-        times = take_turns(sessions, [*feeds, *feeds], least=LEAST, most=MOST, seconds=SECONDS, warm=WARM)
-        files = [session.end_profile() for session in sessions[: len(sources)]]
-        plain_ms = np.percentile(times[len(sources) :], QUIET, axis=1).tolist()
+            # A plain run before every profiled one: the code that profiles is in no cache then, for any of the models.
+            sessions += [
+                stack.enter_context(open_session(source, one)) for one in (plain, replace(plain, profile=place))
+            ]
+        twice = [feed for feed in feeds for _ in range(2)]
+        times = take_turns(sessions, twice, least=LEAST, most=MOST, seconds=SECONDS, warm=WARM)
+        files = [session.end_profile() for session in sessions[1::2]]
+        plain_ms = np.percentile(times[::2], QUIET, axis=1).tolist()
         return tuple(_profile(_events(file), ms) for file, ms in zip(files, plain_ms, strict=True))
 
 
