@@ -18,7 +18,6 @@ REASONS = 8  # lines in the list of refusals; the report has all
 COMMON = (
     "max_loss",
     "ratio",
-    "target_size",
     "exclude",
     "data",
     "tokenizer",

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(
     r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-MARK = re.compile(r"<!-- (run(: torch|: exit [0-4])?|then|output(: numbers vary)?|not run: .+) -->")
+MARK = re.compile(r"<!-- (run(: torch|: exit [0-4])?|then(: torch)?|output(: numbers vary)?|not run: .+) -->")
 COPIES = {"model": "digits_resnet", "vit": "digits_vit", "llama": "char_llama"}
 
 BRIEF = ["--samples", "64", "--budget-seconds", "2"]  # what is tested of a fit by gradient is that it runs
