@@ -19,7 +19,7 @@ FITS = ("prior", "affine", "blend", "behind", "patch")
 class Recipe:
     """The user's choices as plain data; the field names are the option names of the command line.
 
-    One of `max_loss`, `ratio`, `unit_ratio` and the targets sets how much is removed; the others are None.
+    One of `max_loss`, `ratio`, `unit_ratio`, the targets and `widths` sets how much is removed; the others are None.
     """
 
     max_loss: float | None = None
@@ -30,6 +30,7 @@ class Recipe:
     target_macs: str | None = None
     target_size: str | None = None
     target_latency: str | None = None
+    widths: Mapping[str, int] | None = None
     allocate: str = "uniform"
     blocks: tuple[Kind, ...] = KINDS
     include: str | None = None

@@ -103,7 +103,7 @@ def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
         click.UsageError: two of them are given.
     """
     default = click.core.ParameterSource.DEFAULT
-    given = [name for name in AMOUNTS if ctx.get_parameter_source(name) != default]
+    given = [name for name in AMOUNTS if ctx.get_parameter_source(name) not in (None, default)]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(map(spelled, given))} exclude each other: give one of them")
     if given and given != ["ratio"]:

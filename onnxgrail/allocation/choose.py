@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,18 @@ def simple(recipe: Recipe) -> bool:
     """Return True if widths follow from the recipe alone, block by block."""
     alone = recipe.unit_ratio is not None and recipe.allocate in ("uniform", "depth")
     limited = target_of(recipe) is not None or recipe.max_loss is not None
-    return not limited and (alone or recipe.keeps_everything)
+    return recipe.widths is not None or (not limited and (alone or recipe.keeps_everything))
 
 
 def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Allocation:
-    """Return the widths of a simple recipe; else preliminary widths at which blocks are proved."""
+    """Return the widths of a simple recipe; else preliminary widths at which blocks are proved.
+
+    Raises:
+        UsageError: the recipe gives a width to a block that does not have it.
+    """
+    if recipe.widths is not None:
+        widths = given(prepared.survey.blocks, blocks, recipe.widths)
+        return at_widths(prepared, blocks, recipe, widths, widths)
     if not simple(recipe):
         half = by_units(blocks, PROVED, 1)
         return Allocation(asked=recipe.allocate, used=recipe.allocate, widths=half, rounding=())
@@ -48,6 +56,33 @@ def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> All
         ideal = dict(schedules.depth(ladders)(share))
         widths = {one.name: one.nearest(ideal[one.name]) for one in ladders}
     return at_widths(prepared, blocks, recipe, widths, ideal)
+
+
+def given(every: Sequence[Block], chosen: Sequence[Block], widths: Mapping[str, int]) -> Widths:
+    """Return the widths of the chosen blocks: those given, and all units of the others.
+
+    Args:
+        every: the blocks of the model.
+        chosen: those of them that may be narrowed.
+        widths: block name to units that stay.
+
+    Raises:
+        UsageError: a block does not exist, may not be narrowed, or does not have so many units.
+    """
+    units, allowed = {b.name: b.units for b in every}, {b.name for b in chosen}
+    for name, width in widths.items():
+        if name not in units:
+            close = difflib.get_close_matches(name, units, n=1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            raise UsageError(
+                f"widths name the block {name!r}, which the model does not have",
+                hint=f"{hint}`onnxgrail inspect` lists the blocks",
+            )
+        if name not in allowed:
+            raise UsageError(f"widths name the block {name!r}, which --blocks, --include or --exclude leave out")
+        if not 1 <= width <= units[name]:
+            raise UsageError(f"widths give block {name!r} {width} units, expected 1 to {units[name]}")
+    return {b.name: widths.get(b.name, b.units) for b in chosen}
 
 
 def by_ratio(prepared: Prepared, blocks: Sequence[Block], ratio: float, round_to: int) -> Widths:

@@ -6,6 +6,7 @@ import math
 
 from onnxgrail.allocation.found import Found
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing.ship import outgrown
 from onnxgrail.finishing.shipped import Shipped
@@ -47,14 +48,21 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
             f"the model has {budget.before:.6g}"
         )
     elif chosen and not decision.refusals and budget is None:
-        asked = f"ratio {recipe.ratio:g}" if recipe.unit_ratio is None else f"unit ratio {recipe.unit_ratio:g}"
-        text = f"nothing could be compressed: {asked} removes no unit from any of {len(chosen)} blocks"
+        text = f"nothing could be compressed: {_amount(recipe)} no unit from any of {len(chosen)} blocks"
     elif found and not chosen:
         text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
         hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
     else:
         text = nothing_text([*prepared.survey.refusals, *decision.refusals])
     return _refused(prepared, decision, job, places, text, hint)
+
+
+def _amount(recipe: Recipe) -> str:
+    """Return what sets the widths, with its verb."""
+    if recipe.widths is not None:
+        return "the widths remove"
+    ratio, of = (recipe.ratio, "ratio") if recipe.unit_ratio is None else (recipe.unit_ratio, "unit ratio")
+    return f"{of} {ratio:g} removes"
 
 
 def _beyond(search: Found) -> tuple[str, str]:

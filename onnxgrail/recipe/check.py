@@ -60,7 +60,8 @@ def _ruled(given: dict[str, Any]) -> None:
     """
     rulers = [name for name in AMOUNTS if name in given]
     if len(rulers) > 1:
-        raise UsageError(f"{' and '.join(map(spelled, rulers))} exclude each other", hint="Give one of them")
+        words = [FIELDS[name].spelled if FIELDS[name].commands else name for name in rulers]
+        raise UsageError(f"{' and '.join(words)} exclude each other", hint="Give one of them")
     if rulers and rulers != ["ratio"]:
         given["ratio"] = None
 
@@ -110,6 +111,8 @@ def _check_methods(recipe: Recipe) -> None:
     if recipe.unit_ratio is not None and "grail" not in recipe.method:
         hint = "Without it, --ratio says which share of the parameters in layers goes"
         raise UsageError(f"{spelled('unit_ratio')} needs --method grail", hint=hint)
+    if recipe.widths is not None and "grail" not in recipe.method:
+        raise UsageError("widths need --method grail", hint="Without it, --ratio says how much goes")
     if recipe.max_loss is not None and "grail" not in recipe.method:
         raise UsageError("--max-loss needs --method grail", hint="Without it, --ratio says how much goes")
     if recipe.grasp_layers is not None and "grasp" not in recipe.method:

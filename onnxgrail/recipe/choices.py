@@ -52,6 +52,7 @@ class Choices(RefineChoices, total=False):
     target_macs: Number | None
     target_size: Number | None
     target_latency: Number | None
+    widths: Mapping[str, int] | None
     allocate: str
     blocks: Words
     include: str | None

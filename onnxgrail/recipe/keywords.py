@@ -124,6 +124,14 @@ def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
         raise _OddError("input names with lists of sizes") from None
 
 
+def widths(value: Any) -> Mapping[str, int]:
+    """Read a mapping of block names to numbers of units."""
+    try:
+        return {text(name): whole(units) for name, units in value.items()}
+    except (_OddError, AttributeError):
+        raise _OddError("names of blocks with whole numbers") from None
+
+
 def wholes(value: Any) -> tuple[int, ...]:
     """Read a list of whole numbers."""
     return tuple(map(whole, () if isinstance(value, str) else _items(value)))
@@ -172,6 +180,7 @@ _KINDS: dict[Kind, Reader] = {
     "shapes": shapes,
     "text": text,
     "whole": whole,
+    "widths": widths,
     "word": text,
     "words": words,
 }

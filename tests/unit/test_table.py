@@ -28,6 +28,7 @@ TYPES = {
     "tuple[float, ...]": {"numbers"},
     "tuple[str, ...]": {"names", "words"},
     "Mapping[str, tuple[int, ...]]": {"shapes"},
+    "Mapping[str, int]": {"widths"},
 }
 TERMINAL = {"as_json", "device", "no_progress", "quiet", "verbose"}  # options that only the command line has
 ARGUMENTS = {"data", "held_out", "output"}  # arguments with a name of their own in every signature

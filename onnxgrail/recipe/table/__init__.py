@@ -32,5 +32,14 @@ OPTIONS: dict[str, Option] = {
 """All options by name."""
 FIELDS = {name: OPTIONS[name] for name in _DEFAULTS}
 """The options that are fields of `Recipe`, in their order."""
-AMOUNTS = ("max_loss", "ratio", "unit_ratio", "target_params", "target_macs", "target_size", "target_latency")
+AMOUNTS = (
+    "max_loss",
+    "ratio",
+    "unit_ratio",
+    "target_params",
+    "target_macs",
+    "target_size",
+    "target_latency",
+    "widths",
+)
 """The options of which at most one is given: how much is removed."""

@@ -29,6 +29,12 @@ REMOVE = (
     Option("target_size", AMOUNT, "Maximum size of the file: 60%, 25MB."),
     Option("target_latency", AMOUNT, "Maximum time of one run, measured on this machine: 60%, 8ms.", metavar="T"),
     Option(
+        "widths",
+        Value(kind="widths"),
+        "Units that stay, by name of the block as `onnxgrail inspect` lists them; blocks without a width stay whole.",
+        commands=(),
+    ),
+    Option(
         "allocate",
         one_of("uniform", "depth", "flap", "global"),
         "Distribution of the narrowing over blocks: equal, more with depth, by standardized scores, or by measured "

@@ -23,6 +23,7 @@ Kind = Literal[
     "shapes",
     "text",
     "whole",
+    "widths",
     "word",
     "words",
 ]

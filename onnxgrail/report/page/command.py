@@ -13,14 +13,18 @@ from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Markup, el
 from onnxgrail.report.page.html.table import section, table
 
+RECIPE = "recipe.json"  # stands for a file of a recipe in commands
 IN_MEMORY = re.compile(r"(arrays?|feeds?)\b(?!\.\w)")
 
 
 def command_of(data: Mapping[str, Any]) -> str:
-    """Return the command line that repeats a run: options that differ from the defaults, and always the ratio."""
+    """Return the command line that repeats a run: options that differ from the defaults, and always the ratio.
+
+    Given widths have no option: such a run is repeated from its recipe, in a file.
+    """
     recipe, model = data.get("recipe") or {}, data["model"]
-    defaults = {name: _plain(row.default) for name, row in FIELDS.items()}
-    words = [["onnxgrail", "compress", str(model["input"])]]
+    given = _given_widths(data)
+    words = [["onnxgrail", *(("apply", RECIPE) if given else ("compress",)), str(model["input"])]]
     if model.get("output"):
         words.append(["--output", str(model["output"])])
     calibration = data.get("calibration") or {}
@@ -30,17 +34,28 @@ def command_of(data: Mapping[str, Any]) -> str:
     held = str((verification.get("judged") or verification.get("held_out") or {}).get("asked") or "auto")
     if held != "auto":
         words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
+    words += [] if given else _choices(recipe)
+    if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
+        words.append(["--curves"])
+    if not model.get("output"):
+        words.append(["--dry-run"])
+    return " \\\n  ".join(shlex.join(group) for group in words)
+
+
+def _choices(recipe: Mapping[str, Any]) -> list[list[str]]:
+    """Return the options of a recipe that differ from the defaults, and always the ratio."""
+    defaults, words = {name: _plain(row.default) for name, row in FIELDS.items()}, []
     for name in ("ratio", "unit_ratio"):
         if recipe.get(name) is not None:
             words += _option(name, float(recipe[name]))
     for name, value in recipe.items():
         if name not in ("ratio", "unit_ratio") and name in defaults and _plain(value) != defaults[name]:
             words += _option(name, value)
-    if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
-        words.append(["--curves"])
-    if not model.get("output"):
-        words.append(["--dry-run"])
-    return " \\\n  ".join(shlex.join(group) for group in words)
+    return words
+
+
+def _given_widths(data: Mapping[str, Any]) -> bool:
+    return (data.get("recipe") or {}).get("widths") is not None
 
 
 def _in_memory(data: Mapping[str, Any]) -> bool:
@@ -78,6 +93,7 @@ def again(data: Mapping[str, Any]) -> Markup:
         "again",
         "Do it again",
         el("p", "The data were arrays of a Python call; DATA stands for a file of them.") if _in_memory(data) else None,
+        el("p", f"{RECIPE} is a file with the whole recipe, which follows.") if _given_widths(data) else None,
         copied("command", command_of(data)),
         el("details", el("summary", "The whole recipe"), copied("recipe", recipe)),
         el("details", el("summary", "Files and versions"), _identity(data)),
