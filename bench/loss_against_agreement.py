@@ -27,12 +27,13 @@ import numpy as np
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.reading import Reading
-from onnxgrail.commands.compare import given, opened, runnable
+from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.errors import OnnxGrailError
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.loss import Loss, losses_of
 from onnxgrail.fidelity.measures import SCALES
+from onnxgrail.graph.io import model_file
 
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3)
 SAMPLES = 256  # held-out samples of an embedded model
@@ -138,10 +139,8 @@ def row(subject: Subject, ratio: float, folder: Path) -> dict[str, Any]:
 
 def judged(subject: Subject, file: Path) -> Tally:
     """Run both models on the held-out samples."""
-    paths, found = opened([subject.model, file])
-    batches = given(subject.held, found[0], Reading(), samples=None, batch_size=8, seed=0)
-    first, second = (runnable(model, path) for model, path in zip(found, paths, strict=True))
-    return run_both(Pair(first, second), batches, texts=True)
+    batches = read(subject.held, signature_of(model_file.load(subject.model)))
+    return run_both(Pair(subject.model, file), batches, texts=True)
 
 
 def entry(loss: Loss) -> dict[str, Any]:

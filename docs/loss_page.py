@@ -1,7 +1,7 @@
 """Write `docs/loss.md` from the measurements: `python docs/loss_page.py`.
 
-The words are those of `docs/templates/loss.md`; the numbers come from `bench/results/loss_against_agreement.json`, from
-the scales in the code, and from a simulation of the bound.
+The words are those of `docs/templates/loss.md`; the numbers come from `bench/results/loss_against_agreement.json` and
+`bench/results/bound_on_digits.json`, from the scales in the code, and from a simulation of the bound.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onnxgrail.fidelity.measures import SCALES
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "bench" / "results" / "loss_against_agreement.json"
+BOUNDS = RESULTS.with_name("bound_on_digits.json")
 SAMPLES = (8, 16, 32, 64, 256)
 TRIALS = 101
 PIXELS, DECIBEL = "px of 192 (0 best)", "SNR dB"
@@ -40,6 +41,7 @@ def page() -> str:
     parts = {name: f"{scale:g}" for name, scale in SCALES.items()}
     parts["token_percent"] = f"{0.01 / SCALES['tokens']:.1%}".replace("%", " %")
     parts["decibel"] = f"{-10 * math.log10(0.01 / SCALES['values']):.0f}"
+    parts["coverage"] = "\n".join(coverage())
     parts |= {"looseness": "\n".join(looseness()), "table": "\n".join(table(rows)), "summary": "\n".join(summary(rows))}
     template = (DOCS / "templates" / "loss.md").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template)
@@ -51,6 +53,17 @@ def looseness() -> Iterator[str]:
         rng = np.random.default_rng(count)
         bounds = [upper_bound(rng.exponential(size=count)) for _ in range(TRIALS)]
         yield f"| {count} | {np.median(bounds):.2f} |"
+
+
+def coverage() -> Iterator[str]:
+    """Yield the table of how often the bound holds on the digits."""
+    rows = json.loads(BOUNDS.read_text(encoding="utf-8"))["rows"]
+    counts = sorted({row["samples"] for row in rows})
+    yield f"| model | ratio | {' | '.join(f'{count} samples' for count in counts)} |"
+    yield f"|---|---:|{'---:|' * len(counts)}"
+    for model, ratio in dict.fromkeys((row["model"], row["ratio"]) for row in rows):
+        held = {row["samples"]: row["holds"] for row in rows if (row["model"], row["ratio"]) == (model, ratio)}
+        yield f"| {model} | {ratio:g} | {' | '.join(f'{held[count]:.3f}' for count in counts)} |"
 
 
 def table(rows: Sequence[Any]) -> Iterator[str]:
@@ -88,7 +101,8 @@ def summary(rows: Sequence[Any]) -> Iterator[str]:
     for names, limit, word, good in GOALS:
         within = [row for row in rows if row["outputs"][0]["bound"] <= limit and row["measure"] in names]
         held = [row for row in within if good(row["agreement"])]
-        worst = value((max if names == {PIXELS} else min)(within, key=lambda row: row["agreement"]))
+        ordered = sorted(within, key=lambda row: row["agreement"], reverse=names == {PIXELS})
+        worst = value(ordered[0]) if ordered else "-"
         yield f"| {WORDS.get(min(names), 'shares')} | {limit:.0%} | {word} | {len(within)} | {len(held)} | {worst} |"
 
 

@@ -131,7 +131,7 @@ def _loss(table: Table) -> Loss:
         kind=table.part.kind,
         values=values,
         mean=float(values.mean()) if len(values) else 0.0,
-        bound=math.inf if broken else min(1.0, upper_bound(values)),
+        bound=math.inf if broken else min(1.0, upper_bound(values, most=1.0)),
         agreement=_agreement(verdict, len(values)),
     )
 

@@ -97,7 +97,7 @@ CENTERED = replace(
     VALUES,
     name="NMSE about the mean of the samples",
     loss="NMSE about the mean of the samples, at most 1",
-    scale=0.25,
+    scale=0.15,
 )
 BOXES = replace(
     VALUES,
