@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -13,8 +13,9 @@ import onnx_ir as ir
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.next_token import predicted
 from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.metric import Metric, arrays_of, outputs_of
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
-from onnxgrail.core import Array, Feed
+from onnxgrail.core import Array, Feed, Labels
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally, clues_of
 from onnxgrail.fidelity.goals import Goals
@@ -32,8 +33,10 @@ class Judge:
     The outputs of the original stay in memory up to `HELD` bytes; those of further feeds are computed again.
     """
 
-    def __init__(self, model: ir.Model, batches: Batches, providers: Sequence[str]) -> None:
-        self._model, self._batches = model, batches
+    def __init__(
+        self, model: ir.Model, batches: Batches, providers: Sequence[str], metric: Metric | None = None
+    ) -> None:
+        self._model, self._batches, self._metric = model, batches, metric
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
         self._held: dict[int, dict[str, Array]] = {}
@@ -46,6 +49,8 @@ class Judge:
         wanted = self._wanted(0, feed)
         self._text = predicted(self._original, feed, wanted) if labels is None else None
         self._clues = clues_of(feed, text=self._text, known=labels is None, synthetic=self._batches.synthetic)
+        if self._metric is not None:
+            self._metric.check(*self._originals(range(len(self._batches))))
         return self
 
     def __exit__(
@@ -63,7 +68,12 @@ class Judge:
         Raises:
             ModelError: ONNX Runtime does not run a candidate.
             DataError: no output can be compared.
+            MetricError: the user's function fails.
         """
+        if self._metric is not None:
+            reference, labels = self._originals([number for _, numbers in candidates for number in numbers])
+            outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
+            return self._metric.losses(reference, outputs, labels)
         tally = Tally(self._clues)
         for slim, numbers in candidates:
             self._add(tally, slim, numbers)
@@ -72,13 +82,25 @@ class Judge:
             raise DataError("the loss has no measure: none of the model's outputs can be compared")
         return found
 
+    def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
+        """Return the original's outputs for some feeds, and the labels of their samples."""
+        pairs = [(self._wanted(n, feed), labels) for n, (feed, labels) in zip(numbers, self._fed(numbers), strict=True)]
+        return [arrays_of(outputs) for outputs, _ in pairs], [labels for _, labels in pairs]
+
+    def _outputs(self, slim: ir.Model, numbers: Sequence[int]) -> tuple[Feed, ...]:
+        """Return a candidate's outputs for some feeds."""
+        feeds = replace(self._batches, feeds=tuple(self._batches.feeds[number] for number in numbers))
+        return outputs_of(pack(slim), feeds, self._setup, between(self._model, slim))
+
+    def _fed(self, numbers: Sequence[int]) -> Iterator[tuple[Feed, Labels | None]]:
+        """Yield some feeds with the labels of their samples."""
+        return replace(self._batches, feeds=tuple(self._batches.feeds[number] for number in numbers)).labelled()
+
     def _add(self, tally: Tally, slim: ir.Model, numbers: Sequence[int]) -> None:
         """Compare a candidate with the original on some feeds; narrower inputs and outputs where both have them."""
         ports = between(self._model, slim)
-        feeds = tuple(self._batches.feeds[number] for number in numbers)
         with open_session(pack(slim), self._setup) as session:
-            labelled = replace(self._batches, feeds=feeds).labelled()
-            for number, (feed, labels) in zip(numbers, labelled, strict=True):
+            for number, (feed, labels) in zip(numbers, self._fed(numbers), strict=True):
                 goals = Goals(labels=labels, tokens=None if self._text is None else feed[self._text])
                 wanted, got = self._wanted(number, feed), session.run(fit(feed, ports))
                 tally.add(fit(wanted, ports), got, mask=padding_mask(feed), goals=goals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,7 +222,12 @@ def outputs_of(
     """
     with open_session(model, setup) as session:
         runs = (session.run(fit(feed, ports)) for feed in batches)
-        return tuple({name: v for name, v in run.items() if isinstance(v, np.ndarray)} for run in runs)
+        return tuple(map(arrays_of, runs))
+
+
+def arrays_of(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the outputs that are arrays, by name."""
+    return {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
 
 
 def _calls(

@@ -12,12 +12,13 @@ from onnxgrail.calibration.branching import Seen, look
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.judging import words_of
+from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.session import shapes_of
 from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, supplied
 from onnxgrail.core import Recipe
-from onnxgrail.errors import ModelError, StoppedError
+from onnxgrail.errors import ModelError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.flatten.listed import NOTHING, unlist
 from onnxgrail.graph.io.interop import from_any
@@ -28,7 +29,9 @@ from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
 
 
-def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = None) -> Prepared:
+def prepare(
+    source: Any, data: Any, job: Job, held_out: Source | int | None = None, metric: str | Function | None = None
+) -> Prepared:
     """Load a model, read its calibration data, run it once and trace it.
 
     Args:
@@ -36,13 +39,17 @@ def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = No
         data: calibration data of any kind; None for random inputs.
         job: options, clock and processes.
         held_out: data that judge the result, or the number of samples of `data` that do.
+        metric: the user's own loss, which judges a search.
 
     Raises:
         ModelError: the model cannot be read or run.
         DataError: the data do not fit it.
-        UsageError: held-out samples are requested without data.
+        UsageError: held-out samples are requested without data, or a loss without a search.
+        MetricError: the loss is no function of three arguments.
     """
     recipe, clock = job.recipe, job.clock
+    if metric is not None and recipe.max_loss is None:
+        raise UsageError("--metric needs --max-loss: without it, no loss is limited")
     with clock.stage("load"):
         model = load(from_any(source))
         unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
@@ -64,6 +71,7 @@ def prepare(source: Any, data: Any, job: Job, held_out: Source | int | None = No
         held_out=held,
         asked=words_of(held_out) if held is None else held.asked,
         routes=seen.routes,
+        metric=None if metric is None else metric_of(metric),
     )
 
 

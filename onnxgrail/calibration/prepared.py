@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.branching import Maker
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few
+from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
@@ -36,6 +37,7 @@ class Prepared:
         gradients: `View.gradient` by block; empty if no selector needs it.
         held_out: samples that judge the result and that nothing is fitted to; None if there are none.
         asked: the user's request for held-out samples.
+        metric: the user's own loss, None for that of the outputs' kinds.
         unlisted: weights that were inputs of the graph and no longer are.
     """
 
@@ -48,6 +50,7 @@ class Prepared:
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     held_out: HeldOut | None = None
     asked: str = AUTO
+    metric: Metric | None = None
     unlisted: Unlisted = NOTHING
     routes: Mapping[Maker, Route] = field(default_factory=dict)
 

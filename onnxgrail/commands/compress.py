@@ -12,7 +12,7 @@ from onnxgrail.calibration.prepared import narrowed
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
 from onnxgrail.finishing import ship as shipping
-from onnxgrail.finishing.empty import check_size, nothing
+from onnxgrail.finishing.empty import check_gain, nothing
 from onnxgrail.graph.io.mapped import loose, unchanged
 from onnxgrail.graph.io.model_file import external
 from onnxgrail.job.opening import opened
@@ -47,6 +47,7 @@ def compress(
     curves: bool | None = False,
     report: str | Path | Iterable[str | Path] = (),
     custom_ops: Libraries = (),
+    metric: Any = None,
     group: Group = SOLO,
     progress: Progress = silent,
     **choices: Unpack[Choices],
@@ -74,6 +75,8 @@ def compress(
             little time.
         report: files for the report: pages if the suffix is .html, JSON if it is .json.
         custom_ops: libraries with operators that ONNX Runtime does not have; their code is executed.
+        metric: the loss that `max_loss` limits: a function, or `file.py:function`, which is run (docs/metric.md); None
+            for the loss of the outputs' kinds.
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first process refines, replaces layers, writes and checks.
         progress: called with stage, done, total.
@@ -98,9 +101,10 @@ def compress(
     )
     if group.rank == 0:
         used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
+        used["the metric"] = metric
         places = places.reading(reads({"the input": model}, data, held_out, used))
     with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
-        source = prepare(model, data, job, held_out)
+        source = prepare(model, data, job, held_out, metric)
         with unchanged(source.model):
             agree(job.group, source)
             shipping.check(source.model, recipe)
@@ -114,7 +118,7 @@ def compress(
                 return result_of_follower(source, job, decision, slim)
             worked = methods.apply(source, decision, slim, job)
             shipped = shipping.ship(source, slim, job, latency=latency)
-            check_size(source, decision, shipped, job, places)
+            check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 apart = external(source.model, save_as_external_data)
                 written = places.write(shipped.model, job, apart=apart, sources=[source.model])

@@ -16,10 +16,11 @@ from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.build import report_of
 from onnxgrail.report.made import Made
 from onnxgrail.report.summary import nothing_text
+from onnxgrail.search.latency import slower
 
 
-def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, places: Places) -> None:
-    """Refuse a result that is larger than the input.
+def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, places: Places) -> None:
+    """Refuse a result that is larger than the input, or slower although latency was to be minimized.
 
     Args:
         prepared: the input model and its data.
@@ -29,11 +30,19 @@ def check_size(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
         places: files to which the report is written if the result is refused.
 
     Raises:
-        NothingToCompressError: the result is larger.
+        NothingToCompressError: the result is larger, or slower.
     """
     grown = outgrown(prepared, shipped.model, job.recipe)
     if grown is not None:
         raise _refused(prepared, decision, job, places, *grown)
+    search = decision.allocation.found
+    if search is None or search.minimize != "latency" or not decision.changes:
+        return
+    with job.clock.stage("latency"):
+        times = slower(prepared, shipped.model, job.recipe)
+    if times is not None and times.ratio is not None:
+        text = f"the result would take {1 / times.ratio:.2f} times as long as the input; nothing is written"
+        raise _refused(prepared, decision, job, places, text, "Give --minimize size, or another --round-to")
 
 
 def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) -> NothingToCompressError:

@@ -17,6 +17,7 @@ from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, default_output, path_of
 from onnxgrail.machine.job import Job
+from onnxgrail.machine.scripts import is_named
 from onnxgrail.machine.steps import journal
 from onnxgrail.recipe import storage
 from onnxgrail.report.report import Inspection, Report
@@ -53,7 +54,8 @@ def reads(
 
 def _several(paths: Any) -> list[Path]:
     if isinstance(paths, str | os.PathLike):
-        return [Path(paths)]
+        text = os.fspath(paths)
+        return [Path(text.rpartition(":")[0] if is_named(text) else text)]
     return [Path(path) for path in paths] if isinstance(paths, Collection) else []
 
 

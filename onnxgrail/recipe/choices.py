@@ -93,6 +93,7 @@ class Options(Choices, total=False):
     latency: bool
     curves: bool | None
     report: str | Path | Iterable[str | Path]
+    metric: Any
     custom_ops: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     group: Any
     progress: Progress

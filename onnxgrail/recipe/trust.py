@@ -17,7 +17,7 @@ from onnxgrail.machine.device import CUDA
 from onnxgrail.machine.scripts import is_named
 
 PLACES = ("data", "held_out", "tokenizer")  # keys of a recipe file that may name a path inside its folder
-COMMAND_ONLY = ("custom_ops",)  # keys that no file may contain, because they run code
+COMMAND_ONLY = ("custom_ops", "metric")  # keys that no file may contain, because they run code
 PROVIDERS = ("CPUExecutionProvider", CUDA)  # other providers load libraries of their own
 WORDS = {"data": "data", "held_out": "held-out data", "tokenizer": "tokenizer"}
 INSTEAD = {"data": "--data DATA", "held_out": "--held-out DATA", "tokenizer": "--tokenizer FILE", "output": "OUT"}

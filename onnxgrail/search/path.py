@@ -98,9 +98,11 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
             heapq.heappush(waiting, (rate, number))
             continue
         for level, alone in _between(harm, widths[harm.block], width, power):
-            widths[harm.block], spent[harm.block] = level, max(alone, spent[harm.block])
-            steps.append(Step(harm.block, level, sum(spent.values()) ** (1 / power), cost(widths)))
-        now = steps[-1].cost
+            after = cost({**widths, harm.block: level})
+            if after >= now:
+                continue  # an odd width can be slower than a wider one
+            widths[harm.block], spent[harm.block], now = level, max(alone, spent[harm.block]), after
+            steps.append(Step(harm.block, level, sum(spent.values()) ** (1 / power), now))
         if steps[-1].loss > most:
             break
         heapq.heappush(waiting, (rate, number))

@@ -84,7 +84,7 @@ def within(task: Task) -> tuple[Widths, Found]:
     tick = ticking(task.search.job.progress, "searching", 5)
     started, budget = time.monotonic(), task.search.job.recipe.budget_seconds
     with ExitStack() as stack:
-        judge = stack.enter_context(Judge(task.search.prepared.model, batches, task.search.job.recipe.providers))
+        judge = stack.enter_context(_judge(task, batches))
 
         def bound(steps: int) -> float:
             widths = path.widths(steps)
@@ -105,7 +105,7 @@ def _path(task: Task) -> Path:
     ladders = {ladder.name: ladder for ladder in search.ladders}
     tick = ticking(task.search.job.progress, "trying blocks", len(ladders))
     nothing = weights.empty(prepared.survey)
-    with Judge(prepared.model, _some(prepared.batches), task.search.job.recipe.providers) as judge:
+    with Judge(prepared.model, _some(prepared.batches), task.search.recipe.providers) as judge:
         every = range(len(_some(prepared.batches).feeds))
 
         def trial(change: Change) -> Tried:
@@ -124,6 +124,12 @@ def _path(task: Task) -> Path:
         found = evidence(search, read)
     harms = [found[ladder.name] for ladder in search.ladders]
     return path_of(harms, task.cost, power_of(harms), BEYOND * task.limit + SLACK)
+
+
+def _judge(task: Task, batches: Batches) -> Judge:
+    """Return the judge of candidates; blocks alone are judged by the kinds of the outputs, which change smoothly."""
+    prepared = task.search.prepared
+    return Judge(prepared.model, batches, task.search.recipe.providers, prepared.metric)
 
 
 def _some(batches: Batches) -> Batches:

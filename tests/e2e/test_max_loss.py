@@ -13,7 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrail
 from onnxgrail.calibration.judge import Judge
-from onnxgrail.errors import DataError, NothingToCompressError, UsageError
+from onnxgrail.calibration.runtime.timing import Times
+from onnxgrail.errors import DataError, MetricError, NothingToCompressError, UsageError
+from onnxgrail.finishing import empty
 from onnxgrail.search import within as searching
 
 RNG = np.random.default_rng(5)
@@ -160,6 +162,45 @@ def test_a_search_ends_when_its_time_is_over(model: Path, tmp_path: Path, monkey
     monkeypatch.setattr(searching.time, "monotonic", lambda: float(next(ticks)))
     search = compressed(model, tmp_path / "o.onnx", budget_seconds=5, round_to=1)["allocation"]["search"]
     assert search["chosen"] == len(search["tried"]) - 1
+
+
+def flips(reference: Any, candidate: Any, labels: Any) -> Any:
+    """Share of samples with another class."""
+    return reference["logits"].argmax(axis=1) != candidate["logits"].argmax(axis=1)
+
+
+def test_a_metric_of_the_user_judges(model: Path, tmp_path: Path) -> None:
+    data = compressed(model, tmp_path / "o.onnx", metric=flips, max_loss=0.1, round_to=1)
+    loss = data["allocation"]["search"]["tried"][-1]["loss"]
+    assert (loss["name"], loss["kind"], loss["samples"]) == ("flips", "metric", 96)
+    assert data["blocks"][0]["kept"] < WIDTH
+
+
+@pytest.mark.parametrize(
+    ("metric", "choices", "error", "text"),
+    [
+        (lambda a, b, labels: 1 / 0, {}, MetricError, "<lambda> raised ZeroDivisionError"),
+        (lambda a, b, labels: float("nan"), {}, MetricError, "<lambda> returned NaN"),
+        (lambda a, b, labels: "good", {}, MetricError, "no number"),
+        (lambda a, b, labels: 0.5, {}, MetricError, "of the original against itself, expected 0"),
+        (lambda a, b: 0.0, {}, MetricError, "cannot be called with three arguments"),
+        (flips, {"max_loss": None, "ratio": 0.2}, UsageError, "--metric needs --max-loss"),
+    ],
+)
+def test_metrics_that_cannot_judge(
+    model: Path, tmp_path: Path, metric: Any, choices: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        compressed(model, tmp_path / "o.onnx", metric=metric, **choices)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slower_result_is_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times(median=2.0, mean=2.0, p90=2.0, p99=2.0, spread=0.1, ratio=0.5, interval=(0.4, 0.6))
+    monkeypatch.setattr(empty, "slower", lambda *_: times)
+    with pytest.raises(NothingToCompressError, match=r"would take 2\.00 times as long as the input; nothing is"):
+        compressed(model, tmp_path / "o.onnx", minimize="latency")
+    assert not (tmp_path / "o.onnx").exists()
 
 
 def test_the_recipe_of_the_model_repeats_the_search(model: Path, tmp_path: Path) -> None:

@@ -129,6 +129,16 @@ def test_a_library_is_loaded_where_the_command_names_it(trap: Path) -> None:
     assert "evil.so cannot be loaded" in refused("apply", "r.yaml", "m.onnx", "--dry-run", "--custom-ops", "evil.so")
 
 
+@line("`--metric file.py:function`")
+def test_a_metric_is_run_where_the_command_names_it(trap: Path) -> None:
+    (trap / "r.yaml").write_text("metric: evil.py:f")
+    assert "metric is never taken from a file" in refused("apply", "r.yaml", "m.onnx", "--dry-run")
+    assert not ran(trap)
+    given = ("--metric", "evil.py:f", "--data", "d.npz", "--max-loss", "0.5")
+    assert run("compress", "m.onnx", "--dry-run", *given).exit_code == 1
+    assert ran(trap)
+
+
 @line("packages that `export` names")
 def test_checkpoints_are_held_to_numbers() -> None:
     told = (ROOT / "tests" / "export" / "test_hubs.py").read_text()  # which needs torch

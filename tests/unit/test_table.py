@@ -51,7 +51,7 @@ def test_typed_keywords_are_the_rows():
     assert set(Options.__annotations__) - {"group", "progress"} == (compress | set(FIELDS)) - TERMINAL - ARGUMENTS
     refine = {name for name, row in FIELDS.items() if "refine" in row.commands}
     assert set(RefineChoices.__annotations__) == refine
-    assert set(OPTIONS) - TERMINAL - {"data", "held_out", "reference"} <= set(READERS)
+    assert set(OPTIONS) - TERMINAL - {"data", "held_out", "metric", "reference"} <= set(READERS)
 
 
 def test_words_are_those_of_the_library():

@@ -18,6 +18,12 @@ REMOVE = (
         one_of("latency", "macs", "params", "size"),
         "What --max-loss makes as small as it can.",
     ),
+    Option(
+        "metric",
+        Value(kind="any", metavar="FILE.py:FUNCTION"),
+        "Loss of --max-loss, instead of that of the outputs' kinds: function(reference, candidate, labels), which is "
+        "run; see docs/metric.md.",
+    ),
     Option("ratio", SHARE, "Share to remove of the parameters in blocks that can be narrowed.", also=("--sparsity",)),
     Option(
         "unit_ratio",
