@@ -25,8 +25,9 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
 from onnxgrail.narrowing.choosing import Run, decided, key, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
+from onnxgrail.search.candidates import Task
 from onnxgrail.search.latency import latency_of
-from onnxgrail.search.within import Task, within
+from onnxgrail.search.within import within
 
 ALLOCATION = Codec(of_allocation, allocation_of)
 CHEAP = 64, 5e12  # most blocks and multiply-accumulates for which error curves are measured by default
