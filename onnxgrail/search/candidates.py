@@ -24,14 +24,16 @@ from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.core import Change, View
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
+from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Codec, Record
-from onnxgrail.search.harms import Harm, Tried, harm_from, harm_of, power_of
+from onnxgrail.search.harms import TRIALS, Harm, Tried, harm_from, harm_of, power_of
 from onnxgrail.search.path import Cost, Path, Widths, path_of
 
-SEEN = 64  # samples on which single blocks are tried
+LEAST, MOST = 8, 64  # samples on which single blocks are tried
+PASSES, MACS = 12, 5e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
 Settle = Callable[[Prepared, Mapping[str, int]], Ledger]
 """Decides and fits a model at given widths."""
 HARM: Codec[Harm] = Codec(lambda harm: Record(notes=asdict(harm)), lambda record: harm_from(record.notes))
@@ -109,8 +111,9 @@ def path_within(task: Task, most: float) -> Path:
     ladders = {ladder.name: ladder for ladder in search.ladders}
     tick = ticking(task.search.job.progress, "trying blocks", len(ladders))
     nothing = weights.empty(prepared.survey)
-    with Judge(prepared.model, _some(prepared.batches), task.search.recipe.providers) as judge:
-        every = range(len(_some(prepared.batches).feeds))
+    some = _some(prepared, len(ladders))
+    with Judge(prepared.model, some, task.search.recipe.providers) as judge:
+        every = range(len(some))
 
         def trial(change: Change) -> Tried:
             ledger = weights.record(change, prepared.model, prepared.survey, nothing)
@@ -136,10 +139,13 @@ def _judge(task: Task, batches: Batches) -> Judge:
     return Judge(prepared.model, batches, task.search.recipe.providers, prepared.metric)
 
 
-def _some(batches: Batches) -> Batches:
-    """Return feeds with about `SEEN` samples, spread over all."""
+def _some(prepared: Prepared, blocks: int) -> Batches:
+    """Return feeds for the trials of single blocks, spread over all: so many that the trials do not take too long."""
+    batches, trials = prepared.batches, TRIALS * max(blocks, 1)
+    macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
+    samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, LEAST), MOST)
     each = max(1, batches.samples // max(len(batches), 1))
-    count = min(len(batches), math.ceil(SEEN / each))
+    count = min(len(batches), math.ceil(samples / each))
     return part_of(batches, [batches.feeds[(2 * n + 1) * len(batches) // (2 * count)] for n in range(count)])
 
 
