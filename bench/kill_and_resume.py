@@ -40,7 +40,7 @@ class Command:
 
     model: Path = MODELS / "digits_vit.onnx"
     data: Path = MODELS / "digits_vit.calib.npz"
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--ratio", "0.3")
 
     def lay_out(self, folder: Path) -> None:
         """Copy the input into an empty folder."""
@@ -151,7 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Command().data)
     parser.add_argument("options", nargs="*", help="of compress")
     args = parser.parse_args(arguments)
-    command = Command(model=args.model.resolve(), data=args.data.resolve(), options=tuple(args.options))
+    command = Command(
+        model=args.model.resolve(), data=args.data.resolve(), options=tuple(args.options) or Command().options
+    )
     wanted, seconds, steps = unkilled(command)
     rows = []
     for moment in moments(args.moments, args.seed, seconds, steps):

@@ -65,6 +65,8 @@ def run(folder: Path, size: int) -> dict[str, float]:
         "0",
         "--no-check",
         "--force",
+        "--ratio",
+        "0.3",
         "--blocks",
         "mlp",
         "--json",

@@ -32,11 +32,14 @@ MODELS = Path(__file__).resolve().parents[1] / "models"
 VIT, RESNET, LLAMA = "digits_vit", "digits_resnet", "char_llama"
 SECONDS = 900
 COMMON = "--no-check --quiet"
+RATIO = ("--ratio", "0.3")  # of commands that give no amount of their own
+AMOUNTS = ("--max-loss", "--unit-ratio", "--target-")
 TORCH = importlib.util.find_spec("torch") is not None
 
 # For each command the model and the options.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "default": (VIT, ""),
+    "ratio": (VIT, ""),
+    "max loss": (VIT, "--max-loss 5% --minimize params"),
     "grail closed": (RESNET, "--compensate grail --closed-loop"),
     "grail open": (RESNET, "--compensate grail --open-loop"),
     "none": (RESNET, "--compensate none"),
@@ -80,7 +83,8 @@ def words_of(name: str) -> list[str]:
     words = shlex.split(options)
     data = [] if "--data" in words else ["--data", str(MODELS / f"{model}.calib.npz")]
     words = [w for k, w in enumerate(words) if w != "--data" and (k == 0 or words[k - 1] != "--data")]
-    return ["compress", str(MODELS / f"{model}.onnx"), "out.onnx", *data, *words, *COMMON.split()]
+    amount = () if any(word.startswith(AMOUNTS) for word in words) else RATIO
+    return ["compress", str(MODELS / f"{model}.onnx"), "out.onnx", *data, *words, *amount, *COMMON.split()]
 
 
 def run(words: list[str], processes: int = 1) -> str:

@@ -55,7 +55,7 @@ def compress(
     import onnxgrail
 
     written = options.one_output(out, output)
-    options.only_one(click.get_current_context(), recipe)
+    options.only_one(recipe)
     recipe["providers"] = resolve_providers(device, providers)
     recipe["input_shapes"] = dict(input_shapes)
     recipe |= measured(latency, report, recipe)
@@ -120,7 +120,6 @@ def _tables(report: Any, output: Path | None) -> None:
     ship.latency(data.get("latency"), report.speed())
     for line in (
         *report.asked_lines(),
-        *_searched(data),
         *_allocated(data),
         *_interface(data.get("interface", ())),
         *_norms(data.get("norms", ())),
@@ -159,20 +158,6 @@ def _grasp(entry: Any) -> list[str]:
     named = ", ".join(f"{e['name']} (cosine {render.number(e['redundancy'], '.3f')})" for e in layers)
     share = f", {render.share(kept / whole)} of their parameters stay" if whole else ""
     return [f"GRASP: {len(entry['matrices'])} matrices of {named or 'no layer'}{share}"]
-
-
-def _searched(data: Any) -> list[str]:
-    """Return a line on the loss within which widths were searched."""
-    search = (data.get("allocation") or {}).get("search")
-    if not search or search["chosen"] is None:
-        return []
-    loss = search["tried"][search["chosen"]]["loss"]
-    how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
-    text = (
-        f"Loss: {loss['mean']:.2%} ({loss['name']}, output {loss['output']}), with 95 % confidence at most "
-        f"{loss['bound']:.2%}, on {loss['samples']} samples {how}; --max-loss {100 * search['limit']:g}%"
-    )
-    return [text]
 
 
 def _allocated(data: Any) -> list[str]:

@@ -13,17 +13,22 @@ Metric = Literal["params", "macs", "size", "latency"]
 Kind = Literal["conv", "mlp", "heads", "stream"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream")
 FITS = ("prior", "affine", "blend", "behind", "patch")
+MAX_LOSS = 0.01
+"""The largest loss of a run that gives no amount."""
+LAYERS_RATIO = 0.3
+"""The ratio of a run that gives no amount and narrows nothing: low-rank layers have no search within a loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """The user's choices as plain data; the field names are the option names of the command line.
 
-    One of `max_loss`, `ratio`, `unit_ratio`, the targets and `widths` sets how much is removed; the others are None.
+    One of `max_loss`, `ratio`, `unit_ratio`, the targets and `widths` sets how much is removed; the others are None. If
+    all are None, `compress` takes a `max_loss` of 1%.
     """
 
     max_loss: float | None = None
-    ratio: float | None = 0.3
+    ratio: float | None = None
     unit_ratio: float | None = None
     minimize: Metric = "latency"
     target_params: str | None = None

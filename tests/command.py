@@ -19,6 +19,14 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
+AMOUNTS = ("--ratio", "--sparsity", "--unit-ratio", "--max-loss", "--target-")
+
+
+def sized(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, with a ratio if they give no amount: the default needs data and a search."""
+    return [*words, *([] if any(word.startswith(AMOUNTS) for word in words) else ["--ratio", "0.3"])]
+
+
 CALLS = """
 import json, os, sys
 from tests.command import run

@@ -48,7 +48,7 @@ def encoder(layers: int = 6, *, curves: bool = False, **changes: Any) -> dict[st
     return {
         "schema": 1,
         "tool": {"name": "onnxgrail", "version": "0.1.0"},
-        "recipe": dataclasses.asdict(Recipe()) | {"fit": list(Recipe().fit), "blocks": list(Recipe().blocks)},
+        "recipe": dataclasses.asdict(Recipe(ratio=0.3)) | {"fit": list(Recipe().fit), "blocks": list(Recipe().blocks)},
         "environment": {"python": "3.11", "onnx": "1.20", "onnxruntime": "1.23", "numpy": "2", "providers": ["CPU"]},
         "model": {
             "input": "minilm.onnx",

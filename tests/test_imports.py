@@ -126,7 +126,7 @@ def test_help_starts_quickly() -> None:
 
 def test_a_plain_run_imports_only_what_it_needs(tmp_path: Path) -> None:
     onnx.save(nets.mlp(), tmp_path / "m.onnx")
-    words = ["compress", "m.onnx", "--report", "m.json", "--quiet"]
+    words = ["compress", "m.onnx", "--ratio=0.3", "--report", "m.json", "--quiet"]
     done = subprocess.run(
         [sys.executable, "-c", RUN, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )

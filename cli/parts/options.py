@@ -96,18 +96,15 @@ def keeps(resume: Path | None) -> None:
     click.get_current_context().meta["onnxgrail.resume"] = resume
 
 
-def only_one(ctx: click.Context, recipe: dict[str, Any]) -> None:
-    """Check that at most one of the ratios and targets is given; the default of `--ratio` gives way to the others.
+def only_one(recipe: Mapping[str, Any]) -> None:
+    """Check that at most one amount is given.
 
     Raises:
         click.UsageError: two of them are given.
     """
-    default = click.core.ParameterSource.DEFAULT
-    given = [name for name in AMOUNTS if ctx.get_parameter_source(name) not in (None, default)]
+    given = [name for name in AMOUNTS if recipe.get(name) is not None]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(map(spelled, given))} exclude each other: give one of them")
-    if given and given != ["ratio"]:
-        del recipe["ratio"]
 
 
 def one_output(out: Path | None, output: Path | None) -> Path | None:

@@ -27,6 +27,23 @@ from onnxgrail.graph.io.model_file import load
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
+from onnxgrail.options import MAX_LOSS
+
+
+def check_data(recipe: Recipe, data: Any) -> None:
+    """Check that there are data if a loss is to be measured.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if recipe.max_loss is None or data is not None:
+        return
+    default = " (the default)" if recipe.max_loss == MAX_LOSS else ""
+    raise UsageError(
+        f"--max-loss {100 * recipe.max_loss:g}%{default} needs --data: without data no loss can be measured",
+        hint="Give --data (calib.npz, a folder of images, a text file, file.py:function), or --ratio 0.2 for a size "
+        "without a promise of quality",
+    )
 
 
 def prepare(

@@ -55,11 +55,6 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     count, source = asked_for(held_out)
     if count and data is None:
         raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
-    if recipe.max_loss is not None and data is None:
-        raise UsageError(
-            f"--max-loss {100 * recipe.max_loss:g}% needs --data: random inputs do not show the loss of real ones",
-            hint="Give --data (calib.npz, a folder of images, a text file, file.py:function), or a --ratio such as 0.2",
-        )
     reading = reading_of(
         tokenizer=recipe.tokenizer,
         sequence_length=recipe.sequence_length,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from onnxgrail import methods
-from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.prepare import check_data, prepare
 from onnxgrail.calibration.prepared import narrowed
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
@@ -58,7 +58,8 @@ def compress(
         model: path, bytes, onnx.ModelProto, onnx_ir.Model or onnx_graphsurgeon.Graph.
         output: file to write; for a model file it defaults to `IN.compressed.onnx` in the same folder, for other
             sources no file is written.
-        data: calibration data (see `calibration.data.read`); random inputs if None, at a cost in fidelity.
+        data: calibration data (see `calibration.data.read`). `max_loss`, the default, needs them; with another amount
+            None stands for random inputs, at a cost in fidelity.
         held_out: samples that are excluded from all fits and judge the result: a number of samples of `data`, or
             separate data; 0 for none. None holds out a fifth, 8 to 256 samples, if there are 32 or more.
         force: replace existing files: output, report, statistics and recipe. Input files are never replaced.
@@ -80,13 +81,14 @@ def compress(
         group: the processes that share the work, from `onnxgrail.join()`; all of them make this call, and all get the
             narrowed model, but only the first process refines, replaces layers, writes and checks.
         progress: called with stage, done, total.
-        **choices: the fields of `Recipe`, for example `ratio=0.3, blocks=("mlp",), selector="wanda"`.
+        **choices: the fields of `Recipe`, for example `max_loss="2%", blocks=("mlp",)`. Without any amount
+            (`max_loss`, `ratio`, `unit_ratio`, a target) `max_loss` is 1%.
 
     Returns:
         Result: the compressed model and its report.
 
     Raises:
-        UsageError: a choice is unknown or out of range.
+        UsageError: a choice is unknown or out of range, or a loss is limited and there are no data.
         ModelError, DataError, OutputError: the input cannot be used or the output cannot be written.
         MissingExtraError: a refinement was requested and torch is not installed.
         NothingToCompressError: no block can lose a unit, or the file would not get smaller; its report says why.
@@ -104,6 +106,7 @@ def compress(
         used["the metric"] = metric
         places = places.reading(reads({"the input": model}, data, held_out, used))
     with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
+        check_data(recipe, data)
         source = prepare(model, data, job, held_out, metric)
         with unchanged(source.model):
             agree(job.group, source)

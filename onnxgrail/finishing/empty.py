@@ -49,7 +49,7 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
     """Return the error of a run without any narrowed block; its report is also written to its files."""
     recipe, found, chosen, hint = job.recipe, prepared.survey.blocks, decision.chosen, ""
     budget, search = decision.allocation.budget, decision.allocation.found
-    if search is not None:
+    if search is not None and decision.narrowable:
         text, hint = _beyond(search)
     elif chosen and budget is not None and budget.before <= budget.limit:
         text = (

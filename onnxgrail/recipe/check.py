@@ -11,7 +11,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import cache_bytes, target_of
-from onnxgrail.options import Recipe
+from onnxgrail.options import LAYERS_RATIO, MAX_LOSS, Recipe
 from onnxgrail.recipe import keywords
 from onnxgrail.recipe.plugins import GROUPS, look_up
 from onnxgrail.recipe.table import AMOUNTS, FIELDS
@@ -53,7 +53,7 @@ def merged(choices: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, 
 
 
 def _ruled(given: dict[str, Any]) -> None:
-    """Check that at most one amount is given, and unset the default ratio if it is another one.
+    """Check that at most one amount is given, and add the default if there is none.
 
     Raises:
         UsageError: several are given.
@@ -62,8 +62,9 @@ def _ruled(given: dict[str, Any]) -> None:
     if len(rulers) > 1:
         words = [FIELDS[name].spelled if FIELDS[name].commands else name for name in rulers]
         raise UsageError(f"{' and '.join(words)} exclude each other", hint="Give one of them")
-    if rulers and rulers != ["ratio"]:
-        given["ratio"] = None
+    if not rulers:
+        narrows = "grail" in given.get("method", ("grail",))
+        given |= {"max_loss": MAX_LOSS} if narrows else {"ratio": LAYERS_RATIO}
 
 
 def _check(recipe: Recipe) -> None:
@@ -80,6 +81,9 @@ def _check(recipe: Recipe) -> None:
         hint = f"Choose from {', '.join(FIELDS['refine'].value.words)}, each once"
         raise UsageError(f"refine cannot be {','.join(recipe.refine)}", hint=hint)
     _check_methods(recipe)
+    if recipe.max_loss is not None and recipe.allocate != "uniform":
+        hint = "Give --ratio, --unit-ratio or a target, or leave out --allocate"
+        raise UsageError(f"--allocate {recipe.allocate} distributes a given amount, and --max-loss has none", hint=hint)
     if recipe.strict and recipe.target is None:
         raise UsageError("--strict needs --target", hint=f"Choose from {', '.join(FIELDS['target'].value.words)}")
     if recipe.min_cosine is not None and not recipe.check:

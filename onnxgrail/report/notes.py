@@ -54,6 +54,7 @@ def notes_of(
         decision.allocation.note,
         _more(decision.allocation.found),
         _loose(decision.allocation.found),
+        _unjudged(recipe, decision.allocation.found),
         _missed(budget),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
@@ -82,6 +83,15 @@ def _loose(found: Found | None) -> str:
         f"only {loss.samples} samples judge the loss: its mean is {loss.mean:.2%}, its upper bound {loss.bound:.2%}; "
         "more samples allow more"
     )
+
+
+def _unjudged(recipe: Recipe, found: Found | None) -> str:
+    """Return a note on steps that follow the search, whose effect on the loss it does not know."""
+    if found is None:
+        return ""
+    steps = [f"--method {name}" for name in recipe.method if name != "grail"]
+    steps += [f"--quantize {recipe.quantize}"] if recipe.quantize != "none" else []
+    return f"the loss was measured before {' and '.join(steps)}; Fidelity tells that of the result" if steps else ""
 
 
 def _unfitted(decision: Decision) -> str:

@@ -120,7 +120,7 @@ class Report:
 
     @whole
     def asked_lines(self) -> tuple[str, ...]:
-        """Return the requested and the achieved sizes, one line each."""
+        """Return the requested and the achieved sizes and losses, one line each."""
         from onnxgrail.report.page import brief
 
         return brief.asked(self.data)

@@ -61,6 +61,19 @@ def judged(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return tuple((last.get("held_out") or last).get("outputs") or ())
 
 
+def search_text(data: Mapping[str, Any]) -> str:
+    """Return the loss within which widths were searched, in words; empty if none were."""
+    search = (data.get("allocation") or {}).get("search")
+    if not search or search["chosen"] is None:
+        return ""
+    loss = search["tried"][search["chosen"]]["loss"]
+    how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
+    return (
+        f"{loss['mean']:.2%} ({loss['name']}, output {loss['output']}), with 95 % confidence at most "
+        f"{loss['bound']:.2%}, on {loss['samples']} samples {how}; --max-loss {100 * search['limit']:g}%"
+    )
+
+
 def outcome_text(outcome: Mapping[str, Any]) -> str:
     """Return the outcome of a block in words, with the reason; empty if the status is ok."""
     if outcome["status"] == "ok":

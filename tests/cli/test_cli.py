@@ -61,7 +61,7 @@ def test_defaults_equal_the_recipe(calls):
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_target_takes_the_place_of_the_ratio(calls, metric):
     assert run("compress", "m.onnx", f"--target-{metric}", "60%", "--allocate", "depth").exit_code == 0
-    assert "ratio" not in calls[0]
+    assert calls[0]["ratio"] is None
     assert (calls[0][f"target_{metric}"], calls[0]["allocate"]) == ("60%", "depth")
     for option in ("--ratio", "--sparsity"):
         message = usage_error("compress", "m.onnx", f"--target-{metric}", "60%", option, "0.3")

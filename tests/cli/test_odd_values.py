@@ -15,7 +15,7 @@ from tests.e2e import nets
 
 NINES = "9" * 5000  # more digits than Python turns into a number
 DATA = ("compress", "m.onnx", "o.onnx", "--data", "d.npz")
-RANDOM = ("compress", "m.onnx", "o.onnx")
+RANDOM = ("compress", "m.onnx", "o.onnx", "--ratio", "0.3")
 CASES = {
     "random samples": ((*RANDOM, "--samples", 10**14), 2, "random samples are too many, at most 1000000"),
     "random samples to compare": (("compare", "m.onnx", "m.onnx", "--samples", 10**14), 2, "are too many"),
@@ -44,7 +44,7 @@ CASES = {
     "a repetition without end": ((*DATA, "--exclude", f"a{{{10**20}}}"), 2, "is not a regular expression"),
     "a long name of data": ((*RANDOM, "--data", f"{NINES}.npz"), 1, "name too long"),
     "a long name of a model": (("inspect", NINES), 1, "name too long"),
-    "a long name of an output": (("compress", "m.onnx", NINES), 1, "name too long"),
+    "a long name of an output": (("compress", "m.onnx", NINES, "--ratio", "0.3"), 1, "name too long"),
 }
 
 

@@ -145,7 +145,7 @@ def tiny(tmp_path):
     """A real model with data."""
     onnx.save(nets.mlp(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **nets.vectors())
-    return tmp_path / "m.onnx", "--data", tmp_path / "d.npz"
+    return tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "--ratio", 0.3
 
 
 def test_the_table_shows_what_the_report_says(tiny, tmp_path):
@@ -194,7 +194,7 @@ def test_failed_gate_exits_3(tiny):
 
 def test_nothing_to_compress_exits_4_and_still_reports(tmp_path):
     onnx.save(nets.mlp((5, 3)), tmp_path / "single.onnx")
-    result = run("compress", tmp_path / "single.onnx", "--report", tmp_path / "r.json", "--json")
+    result = run("compress", tmp_path / "single.onnx", "--ratio", 0.3, "--report", tmp_path / "r.json", "--json")
     assert result.exit_code == 4
     assert result.stderr.startswith("Error: nothing could be compressed: ")
     assert result.stderr.count("\n") == 1

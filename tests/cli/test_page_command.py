@@ -18,8 +18,9 @@ from tests.verdicts import judged
 
 RECIPES = {
     "defaults": {},
+    "loss": {"max_loss": 0.025, "minimize": "params"},
     "ratio": {"ratio": 0.55},
-    "target": {"ratio": None, "target_macs": "60%"},
+    "target": {"target_macs": "60%"},
     "switches": {"closed_loop": False, "kv_io": True, "check": False},
     "lists": {"blocks": ("conv", "mlp"), "fit": (), "refine": ("laco",), "providers": ("A", "B")},
     "fit": {"fit": ("prior", "behind"), "norms": "repair"},
@@ -27,14 +28,14 @@ RECIPES = {
     "numbers": {"samples": 7, "batch_size": 3, "seed": 5, "round_to": 1, "min_cosine": 0.95, "budget_seconds": 12.5},
     "methods": {"method": ("grail", "grasp"), "grasp_layers": "2", "grasp_whiten": True},
     "images": {"image_mean": (0.5, 0.25, 0.125), "image_std": (0.5,)},
-    "shapes": {"input_shapes": {"x:0": (1, 3, 8), "y": (2,)}, "cache_budget": "2G", "allocate": "global"},
+    "shapes": {"input_shapes": {"x:0": (1, 3, 8), "y": (2,)}, "cache_budget": "2G", "ratio": 0.3, "allocate": "global"},
 }
 
 
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
 def test_it_asks_for_the_same_recipe(changes, monkeypatch):
     calls = recorded(monkeypatch)
-    wanted = dataclasses.replace(Recipe(), **changes)
+    wanted = recipe_of(changes)
     data = encoder(recipe=json.loads(json.dumps(dataclasses.asdict(wanted))))
     words = shlex.split(command_of(data).replace("\\\n", " "))
     assert words[0] == "onnxgrail"

@@ -212,6 +212,6 @@ def test_a_model_that_fills_in_blanks_predicts_nothing(tmp_path: Path) -> None:
 def test_calibration_does_not_depend_on_labels() -> None:
     given = nets.vectors()
     labels = {"labels": np.zeros(len(given["x"]), np.int64)}
-    common: dict[str, Any] = {"compensate": "grail", "dry_run": True}
+    common: dict[str, Any] = {"ratio": 0.3, "compensate": "grail", "dry_run": True}
     one, two = (onnxgrail.compress(nets.mlp(), data={**given, **more}, **common) for more in ({}, labels))
     assert one.to_bytes() == two.to_bytes()

@@ -204,7 +204,7 @@ def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> Non
 
 def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common = {"compensate": "grail", "closed_loop": True}
+    common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True}
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
     assert first == 8  # all at once, then 7 blocks behind others; the first one is known
@@ -217,7 +217,7 @@ def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[i
 
 def test_statistics_of_other_data_are_refused(tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common = ["compress", str(DIGITS.model), "--data", str(DIGITS.calibration), "--no-progress"]
+    common = ["compress", str(DIGITS.model), "--ratio=0.3", "--data", str(DIGITS.calibration), "--no-progress"]
     done = CliRunner().invoke(main, [*common, str(tmp_path / "a.onnx"), "--samples", "16", "--save-stats", str(kept)])
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(main, [*common, str(tmp_path / "b.onnx"), "--samples", "17", "--stats", str(kept)])

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from onnxgrail.cli import main
-from tests.command import said
+from tests.command import said, sized
 
 from . import nets
 
@@ -228,7 +228,7 @@ def test_one_line_and_nothing_written(name: str, folder: Path, monkeypatch: pyte
     words, code, text = CASES[name]
     monkeypatch.chdir(folder)
     before = listing(folder.parent)
-    result = CliRunner().invoke(main, ["compress", *words])
+    result = CliRunner().invoke(main, ["compress", *sized(words)])
     judge(result.exit_code, result.stdout, result.stderr, code, text)
     assert listing(folder.parent) == before
     assert not list(folder.glob(".*"))
@@ -239,7 +239,7 @@ def test_the_same_in_a_process_of_its_own(name: str, folder: Path) -> None:
     words, code, text = CASES[name]
     before = listing(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "onnxgrail", "compress", *words],
+        [sys.executable, "-m", "onnxgrail", "compress", *sized(words)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -271,7 +271,19 @@ def test_other_commands_refuse_the_same_files(
 
 def test_a_failed_gate_still_writes(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "onnxgrail", "compress", "m.onnx", "--data", "d.npz", "--min-cosine", "1", "--json"],
+        [
+            sys.executable,
+            "-m",
+            "onnxgrail",
+            "compress",
+            "m.onnx",
+            "--ratio=0.3",
+            "--data",
+            "d.npz",
+            "--min-cosine",
+            "1",
+            "--json",
+        ],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -283,7 +295,9 @@ def test_a_failed_gate_still_writes(folder: Path) -> None:
     assert line.startswith("Error: gate failed: cosine 0.9")
     assert '"schema": 1' in done.stdout
     onnx.checker.check_model(folder / "m.compressed.onnx")
-    passed = CliRunner().invoke(main, ["compress", str(folder / "m.onnx"), "--force", "--min-cosine", "0.5"])
+    passed = CliRunner().invoke(
+        main, ["compress", str(folder / "m.onnx"), "--ratio=0.3", "--force", "--min-cosine", "0.5"]
+    )
     assert passed.exit_code == 0
 
 
@@ -301,7 +315,7 @@ def pause(*args, **options):
 
 module.{name} = pause
 from onnxgrail.cli import main
-main(["compress", "m.onnx", "--data", "d.npz"{words}])
+main(["compress", "m.onnx", "--ratio", "0.3", "--data", "d.npz"{words}])
 """
 
 

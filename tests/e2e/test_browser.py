@@ -89,7 +89,7 @@ def folder() -> Path:
 
 def compressed(page: Path, model: Path, data: Path, *words: str) -> None:
     """A page as the command line writes it."""
-    common = ("compress", model, model.with_name("small.onnx"), "--data", data)
+    common = ("compress", model, model.with_name("small.onnx"), "--ratio=0.3", "--data", data)
     result = run(*common, "--report", page, "--force", *words)
     assert result.exit_code == 0, result.output
 

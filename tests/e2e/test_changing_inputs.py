@@ -19,7 +19,7 @@ from onnxgrail.graph.io import inside, mapped, model_file
 
 from . import nets
 
-WORDS: dict[str, Any] = {"compensate": "none", "check": False}
+WORDS: dict[str, Any] = {"ratio": 0.3, "compensate": "none", "check": False}
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_dry_run_and_separate_weights(external: bool, place: Path, monkeypatch
 def test_fewer_bytes_than_the_shape_needs_are_noticed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped.Mapped, "tofile", lambda self, file: file.write(b"too few"))
     with pytest.raises(ModelError, match="7 bytes were written where its shape needs"):
-        onnxgrail.compress(place / "m.onnx", place / "o.onnx", ratio=0, **WORDS)
+        onnxgrail.compress(place / "m.onnx", place / "o.onnx", **{**WORDS, "ratio": 0})
     assert not (place / "o.onnx").exists()
 
 
@@ -117,7 +117,7 @@ def test_data_that_change(suffix: str, place: Path, monkeypatch: pytest.MonkeyPa
         np.savez(data, **nets.vectors())
     monkeypatch.setattr(compress, "decide", before(compress.decide, lambda: cut(data)))
     with pytest.raises(DataError, match=f"d{suffix}' changed while it was used"):
-        onnxgrail.compress(place / "inline.onnx", place / "o.onnx", data=data, check=False)
+        onnxgrail.compress(place / "inline.onnx", place / "o.onnx", data=data, check=False, ratio=0.3)
     assert not (place / "o.onnx").exists()
 
 

@@ -57,7 +57,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", ["compress", "inspect", "bench"])
 def test_an_unknown_operator_names_the_option(here: Path, command: str) -> None:
-    told = run(command, "m.onnx")
+    told = run(command, "m.onnx", *(["--ratio=0.3"] if command == "compress" else []))
     assert (told.exit_code, told.stderr.splitlines()[-1].count(HINT)) == (1, 1), told.stderr
     assert "my.ops:Soft" in told.stderr
 
@@ -82,7 +82,7 @@ def test_operators_of_others_have_another_hint(here: Path) -> None:
 )
 def test_what_is_no_library(here: Path, name: str, said: str) -> None:
     (here / "libs").mkdir()
-    told = run("compress", "m.onnx", "o.onnx", "--custom-ops", name)
+    told = run("compress", "m.onnx", "o.onnx", "--ratio=0.3", "--custom-ops", name)
     assert told.exit_code == 2
     assert told.stderr.count("\n") == 1
     assert said in told.stderr
@@ -122,4 +122,4 @@ def test_calls_take_libraries(here: Path, library: Path) -> None:
     weighed = onnxgrail.compare("m.onnx", "m.onnx", data="d.npz", custom_ops=[library, library])
     assert weighed.outputs[0].cosine == pytest.approx(1)
     with pytest.raises(UsageError, match="--quantize int8 opens the model without"):
-        onnxgrail.compress("m.onnx", data="d.npz", quantize="int8", custom_ops=[library])
+        onnxgrail.compress("m.onnx", data="d.npz", quantize="int8", custom_ops=[library], ratio=0.3)

@@ -290,7 +290,16 @@ def test_without_torch_gradients_are_refused_and_magnitudes_are_not(monkeypatch:
 
 
 def test_the_command_prints_the_layers(tmp_path: Path) -> None:
-    words = ["compress", str(VIT.model), str(tmp_path / "o.onnx"), "--data", str(VIT.calibration), "--samples", "32"]
+    words = [
+        "compress",
+        str(VIT.model),
+        str(tmp_path / "o.onnx"),
+        "--ratio=0.3",
+        "--data",
+        str(VIT.calibration),
+        "--samples",
+        "32",
+    ]
     words += ["--method", "grasp", "--grasp-layers", "1", "--grasp-rank", "magnitude", "--grasp-refit", "--no-check"]
     result = CliRunner().invoke(main, [*words, "--report", str(tmp_path / "r.json")])
     assert result.exit_code == 0, result.output

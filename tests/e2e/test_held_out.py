@@ -20,7 +20,7 @@ from tests.command import run
 
 from . import nets
 
-COMMON = {"compensate": "grail", "dry_run": True}
+COMMON = {"ratio": 0.3, "compensate": "grail", "dry_run": True}
 
 
 def compressed(**options: Any) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def test_too_few_samples_are_told(count: int, folder: Path) -> None:
     told = f"calibrated on {count} sample{'s' if count > 1 else ''}: what is fitted to so few"
     few = count + LEAST < ENOUGH
     assert any(note.startswith(told) for note in compressed(samples=count)["notes"]) is few
-    done = run("compress", folder / "m.onnx", "--data", folder / "d.npz", "--samples", count, "--dry-run")
+    done = run(
+        "compress", folder / "m.onnx", "--ratio=0.3", "--data", folder / "d.npz", "--samples", count, "--dry-run"
+    )
     assert (f"Warning: {told}" in done.stderr) is few
     alone = [note for note in compressed(samples=count, held_out=0)["notes"] if note.startswith(told)]
     assert bool(alone) is (count < ENOUGH)
@@ -160,7 +162,7 @@ def test_a_saved_recipe_names_them_and_a_report_does_not(held: str, folder: Path
     held = held if held.isdecimal() else str(folder / held)
     words = ("--data", folder / "d.npz", "--held-out", held, "--save-recipe", folder / "r.yaml")
     reported = ("--report", folder / "first.json", "--report", folder / "page.html")
-    first = run("compress", folder / "m.onnx", folder / "a.onnx", *words, *reported)
+    first = run("compress", folder / "m.onnx", folder / "a.onnx", "--ratio=0.3", *words, *reported)
     assert first.exit_code == 0, first.output
     for source in ("r.yaml", "first.json"):
         again = folder / "again.json"
@@ -181,7 +183,15 @@ def test_models_are_timed_for_a_page(folder: Path) -> None:
     found = {}
     for name, words in {"json": (), "asked": ("--latency",), "html": ("--report", folder / "r.html")}.items():
         report = folder / f"{name}.json"
-        common = ("compress", folder / "m.onnx", folder / "o.onnx", "--force", "--data", folder / "d.npz")
+        common = (
+            "compress",
+            folder / "m.onnx",
+            folder / "o.onnx",
+            "--ratio=0.3",
+            "--force",
+            "--data",
+            folder / "d.npz",
+        )
         result = run(*common, "--report", report, *words)
         assert result.exit_code == 0, result.output
         found[name] = json.loads(report.read_text())["latency"]
@@ -197,7 +207,17 @@ def test_models_are_timed_for_a_page(folder: Path) -> None:
 
 def test_curves_are_measured_for_a_page_of_a_small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, report = folder / "r.html", folder / "r.json"
-    common = ("compress", folder / "m.onnx", "--dry-run", "--data", folder / "d.npz", "--force", "--report", report)
+    common = (
+        "compress",
+        folder / "m.onnx",
+        "--ratio=0.3",
+        "--dry-run",
+        "--data",
+        folder / "d.npz",
+        "--force",
+        "--report",
+        report,
+    )
 
     def has(*words: object) -> bool:
         assert run(*common, *words).exit_code == 0

@@ -58,16 +58,18 @@ def test_no_option_takes_what_is_read(name: str, option: str, place: Path) -> No
     for link in (os.symlink, os.link):
         target = place / f"{link.__name__}{suffix}"
         link(place / name, target)
-        said = refused(place, "compress", "m.onnx", *WORDS, "--force", option, target.name)
+        said = refused(place, "compress", "m.onnx", "--ratio=0.3", *WORDS, "--force", option, target.name)
         assert f"{option} {target.name!r} is " in said
         assert "never replaced" in said
     if option == "--output":
-        assert " is " in refused(place, "compress", "m.onnx", *WORDS, "--force", option, name)
+        assert " is " in refused(place, "compress", "m.onnx", "--ratio=0.3", *WORDS, "--force", option, name)
 
 
 def test_statistics_do_not_go_over_what_is_read(place: Path) -> None:
     for name in ("m.onnx", "w.bin", "d.npz"):
-        assert " is " in refused(place, "compress", "m.onnx", "--data", "d.npz", "--force", "--save-stats", name)
+        assert " is " in refused(
+            place, "compress", "m.onnx", "--ratio=0.3", "--data", "d.npz", "--force", "--save-stats", name
+        )
 
 
 def test_weights_of_a_model_that_is_an_object(place: Path) -> None:
@@ -75,25 +77,36 @@ def test_weights_of_a_model_that_is_an_object(place: Path) -> None:
     for target in ("w.bin", "m.onnx"):
         model = ir.load("m.onnx") if target == "w.bin" else "m.onnx"
         with pytest.raises(OutputError, match=r"is (a weights file of )?the input"):
-            onnxgrail.compress(model, target, data=nets.vectors(), force=True)
+            onnxgrail.compress(model, target, data=nets.vectors(), force=True, ratio=0.3)
     assert bytes_of(place) == before
 
 
 def test_a_library_of_operators_stays(place: Path) -> None:
     Path("ops.so").write_bytes(b"not one")
-    words = ("compress", "m.onnx", "--custom-ops", "ops.so", "--force", "-o", "ops.so")
+    words = ("compress", "m.onnx", "--ratio=0.3", "--custom-ops", "ops.so", "--force", "-o", "ops.so")
     assert "is an operator library" in refused(place, *words)
 
 
 def test_files_in_a_folder_of_data_stay(place: Path) -> None:
-    words = ("compress", "m.onnx", "--data", "folder", "--force", "--save-stats")
+    words = ("compress", "m.onnx", "--ratio=0.3", "--data", "folder", "--force", "--save-stats")
     for name in ("folder/a.npz", "folder/new.npz"):  # which the next run would take for samples
         assert "belongs to the calibration data" in refused(place, *words, name)
     os.link("folder/a.npz", "twin.npz")
     assert "belongs to the calibration data" in refused(place, *words, "twin.npz")
-    done = run("compress", "m.onnx", "--data", "folder", "--output", "folder/o.onnx", "--report", "folder/r.json", "-q")
+    done = run(
+        "compress",
+        "m.onnx",
+        "--ratio=0.3",
+        "--data",
+        "folder",
+        "--output",
+        "folder/o.onnx",
+        "--report",
+        "folder/r.json",
+        "-q",
+    )
     assert done.exit_code == 0, done.stderr
-    again = run("compress", "m.onnx", "--data", "folder", "--output", "folder/o.onnx", "--force", "-q")
+    again = run("compress", "m.onnx", "--ratio=0.3", "--data", "folder", "--output", "folder/o.onnx", "--force", "-q")
     assert again.exit_code == 0, again.stderr
 
 
@@ -101,15 +114,19 @@ def test_what_a_run_keeps_goes_nowhere_over_data(place: Path) -> None:
     (place / "kept").mkdir()
     Path("m.onnx").rename("kept/m.onnx")
     Path("w.bin").rename("kept/w.bin")
-    assert "--resume 'kept' holds the input" in refused(place, "compress", "kept/m.onnx", "--resume", "kept")
+    assert "--resume 'kept' holds the input" in refused(
+        place, "compress", "kept/m.onnx", "--ratio=0.3", "--resume", "kept"
+    )
 
 
 def test_weights_below_the_folder_of_a_run_stay(place: Path) -> None:
     # A run that goes on empties its scratch folder.
-    done = run("compress", "m.onnx", "-q", "--resume", "kept", "--data", "d.npz")
+    done = run("compress", "m.onnx", "--ratio=0.3", "-q", "--resume", "kept", "--data", "d.npz")
     assert done.exit_code == 0, done.stderr
     onnx.save(nets.mlp(), "n.onnx", save_as_external_data=True, location="kept/scratch/w.bin", size_threshold=0)
-    assert "holds a weights file" in refused(place, "compress", "n.onnx", "--resume", "kept", "--data", "d.npz")
+    assert "holds a weights file" in refused(
+        place, "compress", "n.onnx", "--ratio=0.3", "--resume", "kept", "--data", "d.npz"
+    )
 
 
 def test_the_page_of_inspect_and_the_output_of_apply(place: Path) -> None:
@@ -125,9 +142,9 @@ def test_the_page_of_inspect_and_the_output_of_apply(place: Path) -> None:
 
 
 def test_two_results_do_not_go_into_one_file(place: Path) -> None:
-    said = refused(place, "compress", "m.onnx", "-o", "r.json", "--report", "./r.json")
+    said = refused(place, "compress", "m.onnx", "--ratio=0.3", "-o", "r.json", "--report", "./r.json")
     assert "--report 'r.json' is the file of --output" in said
-    said = refused(place, "compress", "m.onnx", "--report", "r.json", "--report", "r.json")
+    said = refused(place, "compress", "m.onnx", "--ratio=0.3", "--report", "r.json", "--report", "r.json")
     assert "is the file of --report" in said
 
 
@@ -135,10 +152,16 @@ def test_a_new_folder_is_made_when_there_is_something_to_write(place: Path) -> N
     target = place / "new" / "folder" / "o.onnx"
     reports = (place / "reports" / "r.json", place / "pages" / "r.html")
     with pytest.raises(onnxgrail.DataError):
-        onnxgrail.compress("m.onnx", target, data="absent.npz", report=reports)
+        onnxgrail.compress("m.onnx", target, data="absent.npz", report=reports, ratio=0.3)
     assert not (place / "new").exists()
     onnxgrail.compress(
-        "m.onnx", target, data="d.npz", report=reports, save_recipe=place / "a/b/r.yaml", save_stats=place / "c/s.npz"
+        "m.onnx",
+        target,
+        data="d.npz",
+        report=reports,
+        save_recipe=place / "a/b/r.yaml",
+        save_stats=place / "c/s.npz",
+        ratio=0.3,
     )
     assert all(path.exists() for path in (target, *reports, place / "a/b/r.yaml", place / "c/s.npz"))
 

@@ -112,7 +112,9 @@ def test_a_larger_loss_gives_a_smaller_model(tmp_path: Path) -> None:
         ({"max_loss": -0.1}, "max_loss must be above 0"),
         ({"max_loss": "much"}, "max_loss is 'much'"),
         ({"minimize": "joy"}, "minimize has no 'joy'"),
-        ({"data": None}, "--max-loss 1% needs --data"),
+        ({"data": None}, r"--max-loss 1% \(the default\) needs --data: without data no loss can be measured"),
+        ({"data": None, "max_loss": 0.02}, "--max-loss 2% needs --data"),
+        ({"allocate": "global"}, "--allocate global distributes a given amount, and --max-loss has none"),
         ({"method": "grasp"}, "--max-loss needs --method grail"),
     ],
 )

@@ -26,7 +26,16 @@ def succeeds(*words: object) -> None:
 def test_a_report_is_written_as_a_page_and_as_json_alike(tmp_path: Path) -> None:
     page, data = tmp_path / "x.html", tmp_path / "x.json"
     succeeds(
-        *("compress", DIGITS.model, tmp_path / "o.onnx", "--data", DIGITS.calibration, "--compensate", "grail"),
+        *(
+            "compress",
+            DIGITS.model,
+            tmp_path / "o.onnx",
+            "--ratio=0.3",
+            "--data",
+            DIGITS.calibration,
+            "--compensate",
+            "grail",
+        ),
         *("--report", page, "--report", data),
     )
     report = json.loads(data.read_text())
@@ -40,7 +49,7 @@ def test_a_report_is_written_as_a_page_and_as_json_alike(tmp_path: Path) -> None
 
 def test_refusals_know_their_place(tmp_path: Path) -> None:
     data = tmp_path / "x.json"
-    succeeds("compress", DIGITS.model, tmp_path / "o.onnx", "--compensate", "none", "--report", data)
+    succeeds("compress", DIGITS.model, tmp_path / "o.onnx", "--ratio=0.3", "--compensate", "none", "--report", data)
     report = json.loads(data.read_text())
     nodes = len(onnx.load(DIGITS.model).graph.node)
     assert {r["node"]: r["position"] for r in report["refusals"]} == {"logits": nodes}
@@ -50,7 +59,16 @@ def test_refusals_know_their_place(tmp_path: Path) -> None:
 def test_global_allocation_leaves_its_curves(tmp_path: Path) -> None:
     page, data = tmp_path / "x.HTML", tmp_path / "x.json"
     succeeds(
-        *("compress", DIGITS.model, tmp_path / "o.onnx", "--data", DIGITS.calibration, "--compensate", "none"),
+        *(
+            "compress",
+            DIGITS.model,
+            tmp_path / "o.onnx",
+            "--ratio=0.3",
+            "--data",
+            DIGITS.calibration,
+            "--compensate",
+            "none",
+        ),
         *("--allocate", "global", "--samples", 32, "--report", page, "--report", data),
     )
     curves = json.loads(data.read_text())["allocation"]["curves"]
@@ -78,6 +96,7 @@ def test_nothing_to_compress_is_a_page_as_well(tmp_path: Path) -> None:
         "compress",
         str(model),
         str(tmp_path / "o.onnx"),
+        "--ratio=0.3",
         "--include",
         "nothing is called so",
         "--report",

@@ -21,6 +21,7 @@ import onnxgrail
 from bench.kill_and_resume import finished
 from onnxgrail import models
 from onnxgrail.machine.group.torchrun import join
+from tests.command import sized
 
 from . import nets
 
@@ -66,7 +67,8 @@ def started(folder: Path, words: list[str], size: int, **environment: str) -> li
 
 def together(folder: Path, *options: str, size: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
     """One compression in several processes."""
-    words = ["-m", "onnxgrail", "compress", "m.onnx", "two.onnx", "--data", "d.npz", "--round-to", "1", *options]
+    words = ["-m", "onnxgrail", "compress", "m.onnx", "two.onnx", "--data", "d.npz", "--round-to", "1"]
+    words += sized(options)
     return started(folder, words, size, **environment)
 
 
@@ -87,7 +89,7 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 def alone(folder: Path, *options: str) -> bytes:
     """The bytes that one process writes."""
-    words = ["m.onnx", "one.onnx", "--data", "d.npz", "--round-to", "1", "--quiet", *options]
+    words = ["m.onnx", "one.onnx", "--data", "d.npz", "--round-to", "1", "--quiet", *sized(options)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     subprocess.run(
         [sys.executable, "-m", "onnxgrail", "compress", *words], cwd=folder, env=environment, check=True, timeout=LIMIT
@@ -168,7 +170,7 @@ def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> 
         "from onnxgrail.calibration.stream import totals\n"
         "pair.ROWS, totals.WIDE = int(sys.argv[4]), 64\n"
         "with onnxgrail.join() as group:\n"
-        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], check=False, group=group)\n"
+        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], ratio=0.3, check=False, group=group)\n"
     )
     written = {}
     for size, bound in ((1, 256), (2, 256), (1, 1 << 20)):
@@ -194,7 +196,7 @@ def test_every_process_ends_with_the_same_model(case: Path) -> None:
     script.write_text(
         "import hashlib, onnxgrail, onnx_ir\n"
         "with onnxgrail.join() as group:\n"
-        "    result = onnxgrail.compress('m.onnx', data='d.npz', output='two.onnx', group=group)\n"
+        "    result = onnxgrail.compress('m.onnx', data='d.npz', ratio=0.3, output='two.onnx', group=group)\n"
         "    model = onnx_ir.to_proto(result.model).SerializeToString(deterministic=True)\n"
         "    print(group.rank, group.size, hashlib.sha256(model).hexdigest())\n"
     )

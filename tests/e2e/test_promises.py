@@ -53,7 +53,7 @@ def saved(folder: Path, name: str) -> tuple[Path, Path, nets.Arrays]:
 
 
 def command(*words: object) -> Any:
-    return cli("compress", *words)
+    return cli("compress", "--ratio=0.3", *words)
 
 
 def digest(path: Path) -> tuple[str, int]:
@@ -66,7 +66,7 @@ def digest(path: Path) -> tuple[str, int]:
 @pytest.mark.parametrize("name", NETS)
 def test_ratio_zero_changes_no_bit(name: str, tmp_path: Path) -> None:
     model, data, feed = saved(tmp_path, name)
-    result = command(model, "--unit-ratio", 0, "--data", data)
+    result = command(model, "--ratio", 0, "--data", data)
     assert result.exit_code == 0, result.output
     slim = tmp_path / "m.compressed.onnx"
     before, after = run(model, feed), run(slim, feed)
@@ -115,7 +115,7 @@ def test_two_processes_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
     for seed in ("0", "1"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         outputs = [tmp_path / f"{seed} {name}.onnx" for name in ("data", "random")]
-        calls = [["compress", str(model), str(output), "-q"] for output in outputs]
+        calls = [["compress", str(model), str(output), "--ratio=0.3", "-q"] for output in outputs]
         calls[0] += ["--data", str(file)]
         assert [(code, said(text)) for code, text in in_a_process([(tmp_path, c) for c in calls])] == [(0, "")] * 2
         written.append([output.read_bytes() for output in outputs])
@@ -210,7 +210,7 @@ def test_only_shapes_move_in_a_transformer(tmp_path: Path) -> None:
 
 def test_dynamic_axes_still_move(tmp_path: Path) -> None:
     model, data, _ = saved(tmp_path, "transformer")
-    assert command(model, "--data", data, "--unit-ratio", 0.5, "--no-check").exit_code == 0
+    assert command(model, "--data", data, "--ratio", 0.5, "--no-check").exit_code == 0
     for batch, length in ((1, 1), (3, 17)):
         feed = {"ids": np.zeros((batch, length), np.int64), "attention_mask": np.ones((batch, length), np.int64)}
         assert run(tmp_path / "m.compressed.onnx", feed)["y"].shape == (batch, length, 6)
@@ -222,7 +222,7 @@ def test_dynamic_axes_still_move(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_without_data_it_works_and_says_what_that_costs(name: str, tmp_path: Path) -> None:
     model, _, feed = saved(tmp_path, name)
-    result = command(model, "--unit-ratio", 0.3)
+    result = command(model, "--ratio", 0.3)
     assert result.exit_code == 0, result.output
     warning = said(result.stderr).splitlines()[0]
     assert warning.startswith("Warning: no --data: ")
@@ -230,7 +230,7 @@ def test_without_data_it_works_and_says_what_that_costs(name: str, tmp_path: Pat
     assert not re.search(r"\d", warning), "a number of another model"
     assert run(tmp_path / "m.compressed.onnx", feed).keys() == run(model, feed).keys()
     assert "asked 30.0 %" in result.stdout
-    assert command(model, "--unit-ratio", 0.3, "--force", "-q").stderr == ""
+    assert command(model, "--ratio", 0.3, "--force", "-q").stderr == ""
 
 
 @pytest.mark.parametrize("compensate", ["none", "grail"])

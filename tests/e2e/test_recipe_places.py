@@ -36,7 +36,7 @@ def test_no_spelling_makes_code_of_data(text: str, trap: Path) -> None:
 def test_data_beside_a_recipe_is_found_from_elsewhere(folder: Path) -> None:
     recipe = folder / "r.yaml"
     words = ("--data", folder / "d.npz", "--save-recipe", recipe, "--held-out", 4)
-    assert run("compress", folder / "m.onnx", folder / "a.onnx", *words).exit_code == 0
+    assert run("compress", folder / "m.onnx", folder / "a.onnx", "--ratio=0.3", *words).exit_code == 0
     assert "output" not in recipe.read_text()
     moved = folder / "moved"
     moved.mkdir()
@@ -61,16 +61,19 @@ def test_a_saved_recipe_leaves_out_what_lies_elsewhere(suffix: str, folder: Path
     assert str(folder) not in text
     assert "evil" not in text
     assert storage.read(place / f"r.{suffix}").named == {}
-    told = run("compress", folder / "m.onnx", "--data", folder / "d.npz", "--save-recipe", place / "s.yaml")
+    told = run(
+        "compress", folder / "m.onnx", "--ratio=0.3", "--data", folder / "d.npz", "--save-recipe", place / "s.yaml"
+    )
     assert "Note: s.yaml leaves out the data, which lies outside of the recipe's folder" in told.stderr
 
 
 def test_every_choice_of_a_recipe_is_a_number_or_a_word() -> None:
     """A new option of text must be told from a place or a name of code: see `trust.py`."""
     free = {"include", "exclude", "grasp_layers", "cache_budget", *(f"target_{what}" for what in METRICS)}
+    other = {"providers", "input_shapes", "widths"}
     for field in fields(Recipe):
         kind = str(field.type)
-        if "str" not in kind or field.name in (*free, *trust.PLACES, *trust.COMMAND_ONLY, "providers", "input_shapes"):
+        if "str" not in kind or field.name in (*free, *trust.PLACES, *trust.COMMAND_ONLY, *other):
             continue
         with pytest.raises(UsageError, match=r"has no .*Choose from"):
             recipe_of({field.name: "no such word"})
@@ -87,7 +90,7 @@ def test_a_pattern_of_a_recipe_ends(folder: Path, monkeypatch: pytest.MonkeyPatc
         told = refused("apply", folder / "r.yaml", folder / "m.onnx", "--data", folder / "d.npz", "--dry-run")
         assert "takes more than 0.2 seconds on the names of this model" in told
         assert time.monotonic() - started < 5
-    deep = run("compress", folder / "m.onnx", "--include", "(" * 5000 + ")" * 5000)
+    deep = run("compress", folder / "m.onnx", "--ratio=0.3", "--include", "(" * 5000 + ")" * 5000)
     assert (deep.exit_code, "nested too deeply" in deep.stderr) == (2, True)
 
 

@@ -59,7 +59,9 @@ def test_a_repeated_run_may_be_killed_too(folder: Path) -> None:
 
 
 def test_the_model_tells_all_runs_and_no_places(folder: Path) -> None:
-    assert run("compress", folder / "m.onnx", folder / "a.onnx", "--data", folder / "d.npz").exit_code == 0
+    assert (
+        run("compress", folder / "m.onnx", folder / "a.onnx", "--data", folder / "d.npz", "--ratio=0.3").exit_code == 0
+    )
     words = ("--data", folder / "d.npz", "--ratio", "0.2", "--round-to", "1", "--report", folder / "r.json")
     assert run("compress", folder / "a.onnx", folder / "b.onnx", *words).exit_code == 0
     first, second = notes(folder / "b.onnx")
@@ -181,7 +183,9 @@ def test_notes_of_others_under_our_name_are_no_recipe(text: str, folder: Path) -
     onnx.save(model, folder / "n.onnx")
     told = run("apply", folder / "n.onnx", folder / "m.onnx", "--data", folder / "d.npz")
     assert (told.exit_code, "holds no recipe" in told.stderr) == (2, True), told.stderr
-    assert run("compress", folder / "n.onnx", folder / "o.onnx", "--data", folder / "d.npz").exit_code == 0
+    assert (
+        run("compress", folder / "n.onnx", folder / "o.onnx", "--data", folder / "d.npz", "--ratio=0.3").exit_code == 0
+    )
     assert [entry["command"] for entry in notes(folder / "o.onnx")] == ["compress"]
 
 

@@ -53,7 +53,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "fold": {"reducer": "fold"},
     "random": {"selector": "random"},
     "norms": {"norms": "all"},
-    "budget": {"target_macs": "60%", "allocate": "flap"},
+    "budget": {"ratio": None, "target_macs": "60%", "allocate": "flap"},
     "global": {"allocate": "global", "closed_loop": False},
 }
 
@@ -63,7 +63,7 @@ def test_goes_on_behind_the_last_finished_block(
     name: str, case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = case
-    choices: dict[str, Any] = {"data": data, "round_to": 1, **CHOICES[name]}
+    choices: dict[str, Any] = {"data": data, "round_to": 1, "ratio": 0.3, **CHOICES[name]}
     onnxgrail.compress(model, tmp_path / "whole.onnx", **choices)
     for after in (0, 1):
         kept, output = tmp_path / f"kept{after}", tmp_path / f"out{after}.onnx"
@@ -95,7 +95,7 @@ def test_goes_on_behind_the_last_fitted_layer(
     name: str, place: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, (module, function) = models.load(name), PLACES[place]
-    words = {"data": source.calibration, "check": False, **choices}
+    words = {"data": source.calibration, "ratio": 0.3, "check": False, **choices}
     real, calls = getattr(module, function), list[int]()
 
     def counted(*args: Any, **named: Any) -> Any:
@@ -121,9 +121,9 @@ def test_triangles_of_wide_layers_change_nothing(
     case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = case
-    onnxgrail.compress(model, tmp_path / "square.onnx", data=data)
+    onnxgrail.compress(model, tmp_path / "square.onnx", data=data, ratio=0.3)
     monkeypatch.setattr(totals, "WIDE", 2)
-    onnxgrail.compress(model, tmp_path / "triangle.onnx", data=data)
+    onnxgrail.compress(model, tmp_path / "triangle.onnx", data=data, ratio=0.3)
     assert (tmp_path / "square.onnx").read_bytes() == (tmp_path / "triangle.onnx").read_bytes()
 
 
@@ -131,7 +131,8 @@ def test_a_finished_run_decides_nothing_again(
     case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = case
-    words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz", "round_to": 1, "norms": "all"}
+    words = {"data": data, "resume": tmp_path / "kept", "save_stats": tmp_path / "s.npz"}
+    words |= {"ratio": 0.3, "round_to": 1, "norms": "all"}
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     wanted = (tmp_path / "out.onnx").read_bytes()
     monkeypatch.setattr(choosing, "reduce_and_compensate", dying(0, choosing.reduce_and_compensate))
@@ -144,16 +145,16 @@ def test_a_finished_run_decides_nothing_again(
 def test_only_its_own_output_is_replaced(case: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = case
     (tmp_path / "other.onnx").write_bytes(b"mine")
-    onnxgrail.compress(model, tmp_path / "out.onnx", data=data, resume=tmp_path / "kept")
+    onnxgrail.compress(model, tmp_path / "out.onnx", data=data, resume=tmp_path / "kept", ratio=0.3)
     with pytest.raises(onnxgrail.OutputError, match="exists"):
-        onnxgrail.compress(model, tmp_path / "other.onnx", data=data, resume=tmp_path / "kept")
+        onnxgrail.compress(model, tmp_path / "other.onnx", data=data, resume=tmp_path / "kept", ratio=0.3)
     assert (tmp_path / "other.onnx").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("change", ["model", "data", "option"])
 def test_anything_else_than_the_same_run_is_refused(change: str, case: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = case
-    words = ["compress", str(model), "--data", str(data), "--resume", str(tmp_path / "kept"), "-q"]
+    words = ["compress", str(model), "--ratio=0.3", "--data", str(data), "--resume", str(tmp_path / "kept"), "-q"]
     assert CliRunner().invoke(main, words).exit_code == 0
     if change == "model":
         onnx.save(nets.mlp(seed=1), model)
@@ -168,13 +169,13 @@ def test_anything_else_than_the_same_run_is_refused(change: str, case: tuple[Pat
 
 def test_without_the_option_nothing_is_left(case: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = case
-    onnxgrail.compress(model, tmp_path / "out.onnx", data=data)
+    onnxgrail.compress(model, tmp_path / "out.onnx", data=data, ratio=0.3)
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "d.npz", "out.onnx"}
 
 
 @pytest.fixture(scope="module")
 def left_alone() -> tuple[Command, str, float, int]:
-    command = Command(options=("--samples", "64", "--no-check"))
+    command = Command(options=("--samples", "64", "--no-check", "--ratio", "0.3"))
     return command, *unkilled(command)
 
 

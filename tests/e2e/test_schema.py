@@ -21,6 +21,7 @@ from onnxgrail import models
 from onnxgrail.calibration.stream import ways
 from onnxgrail.cli import main
 from onnxgrail.graph.io.serial import Packed
+from tests.command import sized
 from tests.tiny import tiny
 
 from . import nets
@@ -56,7 +57,7 @@ def report_of(model: onnx.ModelProto, feed: nets.Arrays, folder: Path, *words: s
     np.savez(folder / "d.npz", **feed)
     path, output = folder / "r.json", folder / "o.onnx"
     common = ["compress", str(folder / "m.onnx"), str(output), "--data", str(folder / "d.npz"), "--report", str(path)]
-    result = CliRunner().invoke(main, [*common, *words])
+    result = CliRunner().invoke(main, [*common, *sized(words)])
     assert result.exit_code == 0, result.output
     return json.loads(path.read_text()), output
 

@@ -45,8 +45,19 @@ def kinds_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Path) -> None:
     output, report = tmp_path / "o.onnx", tmp_path / "r.json"
-    words = ("compress", resnet.model, output, "--data", resnet.calibration, "--quantize", kind, "--report", report)
-    result = run(*words, "--unit-ratio", 0.3)
+    words = (
+        "compress",
+        resnet.model,
+        output,
+        "--unit-ratio=0.3",
+        "--data",
+        resnet.calibration,
+        "--quantize",
+        kind,
+        "--report",
+        report,
+    )
+    result = run(*words)
     assert result.exit_code == 0, result.output
     data = json.loads(report.read_text())
     entry = data["quantization"]
@@ -71,7 +82,7 @@ def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Pat
 def test_what_each_kind_writes(resnet: Any, tmp_path: Path) -> None:
     def written(kind: str, **choices: Any) -> Path:
         path = tmp_path / f"{kind}{len(choices)}.onnx"
-        common = {"data": resnet.calibration, "samples": 32, "compensate": "none", "check": False}
+        common = {"data": resnet.calibration, "ratio": 0.3, "samples": 32, "compensate": "none", "check": False}
         onnxgrail.compress(resnet.model, path, quantize=kind, **common, **choices)
         return path
 
@@ -88,11 +99,11 @@ def test_what_each_kind_writes(resnet: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_model_is_not_quantised_again(kind: str, resnet: Any, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"data": resnet.calibration, "samples": 16, "compensate": "none"}
+    common: dict[str, Any] = {"data": resnet.calibration, "ratio": 0.3, "samples": 16, "compensate": "none"}
     onnxgrail.compress(resnet.model, tmp_path / "q.onnx", quantize=kind, check=False, **common)
     with pytest.raises(QuantisedError, match="already"):
         onnxgrail.compress(tmp_path / "q.onnx", quantize=kind, **common)
-    result = run("compress", tmp_path / "q.onnx", "--quantize", kind, "--data", resnet.calibration)
+    result = run("compress", tmp_path / "q.onnx", "--ratio=0.3", "--quantize", kind, "--data", resnet.calibration)
     assert result.exit_code == 1
     assert said(result.stderr).count("\n") == 1
     assert not (tmp_path / "q.compressed.onnx").exists()
@@ -102,20 +113,28 @@ def test_a_quantised_model_is_not_quantised_again(kind: str, resnet: Any, tmp_pa
 def test_half_precision_is_not_made_integers(kind: str, resnet: Any, tmp_path: Path) -> None:
     """ONNX Runtime's tools would leave the weights, round activations, and make the file larger; or write one that
     does not load."""
-    common: dict[str, Any] = {"data": resnet.calibration, "samples": 16, "compensate": "none"}
+    common: dict[str, Any] = {"data": resnet.calibration, "ratio": 0.3, "samples": 16, "compensate": "none"}
     onnxgrail.compress(resnet.model, tmp_path / "h.onnx", quantize="fp16", check=False, **common)
     with pytest.raises(QuantisedError, match="has half precision already"):
         onnxgrail.compress(tmp_path / "h.onnx", quantize=kind, dry_run=True, **common)
-    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, unit_ratio=0.5, **common)
+    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, **{**common, "ratio": 0.5})
     assert again.report.data["model"]["params_after"] < 0.8 * again.report.data["model"]["params_before"]
 
 
 def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
-    words: dict[str, Any] = {"data": resnet.calibration, "samples": 16, "compensate": "none", "dry_run": True}
+    words: dict[str, Any] = {
+        "data": resnet.calibration,
+        "ratio": 0.3,
+        "samples": 16,
+        "compensate": "none",
+        "dry_run": True,
+    }
     for kind, told in (("int8-dynamic", True), ("fp16", False)):
         notes = onnxgrail.compress(resnet.model, quantize=kind, check=False, **words).report.data["notes"]
         assert any("convolutions stay in float" in note for note in notes) == told, notes
-    notes = onnxgrail.compress(nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8").report.data["notes"]
+    notes = onnxgrail.compress(nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8", ratio=0.3).report.data[
+        "notes"
+    ]
     assert any("few of its bytes are weights of layers" in note for note in notes), notes
 
 
@@ -129,7 +148,16 @@ def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch:
         return real(model, [{k: v * 1e-3 for k, v in feed.items()} for feed in feeds], kind, **options)
 
     monkeypatch.setattr(quantize, "quantise", ruined)
-    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--quantize", "int8")
+    words = (
+        "compress",
+        resnet.model,
+        tmp_path / "o.onnx",
+        "--ratio=0.3",
+        "--data",
+        resnet.calibration,
+        "--quantize",
+        "int8",
+    )
     result = run(*words, "--min-cosine", 0.97)
     assert result.exit_code == 3
     assert "is below --min-cosine 0.97" in result.stderr
@@ -151,11 +179,11 @@ def test_what_cannot_be_quantised(tmp_path: Path) -> None:
     old = nets.mlp()
     old.opset_import[0].version = 12
     with pytest.raises(ModelError, match="needs opset 13, the model has 12"):
-        onnxgrail.compress(old, data=nets.vectors(), quantize="int8")
+        onnxgrail.compress(old, data=nets.vectors(), quantize="int8", ratio=0.3)
     with pytest.raises(UsageError, match="quantize has no 'int4'"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int4")
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int4", ratio=0.3)
     with pytest.raises(UsageError, match="--strict needs --target"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), strict=True)
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), strict=True, ratio=0.3)
 
 
 # ------------------------------------------------------------------------------------------------------------ simplify
@@ -165,7 +193,7 @@ def test_simplify_without_onnxslim(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxslim" else real(name))
     with pytest.raises(MissingExtraError, match=r"onnxgrail\[simplify\]"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), simplify=True)
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), simplify=True, ratio=0.3)
 
 
 def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:
@@ -188,7 +216,8 @@ def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:
 
 
 def test_a_target_says_what_it_refuses(resnet: Any, tmp_path: Path) -> None:
-    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--target", "tensorrt")
+    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--ratio", 0.3)
+    words += ("--target", "tensorrt")
     result = run(*words, "--samples", 16, "--compensate", "none", "--strict")
     assert result.exit_code == 0, result.output
     assert "no problem found" in result.stdout

@@ -27,7 +27,7 @@ from . import nets
 from .test_bad_input import listing
 
 SAMPLES, BATCH = 256, 4  # 64 batches
-WORDS = ("compress", "m.onnx", "--data", "d.npz", "--samples", str(SAMPLES), "--batch-size", str(BATCH))
+WORDS = ("compress", "m.onnx", "--ratio=0.3", "--data", "d.npz", "--samples", str(SAMPLES), "--batch-size", str(BATCH))
 WORK = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born without it

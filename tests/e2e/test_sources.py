@@ -37,7 +37,7 @@ def inline(tmp_path: Path) -> Path:
 
 
 def command(*words: object) -> Any:
-    return cli("compress", *words)
+    return cli("compress", "--ratio=0.3", *words)
 
 
 def run(path: Path) -> Any:
@@ -98,10 +98,12 @@ def test_external_data_from_the_models_own_folder(inline: Path, monkeypatch: pyt
 @pytest.mark.parametrize("command", ["compress", "apply"])
 def test_weights_stay_where_the_input_has_them(command: str, inline: Path) -> None:
     words = ("--data", inline.parent / "d.npz", "-q")
-    recipe = []
+    recipe: list[Path] = []
     if command == "apply":
         recipe = [inline.parent / "r.json"]
-        recipe[0].write_text('{"compensate": "none"}')
+        recipe[0].write_text('{"compensate": "none", "ratio": 0.3}')
+    else:
+        words += ("--ratio", "0.3")
     for source, flag, beside in (
         (inline, None, False),
         (inline, "--save-as-external-data", True),
@@ -113,7 +115,7 @@ def test_weights_stay_where_the_input_has_them(command: str, inline: Path) -> No
         assert done.exit_code == 0, done.stderr
         assert len(list(target.parent.glob(f"{target.name}.*"))) == beside
     loaded = ir.load(inline.parent / "x" / "m.onnx")
-    onnxgrail.compress(loaded, inline.with_name("loaded.onnx"), data=nets.tokens(), check=False)
+    onnxgrail.compress(loaded, inline.with_name("loaded.onnx"), data=nets.tokens(), check=False, ratio=0.3)
     assert weights_of(inline.with_name("loaded.onnx")).exists()
 
 
@@ -140,7 +142,7 @@ def test_a_split_output_can_be_compressed_again_and_replaced(inline: Path) -> No
     assert again.exit_code == 0, again.stderr
     assert run(split.with_name("split.compressed.onnx")).shape == (24, 10, 6)
     # With another ratio both files must be new, or the weights would not fit the graph.
-    assert command(inline, split, *first, "--unit-ratio", 0.5, "--force").exit_code == 0
+    assert command(inline, split, *first, "--ratio", 0.5, "--force").exit_code == 0
     assert dict(onnx_shapes(split))["up0"] == (32, 24)
     assert run(split).shape == (24, 10, 6)
 
@@ -173,10 +175,10 @@ def test_every_kind_of_source_gives_the_same_weights(inline: Path) -> None:
 
 def test_an_object_is_written_only_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    quiet = onnxgrail.compress(nets.mlp(), data=nets.vectors())
+    quiet = onnxgrail.compress(nets.mlp(), data=nets.vectors(), ratio=0.3)
     assert (quiet.output, files(tmp_path)) == (None, set())
     assert quiet.report.data["model"]["params_after"] < quiet.report.data["model"]["params_before"]
-    written = onnxgrail.compress(nets.mlp(), tmp_path / "o.onnx", data=nets.vectors())
+    written = onnxgrail.compress(nets.mlp(), tmp_path / "o.onnx", data=nets.vectors(), ratio=0.3)
     assert written.output == tmp_path / "o.onnx"
     assert files(tmp_path) == {"o.onnx"}
 

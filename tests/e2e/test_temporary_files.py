@@ -24,7 +24,7 @@ from tests.e2e import nets
 
 HINT = "Set TMPDIR to a folder with room for temporary files"
 COMMANDS = (
-    ("compress", "m.onnx", "o.onnx"),
+    ("compress", "m.onnx", "o.onnx", "--ratio=0.3"),
     ("inspect", "m.onnx"),
     ("compare", "m.onnx", "m.onnx"),
     ("bench", "m.onnx"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from tests.command import sized
 from tests.mutation.feeds import broken
 from tests.mutation.gentle import GENTLE
 from tests.mutation.protos import PLAIN, pick
@@ -119,4 +120,4 @@ def _command(rng: Rng) -> tuple[str, ...]:
 
 def _compress(data: str, rng: Rng) -> tuple[str, ...]:
     source = ("--data", data) if data else ("--samples", "4")
-    return ("compress", BAD, OUT, *source, *pick(OPTIONS, rng))
+    return ("compress", BAD, OUT, *source, *sized(pick(OPTIONS, rng)))

@@ -94,6 +94,7 @@ def keywords(name: str, folder: Path, rng: Rng) -> Case:
     positional = {"apply": ({"ratio": 0.5}, "m.onnx"), "compare": ("m.onnx", "m.onnx")}.get(function, ("m.onnx",))
     settings: dict[str, Any] = {"rounds": 2} if function == "bench" else {}
     settings |= {"dry_run": True} if function in ("compress", "apply") else {}
+    settings |= {"ratio": 0.3} if function == "compress" and rng.random() < 0.8 else {}
     parameters = inspect.signature(getattr(onnxgrail, function)).parameters.values()
     known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
     if function in ("compress", "apply"):

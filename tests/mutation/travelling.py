@@ -23,7 +23,7 @@ from tests.mutation.protos import pick
 from tests.mutation.seeds import SEEDS, data_of
 
 MODELS = ("mlp", "attention")
-RESUMED = ("compress", "m.onnx", "out.onnx", "--data", "d.npz", "--round-to", "1", "-q")
+RESUMED = ("compress", "m.onnx", "out.onnx", "--data", "d.npz", "--ratio=0.3", "--round-to", "1", "-q")
 GOOD: Mapping[str, tuple[Any, ...]] = {
     "ratio": (0.3, 0.5, 0), "unit_ratio": (0.5,), "target_params": ("70%",), "selector": ("l2", "wanda", "canary"),
     "blocks": (["mlp"], "conv,mlp"), "reducer": ("prune", "fold"), "compensate": ("none", "grail", "best", "canary"),
@@ -118,7 +118,7 @@ def statistics(name: str, folder: Path, rng: Rng) -> Case:
         (folder / "good.npz").unlink()
         np.savez(folder / "s.npz", **_other(arrays, rng))
     more = ((), ("--selector", "gram"), ("--ratio", "0.5"), ("--compensate", "grail"), ("--allocate", "flap"))
-    return Case("statistics", (*RESUMED[:5], "--stats", "s.npz", "--round-to", "1", *pick(more, rng)))
+    return Case("statistics", (*RESUMED[:6], "--stats", "s.npz", "--round-to", "1", *pick(more, rng)))
 
 
 def _other(arrays: dict[str, Any], rng: Rng) -> dict[str, Any]:

@@ -124,7 +124,19 @@ def test_the_command_line_says_what_it_cost(tmp_path: Path, monkeypatch: pytest.
     model, data = tmp_path / "m.onnx", tmp_path / "d.npz"
     model.write_bytes(to_bytes(decoder(rng)))
     np.savez(data, **tokens(rng))
-    words = ["compress", str(model), "--data", str(data), "--compensate", "none", "--method", "ic", "--ic-rank", "2"]
+    words = [
+        "compress",
+        str(model),
+        "--data",
+        str(data),
+        "--compensate",
+        "none",
+        "--ratio=0.3",
+        "--method",
+        "ic",
+        "--ic-rank",
+        "2",
+    ]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     assert "Refine ic: held-out error" in done.output

@@ -300,7 +300,7 @@ def test_without_torch_only_refining_fails(monkeypatch: pytest.MonkeyPatch, tmp_
         refined(mlp(1, 8), "laco")
     path = tmp_path / "m.onnx"
     path.write_bytes(to_bytes(mlp(1, 8)))
-    done = CliRunner().invoke(main, ["compress", str(path), "--refine", "laco"])
+    done = CliRunner().invoke(main, ["compress", str(path), "--ratio=0.3", "--refine", "laco"])
     assert done.exit_code == 1
     assert "pip install 'onnxgrail[torch]'" in done.output
 
@@ -309,7 +309,17 @@ def test_the_command_line_says_what_came_of_it(tmp_path: Any) -> None:
     path, given = tmp_path / "m.onnx", tmp_path / "d.npz"
     path.write_bytes(to_bytes(mlp(2, 16)))
     np.savez(given, **data())
-    words = ["compress", str(path), "--data", str(given), "--refine", "laco,distill", "--budget-seconds", "20"]
+    words = [
+        "compress",
+        str(path),
+        "--ratio=0.3",
+        "--data",
+        str(given),
+        "--refine",
+        "laco,distill",
+        "--budget-seconds",
+        "20",
+    ]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     assert "Refine laco: held-out error" in done.output

@@ -24,7 +24,7 @@ def test_a_result_prints_as_the_terminal_does(tmp_path):
 
 def test_a_notebook_gets_a_table_without_names_as_markup():
     model = nets.mlp()
-    result = onnxgrail.compress(model, data=nets.vectors(), dry_run=True)
+    result = onnxgrail.compress(model, data=nets.vectors(), dry_run=True, ratio=0.3)
     data = {**result.report.data, "model": {**result.report.data["model"], "input": "<b>m</b>.onnx"}}
     page = onnxgrail.Report(data=data)._repr_html_()
     assert page.startswith("<div><table>")

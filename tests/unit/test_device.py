@@ -89,7 +89,7 @@ def without_cuda() -> None:
 def test_a_build_without_cuda_is_named_with_the_fix() -> None:
     without_cuda()
     with pytest.raises(onnxgrail.DeviceError, match=r"no CUDAExecutionProvider.*pip install 'onnxgrail\[gpu\]'"):
-        onnxgrail.compress(to_bytes(mlp()), providers=BOTH)
+        onnxgrail.compress(to_bytes(mlp()), providers=BOTH, ratio=0.3)
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
@@ -106,7 +106,7 @@ def test_a_session_that_silently_got_the_cpu_is_refused(monkeypatch: pytest.Monk
     fake = types.SimpleNamespace(**same, InferenceSession=opened, get_available_providers=lambda: list(BOTH))
     monkeypatch.setattr(session, "runtime", lambda: fake)
     with pytest.raises(DeviceError, match=r"ONNX Runtime gave CPUExecutionProvider.*onnxgrail\[gpu\]"):
-        onnxgrail.compress(to_bytes(mlp()), providers=BOTH)
+        onnxgrail.compress(to_bytes(mlp()), providers=BOTH, ratio=0.3)
     assert told[0]["enable_fallback"] == 0
     assert told[0]["providers"][0][0] == CUDA
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxgrail.options import FITS, KINDS
+from onnxgrail.options import FITS, KINDS, MAX_LOSS
 from onnxgrail.recipe.table.option import AMOUNT, COUNT, FLAG, PATTERN, SHARE, Option, Value, one_of, some_of
 from onnxgrail.registry import COMPENSATORS, REDUCERS, REFINEMENTS, SELECTORS
 
@@ -12,6 +12,7 @@ REMOVE = (
         Value(kind="portion", metavar="L", above=0, below=1),
         "Largest loss on samples that no fit has seen: 1%, 0.005. The widths that cost least within it are searched; "
         "its upper bound has to hold, see docs/loss.md.",
+        otherwise=f"{MAX_LOSS:.0%}, unless another amount is given",
     ),
     Option(
         "minimize",

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Markup, el, name
-from onnxgrail.report.summary import SHARES, summary_rows
+from onnxgrail.report.summary import SHARES, search_text, summary_rows
 
 COLUMNS = ("", "before", "after", "change")
 SHOW = {"count": figures.count, "bytes": figures.size}
@@ -43,7 +43,7 @@ def html(data: Mapping[str, Any], headline: object, speed: object) -> Markup:
 
 
 def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the requested and the achieved size in the same unit, then the removed share of the whole model."""
+    """Return the requested and the achieved size or loss, then the removed share of the whole model."""
     model = data["model"]
     budget, lines = model.get("budget"), []
     if budget is not None:
@@ -57,6 +57,8 @@ def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
         whole = f"{figures.count(model['ratio_total'])} {SHARES[model['ratio_of']]}"
         shares = f"asked {figures.share(model['asked_ratio'])}, achieved {figures.share(model['achieved_ratio'])}"
         lines.append(f"{option}: {shares} of the {whole}")
+    elif loss := search_text(data):
+        lines.append(f"Loss: {loss}")
     removed = f"{figures.share(model['model_ratio'])} of the {figures.count(model['params_before'])} parameters removed"
     return tuple(map(plain, [*lines, f"Whole model: {removed}"]))
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from onnxgrail.recipe.table import FIELDS
+from onnxgrail.recipe.table import AMOUNTS, FIELDS
 from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Markup, el
 from onnxgrail.report.page.html.table import section, table
@@ -18,7 +18,7 @@ IN_MEMORY = re.compile(r"(arrays?|feeds?)\b(?!\.\w)")
 
 
 def command_of(data: Mapping[str, Any]) -> str:
-    """Return the command line that repeats a run: options that differ from the defaults, and always the ratio.
+    """Return the command line that repeats a run: options that differ from the defaults, and always the amount.
 
     Given widths have no option: such a run is repeated from its recipe, in a file.
     """
@@ -43,13 +43,13 @@ def command_of(data: Mapping[str, Any]) -> str:
 
 
 def _choices(recipe: Mapping[str, Any]) -> list[list[str]]:
-    """Return the options of a recipe that differ from the defaults, and always the ratio."""
+    """Return the options of a recipe that differ from the defaults, and always the amount."""
     defaults, words = {name: _plain(row.default) for name, row in FIELDS.items()}, []
-    for name in ("ratio", "unit_ratio"):
+    for name in AMOUNTS:
         if recipe.get(name) is not None:
-            words += _option(name, float(recipe[name]))
+            words += _option(name, recipe[name])
     for name, value in recipe.items():
-        if name not in ("ratio", "unit_ratio") and name in defaults and _plain(value) != defaults[name]:
+        if name not in AMOUNTS and name in defaults and _plain(value) != defaults[name]:
             words += _option(name, value)
     return words
 
@@ -79,7 +79,9 @@ def _option(name: str, value: Any) -> list[list[str]]:
         return [[label, f"{key}:{','.join(map(str, shape))}"] for key, shape in value.items()]
     if row.value.kind == "names":
         return [[label, str(word)] for word in value]
-    if isinstance(value, list | tuple):
+    if row.value.kind == "portion":
+        text = f"{100 * value:g}%"
+    elif isinstance(value, list | tuple):
         text = ",".join(map(str, value)) or row.value.empty
     else:
         text = f"{value:g}" if isinstance(value, float) else str(value)

@@ -63,18 +63,32 @@ def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
     model = data["model"]
     cut = sum(block.kept < block.units for block in blocks)
     of = f"{cut} of {figures.plural(len(blocks), 'block')}"
-    budget = model.get("budget")
-    if budget:
-        show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
-        asked = f"asked for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
-    elif model.get("asked_ratio") is not None and "ratio_of" in model:
-        share, achieved = figures.share(model["asked_ratio"]), figures.share(model["achieved_ratio"])
-        asked = f"asked to remove {share} of {SHARES.get(model['ratio_of'], 'all parameters')}, achieved {achieved}"
-    else:  # reports of version 0.1 have no comparable ratios
-        asked = f"asked to remove {figures.share(model.get('asked_ratio'), 0)} of their channels, neurons and heads"
+    asked = _asked(data)
     verb = "would be" if model.get("output") is None else "were"
     removed = figures.share(model.get("model_ratio", model.get("achieved_ratio")))
-    return el("span", f"{of} {verb} narrowed: {asked}. That is {removed} of all parameters of the model.")
+    return el(
+        "span",
+        f"{of} {verb} narrowed{f': asked {asked}' if asked else ''}. That is {removed} of all parameters of the model.",
+    )
+
+
+def _asked(data: Mapping[str, Any]) -> str:
+    """Return the requested amount and the achieved one in words; empty if no amount was requested."""
+    model = data["model"]
+    budget, search = model.get("budget"), (data.get("allocation") or {}).get("search")
+    if budget:
+        show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
+        return f"for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
+    if search:
+        loss = None if search["chosen"] is None else search["tried"][search["chosen"]]["loss"]
+        told = "" if loss is None else f", measured {figures.error(loss['mean'])} ({loss['name']})"
+        return f"for a loss of at most {figures.error(search['limit'])}{told}"
+    if model.get("asked_ratio") is None:
+        return ""
+    if "ratio_of" not in model:  # reports of version 0.1 have no comparable ratios
+        return f"to remove {figures.share(model['asked_ratio'], 0)} of their channels, neurons and heads"
+    share, achieved = figures.share(model["asked_ratio"]), figures.share(model["achieved_ratio"])
+    return f"to remove {share} of {SHARES.get(model['ratio_of'], 'all parameters')}, achieved {achieved}"
 
 
 def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:
