@@ -19,6 +19,7 @@ from .compare import compare
 from .compress import compress
 from .demo import demo
 from .export import export
+from .frontier import frontier
 from .inspect import inspect
 from .parts import render
 from .parts.streams import settle as settle
@@ -105,6 +106,7 @@ def main() -> None:
 
 
 main.add_command(compress)
+main.add_command(frontier)
 main.add_command(inspect)
 main.add_command(refine)
 main.add_command(compare)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxgrail.commands.compare import compare
     from onnxgrail.commands.compress import compress
     from onnxgrail.commands.demo import demo
+    from onnxgrail.commands.frontier import frontier
     from onnxgrail.commands.inspect import inspect
     from onnxgrail.commands.refine import refine_model
     from onnxgrail.errors import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from onnxgrail.machine.group.torchrun import join
     from onnxgrail.options import Recipe
     from onnxgrail.report.comparison import Comparison
+    from onnxgrail.report.frontier import Frontier
     from onnxgrail.report.report import Inspection, Report
     from onnxgrail.report.result import Result
 
@@ -48,6 +50,7 @@ __all__ = [
     "Comparison",
     "DataError",
     "DeviceError",
+    "Frontier",
     "Inspection",
     "LostProcessError",
     "MissingExtraError",
@@ -67,6 +70,7 @@ __all__ = [
     "compress",
     "demo",
     "export",
+    "frontier",
     "inspect",
     "join",
     "refine_model",
@@ -76,6 +80,7 @@ _ERRORS = [name for name in __all__ if name.endswith("Error")]
 _WHERE = {
     **dict.fromkeys(_ERRORS, "errors"),
     "Comparison": "report.comparison",
+    "Frontier": "report.frontier",
     "Inspection": "report.report",
     "Recipe": "options",
     "Report": "report.report",
@@ -86,6 +91,7 @@ _WHERE = {
     "compress": "commands.compress",
     "demo": "commands.demo",
     "export": "exporting.call",
+    "frontier": "commands.frontier",
     "inspect": "commands.inspect",
     "join": "machine.group.torchrun",
     "refine_model": "commands.refine",

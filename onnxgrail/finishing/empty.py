@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from onnxgrail.allocation.found import Found
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.core import Recipe
+from onnxgrail.core import Block, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing.ship import outgrown
 from onnxgrail.finishing.shipped import Shipped
@@ -47,7 +48,7 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
 
 def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) -> NothingToCompressError:
     """Return the error of a run without any narrowed block; its report is also written to its files."""
-    recipe, found, chosen, hint = job.recipe, prepared.survey.blocks, decision.chosen, ""
+    recipe, chosen, hint = job.recipe, decision.chosen, ""
     budget, search = decision.allocation.budget, decision.allocation.found
     if search is not None and decision.narrowable:
         text, hint = _beyond(search)
@@ -58,12 +59,25 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
         )
     elif chosen and not decision.refusals and budget is None:
         text = f"nothing could be compressed: {_amount(recipe)} no unit from any of {len(chosen)} blocks"
-    elif found and not chosen:
-        text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
-        hint = f"They are of kind {', '.join(dict.fromkeys(b.kind for b in found))}; `onnxgrail inspect` names them"
     else:
-        text = nothing_text([*prepared.survey.refusals, *decision.refusals])
+        text, hint = no_blocks(prepared, chosen, decision.refusals)
     return _refused(prepared, decision, job, places, text, hint)
+
+
+def no_blocks(prepared: Prepared, chosen: Sequence[Block], refusals: Sequence[Refusal]) -> tuple[str, str]:
+    """Return why a model has no block to narrow, and a hint.
+
+    Args:
+        prepared: the model.
+        chosen: the blocks that the recipe selects.
+        refusals: those of them that did not pass the proof.
+    """
+    found = prepared.survey.blocks
+    if not found or chosen:
+        return nothing_text([*prepared.survey.refusals, *refusals]), ""
+    kinds = ", ".join(dict.fromkeys(b.kind for b in found))
+    text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
+    return text, f"They are of kind {kinds}; `onnxgrail inspect` names them"
 
 
 def _amount(recipe: Recipe) -> str:

@@ -67,6 +67,7 @@ class Places:
         output: the model.
         stats, recipe: the files of `save_stats` and `save_recipe`.
         reports: files of the report.
+        points: recipes of points of a frontier.
         resume: the folder of a run that can be continued.
         force: existing files may be replaced.
         read: files that the command reads, none of which may be written.
@@ -76,6 +77,7 @@ class Places:
     stats: Path | None = None
     recipe: Path | None = None
     reports: tuple[Path, ...] = ()
+    points: tuple[Path, ...] = ()
     resume: Path | None = None
     force: bool = False
     read: tuple[Read, ...] = ()
@@ -88,6 +90,7 @@ class Places:
         """Return the options with their files."""
         options = (("--output", self.output), ("--save-stats", self.stats), ("--save-recipe", self.recipe))
         found = [(option, path) for option, path in options if path is not None]
+        found += [("--save-recipes", path) for path in self.points]
         return [*found, *(("--report", path) for path in self.reports)]
 
     def beside(self) -> list[Path]:

@@ -74,20 +74,8 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
     recipe, clock = job.recipe, job.clock
     chosen = selection.selected(prepared.survey.blocks, recipe)
     allocation = at_first(prepared, chosen, recipe)
-    kept = allocation.widths
-    blocks = tuple(b for b in chosen if kept[b.name] < b.units)
-    refusals: tuple[Refusal, ...] = ()
-    failed: set[str] = set()
-    with clock.stage("prove"):
-        if blocks:
-            failed = {b.name for b in blocks}
-            blocks, refusals = proved(prepared, job, blocks, kept)
-            failed -= {b.name for b in blocks}
-    if in_files(prepared.model):
-        give_back()
-    if recipe.selector in GRADIENTS and blocks:
-        with clock.stage("gradients"):
-            prepared = _with_gradients(prepared, blocks, job)
+    prepared, blocks, refusals = ready(prepared, job, chosen, allocation.widths)
+    failed = {b.name for b in chosen if allocation.narrows(b)} - {b.name for b in blocks}
     allocation, dense = allocated(prepared, job, blocks, allocation, files)
     blocks = tuple(b for b in blocks if allocation.narrows(b))
     wanted = cheap(prepared, blocks) if sensitivity is None else sensitivity
@@ -113,6 +101,33 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
         refits=run.refits,
         norms=run.norms,
     )
+
+
+def ready(
+    prepared: Prepared, job: Job, chosen: Sequence[Block], widths: Mapping[str, int]
+) -> tuple[Prepared, tuple[Block, ...], tuple[Refusal, ...]]:
+    """Prove that blocks narrow exactly, and compute the gradients that the selector reads.
+
+    Args:
+        prepared: the model and its data.
+        job: the run.
+        chosen: the blocks that the recipe selects.
+        widths: block name to units at which the blocks are proved; those with all units are not.
+
+    Returns:
+        The model with gradients, the blocks that passed the proof, and the refusals of the others.
+    """
+    blocks = tuple(b for b in chosen if widths[b.name] < b.units)
+    refusals: tuple[Refusal, ...] = ()
+    with job.clock.stage("prove"):
+        if blocks:
+            blocks, refusals = proved(prepared, job, blocks, widths)
+    if in_files(prepared.model):
+        give_back()
+    if job.recipe.selector in GRADIENTS and blocks:
+        with job.clock.stage("gradients"):
+            prepared = _with_gradients(prepared, blocks, job)
+    return prepared, blocks, refusals
 
 
 def _with_gradients(prepared: Prepared, blocks: Sequence[Block], job: Job) -> Prepared:

@@ -27,9 +27,11 @@ from onnxgrail.narrowing.choosing import Run, decided, key, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.latency import latency_of
+from onnxgrail.search.path import Cost
 from onnxgrail.search.within import within
 
 ALLOCATION = Codec(of_allocation, allocation_of)
+PARTS = 3  # the data and their two halves, of which a search keeps statistics
 CHEAP = 64, 5e12  # most blocks and multiply-accumulates for which error curves are measured by default
 
 
@@ -55,7 +57,7 @@ def allocated(
         widths = allocation if done is None else allocation_of(done)
         over = (given or done is not None) and steps.finished(key(b) for b in blocks if widths.narrows(b))
         twice = _serves_twice(recipe, files, blocks)
-        dense = None if over and files.write is None else _dense(prepared, job, blocks, files, twice)
+        dense = None if over and files.write is None else _dense(prepared, job, blocks, files, twice=twice)
     if not given:
         with clock.stage("allocate"):
             trial = functools.partial(_trial, prepared, job, blocks)
@@ -83,7 +85,7 @@ def _serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) ->
     return (_reads_original(recipe) and original and small and needs_data(recipe)) or files != NO_FILES
 
 
-def _dense(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, twice: bool) -> Dense | None:
+def _dense(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, *, twice: bool) -> Dense | None:
     """Read or measure statistics of the original model; None if nothing needs them more than once."""
     shared = twice or (_reads_original(job.recipe) and job.group.size > 1)
     together = sys.maxsize if twice else TOGETHER
@@ -123,24 +125,43 @@ def _settled(
     return run.ledger
 
 
+def task_of(search: Search, cost: Cost) -> Task:
+    """Return the search for widths within `max_loss` at the least cost.
+
+    Args:
+        search: the blocks; statistics of parts of its data are measured once if they serve to decide the blocks.
+        cost: of the model at given widths.
+    """
+    prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
+    assert recipe.max_loss is not None
+    parts = _serves_twice(recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
+
+    @functools.cache
+    def dense(part: Prepared) -> Dense | None:
+        alone = Job(recipe=recipe)
+        return (
+            search.dense if part is prepared else _dense(part, alone, blocks, NO_FILES, twice=True) if parts else None
+        )
+
+    def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
+        return _settled(part, recipe, blocks, widths, dense(part))
+
+    return Task(search=search, settle=settled, cost=cost, minimize=recipe.minimize, limit=recipe.max_loss)
+
+
+def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost) -> Task:
+    """Measure the statistics of the original model, and return the search for points of its frontier."""
+    with job.clock.stage("measure"):
+        dense = _dense(prepared, job, blocks, NO_FILES, twice=_serves_twice(job.recipe, NO_FILES, blocks))
+    return task_of(search_of(prepared, job, blocks, narrow=_narrow(job.recipe), dense=dense), cost)
+
+
 def _searched(search: Search) -> Allocation:
     """Return the widths that cost least within `max_loss`."""
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
-    assert recipe.max_loss is not None
-
-    def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
-        return _settled(part, recipe, blocks, widths, search.dense if part is prepared else None)
-
     cost, note = measure_of(prepared, recipe.minimize), ""
     if recipe.minimize == "latency":
         cost, note = latency_of(prepared, blocks, search.job.alone())
-    task = Task(
-        search=search,
-        settle=settled,
-        cost=cost,
-        minimize=recipe.minimize,
-        limit=recipe.max_loss,
-    )
-    widths, found = within(task)
+    widths, found = within(task_of(search, cost))
     done = at_widths(prepared, blocks, recipe, widths, widths)
     return dataclasses.replace(done, used="search", found=found, note=note)

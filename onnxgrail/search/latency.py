@@ -22,6 +22,12 @@ from onnxgrail.search.kernels import KERNELS, Kernels, Measured, measured_kernel
 
 
 def latency_of(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[Measure, str]:
+    """Return the cost of widths by `modeled`, in multiply-accumulates if kernels cannot be measured, with its note."""
+    measure, note = modeled(prepared, blocks, job)
+    return measure_of(prepared, "macs") if measure is None else measure, note
+
+
+def modeled(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[Measure | None, str]:
     """Measure the kernels of a model, once per run, and return the cost of widths in milliseconds with a note.
 
     Args:
@@ -30,12 +36,12 @@ def latency_of(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[M
         job: options and finished steps.
 
     Returns:
-        The cost, and the share of the time that it attributes to nodes. Where kernels cannot be measured, the cost is
-        in multiply-accumulates, and the note says why.
+        The cost, and the share of the time that it attributes to nodes; None and the reason if kernels cannot be
+        measured.
     """
     kernels = job.steps.once("kernels", lambda: measured_kernels(prepared, blocks, job.recipe), KERNELS)
     if not kernels.measured:
-        return measure_of(prepared, "macs"), f"multiply-accumulates stand for latency: {kernels.note}"
+        return None, f"multiply-accumulates stand for latency: {kernels.note}"
     full = kernels.measured[0]
     note = f"latency is modeled: kernels of known nodes take {full.share:.0%} of {full.ms:g} ms"
     return latency_measure(prepared, kernels), note

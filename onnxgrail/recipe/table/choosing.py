@@ -6,6 +6,8 @@ from onnxgrail.options import FITS, KINDS, MAX_LOSS
 from onnxgrail.recipe.table.option import AMOUNT, COUNT, FLAG, PATTERN, SHARE, Option, Value, one_of, some_of
 from onnxgrail.registry import COMPENSATORS, REDUCERS, REFINEMENTS, SELECTORS
 
+NARROWING = ("compress", "frontier")
+
 REMOVE = (
     Option(
         "max_loss",
@@ -18,12 +20,28 @@ REMOVE = (
         "minimize",
         one_of("latency", "macs", "params", "size"),
         "What --max-loss makes as small as it can.",
+        commands=NARROWING,
     ),
     Option(
         "metric",
         Value(kind="any", metavar="FILE.py:FUNCTION"),
         "Loss of --max-loss, instead of that of the outputs' kinds: function(reference, candidate, labels), which is "
         "run; see docs/metric.md.",
+        commands=NARROWING,
+    ),
+    Option(
+        "points",
+        Value(kind="whole", metavar="N", least=1, most=64),
+        "Number of points, evenly spread in cost.",
+        otherwise="10",
+        commands=("frontier",),
+    ),
+    Option(
+        "most_loss",
+        Value(kind="portion", metavar="L", above=0, below=1),
+        "Loss (its upper bound) at which the points end.",
+        otherwise="30%",
+        commands=("frontier",),
     ),
     Option("ratio", SHARE, "Share to remove of the parameters in blocks that can be narrowed.", also=("--sparsity",)),
     Option(
@@ -47,31 +65,35 @@ REMOVE = (
         "Distribution of the narrowing over blocks: equal, more with depth, by standardized scores, or by measured "
         "effect on the outputs (used only if it is better than uniform).",
     ),
-    Option("round_to", COUNT, "Keep multiples of this number if the width allows it; 1 turns it off."),
+    Option(
+        "round_to", COUNT, "Keep multiples of this number if the width allows it; 1 turns it off.", commands=NARROWING
+    ),
     Option(
         "blocks",
         some_of(KINDS, "KINDS"),
         "Kinds of blocks to narrow: conv, mlp, heads, stream (the channels that residual connections share).",
+        commands=NARROWING,
     ),
-    Option("include", PATTERN, "Narrow only blocks whose name or nodes match."),
-    Option("exclude", PATTERN, "Do not narrow blocks whose name or nodes match."),
+    Option("include", PATTERN, "Narrow only blocks whose name or nodes match.", commands=NARROWING),
+    Option("exclude", PATTERN, "Do not narrow blocks whose name or nodes match.", commands=NARROWING),
     Option(
         "kv_io",
         FLAG,
         "Also narrow key-value caches and states (of recurrent layers, of streamed convolutions) that are inputs and "
         "outputs of the model; callers must then pass narrower ones.",
-        commands=("compress", "inspect"),
+        commands=(*NARROWING, "inspect"),
     ),
     Option(
         "selector",
         one_of(*SELECTORS, plugins="onnxgrail.selectors"),
         "Criterion that ranks channels, neurons and heads.",
-        commands=("compress", "apply"),
+        commands=(*NARROWING, "apply"),
     ),
     Option(
         "reducer",
         one_of(*REDUCERS),
         "Remove channels, neurons and heads (prune), or merge them (fold).",
+        commands=NARROWING,
     ),
     Option(
         "method",
@@ -117,7 +139,7 @@ COMPENSATE = (
         one_of(*COMPENSATORS, plugins="onnxgrail.compensators"),
         "Compensation of the remaining weights: as in the GRAIL paper (grail), fitted to the original network (best), "
         "or none.",
-        commands=("compress", "apply"),
+        commands=(*NARROWING, "apply"),
     ),
     Option(
         "fit",
@@ -125,6 +147,7 @@ COMPENSATE = (
         "Parts of best: ridge towards the current weights (prior), fitted biases (affine), step length chosen on "
         "held-out samples (blend), fit of layers downstream that lost nothing (behind), whole windows of convolutions "
         "(patch); or none of them (plain).",
+        commands=NARROWING,
     ),
     Option(
         "ridge",
@@ -137,12 +160,14 @@ COMPENSATE = (
         one_of("none", "repair", "refit", "all"),
         "Afterwards restore the statistics of activations: mean and deviation after convolutions (repair), or fit "
         "scale and bias of normalizations by least squares (refit).",
+        commands=NARROWING,
     ),
     Option(
         "closed_loop",
         FLAG,
         "Measure each block in the network narrowed so far, or in the original model, as --compensate best does.",
         off="--open-loop",
+        commands=NARROWING,
     ),
 )
 

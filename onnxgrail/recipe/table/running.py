@@ -5,10 +5,12 @@ from __future__ import annotations
 from onnxgrail.recipe.table.option import ANY, COUNT, FLAG, NUMBERS, PATH, Option, Value, one_of
 from onnxgrail.registry import MENU
 
-DATA_COMMANDS = ("compress", "refine", "compare")
+GATED = ("compress", "refine", "compare")
+DATA_COMMANDS = (*GATED, "frontier")
 READING = (*DATA_COMMANDS, "bench")
 RUNS = ("compress", "refine", "apply")
-TALKING = (*RUNS, "compare", "bench", "export")
+WRITES = (*RUNS, "frontier")
+TALKING = (*WRITES, "compare", "bench", "export")
 
 DATA = (
     Option(
@@ -26,7 +28,7 @@ DATA = (
         "separate data, or 0 for none.",
         metavar="N|PATH",
         otherwise="a fifth of the data, 8 to 256 samples, if there are 32 or more",
-        commands=RUNS,
+        commands=WRITES,
     ),
     Option("samples", COUNT, "Number of samples to use, spread over the data.", commands=DATA_COMMANDS),
     Option("batch_size", COUNT, "Samples per run.", commands=DATA_COMMANDS),
@@ -79,12 +81,12 @@ DATA = (
 )
 
 OUTPUT = (
-    Option("output", PATH, "File to write.", also=("-o",), otherwise="IN.compressed.onnx", commands=RUNS),
+    Option("output", PATH, "File to write.", also=("-o",), otherwise="IN.compressed.onnx", commands=WRITES),
     Option(
         "force",
         FLAG,
         "Replace existing files; input files are never replaced.",
-        commands=(*RUNS, "inspect", "export", "demo"),
+        commands=(*WRITES, "inspect", "export", "demo"),
     ),
     Option("dry_run", FLAG, "Show what would be done; write no model.", commands=RUNS),
     Option(
@@ -99,6 +101,7 @@ OUTPUT = (
         "keep_initializer_inputs",
         FLAG,
         "Keep weights that are also graph inputs as inputs; ONNX Runtime cannot fold or fuse such weights.",
+        commands=("compress", "frontier"),
     ),
     Option("simplify", FLAG, "After narrowing, fold and fuse nodes with onnxslim (extra `simplify`)."),
     Option(
@@ -106,6 +109,19 @@ OUTPUT = (
         one_of("none", "int8", "int8-dynamic", "fp16"),
         "As the last step, quantize: int8 with ranges from the calibration data, int8 with ranges found at run time "
         "(int8-dynamic), or half precision (fp16).",
+    ),
+    Option(
+        "pick",
+        Value(kind="amount", metavar="K|L"),
+        "Write the model of a point: its number, or the smallest one within a loss such as 1%.",
+        commands=("frontier",),
+    ),
+    Option(
+        "save_recipes",
+        PATH,
+        "Store a recipe for each point in a folder, for `onnxgrail apply`.",
+        metavar="DIR",
+        commands=("frontier",),
     ),
     Option("save_recipe", PATH, "Store all choices in a file (.yaml or .json) for `onnxgrail apply`.", metavar="FILE"),
 )
@@ -122,7 +138,7 @@ REPORT = (
         "min_cosine",
         Value(kind="number", metavar="C", least=-1, most=1),
         "Exit 3 if the mean cosine of an output is lower; the file is still written.",
-        commands=DATA_COMMANDS,
+        commands=GATED,
     ),
     Option(
         "max_nmse",
@@ -136,7 +152,7 @@ REPORT = (
         "report",
         Value(kind="report", metavar="FILE"),
         "Write the report as JSON (.json) or as a page (.html); repeatable.",
-        commands=(*RUNS, "inspect"),
+        commands=(*WRITES, "inspect"),
     ),
     Option(
         "latency",
@@ -185,13 +201,14 @@ MACHINE = (
         "cache_budget",
         Value(kind="amount", metavar="SIZE"),
         "Memory for activations kept between blocks; the rest goes to temporary files.",
+        commands=("compress", "frontier"),
     ),
     Option(
         "resume",
         PATH,
         "Store finished steps in this folder; repeating the command of a killed run continues it.",
         metavar="DIR",
-        commands=RUNS,
+        commands=WRITES,
     ),
     Option("no_progress", FLAG, "Do not show progress.", commands=(*TALKING, "demo")),
     Option("verbose", FLAG, "Print more details, and tracebacks of errors.", commands=(*TALKING, "inspect", "demo")),

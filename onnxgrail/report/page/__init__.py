@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxgrail import registry
+from onnxgrail.report.page import frontier
 from onnxgrail.report.page.hero import hero, inspection_hero, title_of
 from onnxgrail.report.page.html.shell import document
 
@@ -26,6 +27,12 @@ def inspection_page(data: Mapping[str, Any]) -> str:
     sections = [section(data) for section in registry.INSPECTION_SECTIONS.values()]
     title = f"{title_of(str(data['path']))}: onnxgrail inspection"
     return document(title, inspection_hero(data), sections, _made_by({}))
+
+
+def frontier_page(data: Mapping[str, Any]) -> str:
+    """Return the page of a frontier: plots, a table, and the command of every point."""
+    title = f"{title_of(str(data['model']['input']))}: onnxgrail frontier"
+    return document(title, frontier.header(data), frontier.sections(data), _made_by(data))
 
 
 def _made_by(data: Mapping[str, Any]) -> str:

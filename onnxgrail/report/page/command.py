@@ -34,7 +34,7 @@ def command_of(data: Mapping[str, Any]) -> str:
     held = str((verification.get("judged") or verification.get("held_out") or {}).get("asked") or "auto")
     if held != "auto":
         words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
-    words += [] if given else _choices(recipe)
+    words += [] if given else options_of(recipe)
     if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
         words.append(["--curves"])
     if not model.get("output"):
@@ -42,7 +42,7 @@ def command_of(data: Mapping[str, Any]) -> str:
     return " \\\n  ".join(shlex.join(group) for group in words)
 
 
-def _choices(recipe: Mapping[str, Any]) -> list[list[str]]:
+def options_of(recipe: Mapping[str, Any]) -> list[list[str]]:
     """Return the options of a recipe that differ from the defaults, and always the amount."""
     defaults, words = {name: _plain(row.default) for name, row in FIELDS.items()}, []
     for name in AMOUNTS:

@@ -25,7 +25,7 @@ def hero(data: Mapping[str, Any]) -> Markup:
     model, blocks = data["model"], blocks_of(rows_of(data))
     return el(
         "header",
-        _brand("report"),
+        brand("report"),
         el("h1", name(title_of(model["input"]))),
         el("p", _lead(data, blocks), class_="lead"),
         _figure(blocks, narrowed=True),
@@ -47,7 +47,7 @@ def inspection_hero(data: Mapping[str, Any]) -> Markup:
     lead = f"{figures.plural(len(blocks), 'block')} can be narrowed." if blocks else "No block can be narrowed."
     return el(
         "header",
-        _brand("inspection"),
+        brand("inspection"),
         el("h1", name(title_of(data["path"]))),
         el("p", lead, class_="lead"),
         _figure(blocks, narrowed=False),
@@ -55,7 +55,8 @@ def inspection_hero(data: Mapping[str, Any]) -> Markup:
     )
 
 
-def _brand(kind: str) -> Markup:
+def brand(kind: str) -> Markup:
+    """Return the line above the title, with the kind of the page."""
     return el("p", el("strong", "onnxgrail"), f" {kind}", class_="brand")
 
 

@@ -19,3 +19,9 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
 }
+const shown = document.getElementById("shown");
+for (const dot of document.querySelectorAll("[data-shows]")) {
+  const show = () => { shown.textContent = document.getElementById(dot.dataset.shows).textContent; };
+  dot.addEventListener("pointerenter", show);
+  dot.addEventListener("focus", show);
+}

@@ -1,0 +1,92 @@
+"""Measures the frontier of a model: nested widths of growing loss, each decided and judged, with their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgrail.allocation.choose import at_first
+from onnxgrail.allocation.measures import Measure, measure_of
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Block, Refusal
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.decide import ready
+from onnxgrail.narrowing.widths import frontier_task
+from onnxgrail.recipe import selection
+from onnxgrail.search.latency import modeled
+from onnxgrail.search.points import Spot, spots_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """The size of a model and the time of one run.
+
+    Attributes:
+        params: elements of all weights.
+        macs: multiply-accumulates per sample.
+        bytes: of the file, external weights included.
+        latency_ms: modeled on the kernels of this machine; None if they cannot be measured.
+    """
+
+    params: int
+    macs: int
+    bytes: int
+    latency_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Line:
+    """The points of a frontier.
+
+    Attributes:
+        chosen: blocks that the recipe selects; refusals: those of them that did not pass the proof.
+        before: the original model.
+        spots: the points, by growing loss; costs: one per point.
+        crossed: True if every sample was judged by a fit without it.
+        note: on the latency.
+    """
+
+    chosen: tuple[Block, ...]
+    refusals: tuple[Refusal, ...]
+    before: Costs
+    spots: tuple[Spot, ...]
+    costs: tuple[Costs, ...]
+    crossed: bool
+    note: str
+
+
+def line_of(prepared: Prepared, job: Job, count: int) -> Line:
+    """Return the frontier of a model; its last point is near a loss of `max_loss`.
+
+    Args:
+        prepared: the model and its data.
+        job: the run.
+        count: most points.
+
+    Raises:
+        DataError: no samples can judge a point.
+    """
+    chosen = selection.selected(prepared.survey.blocks, job.recipe)
+    prepared, blocks, refusals = ready(prepared, job, chosen, at_first(prepared, chosen, job.recipe).widths)
+    latency, note = modeled(prepared, blocks, job) if blocks else (None, "")
+    minimize = job.recipe.minimize
+    cost = latency if minimize == "latency" and latency is not None else measure_of(prepared, minimize)
+    spots, crossed = spots_of(frontier_task(prepared, job, blocks, cost), count) if blocks else ((), False)
+    every = _costs(prepared, latency, [{b.name: b.units for b in blocks}, *(spot.widths for spot in spots)])
+    return Line(
+        chosen=chosen, refusals=refusals, before=every[0], spots=spots, costs=every[1:], crossed=crossed, note=note
+    )
+
+
+def _costs(prepared: Prepared, latency: Measure | None, every: Sequence[Mapping[str, int]]) -> tuple[Costs, ...]:
+    """Return the costs at several widths, as counting predicts them."""
+    params, macs, size = (measure_of(prepared, metric) for metric in ("params", "macs", "size"))
+    return tuple(
+        Costs(
+            params=round(params(widths)),
+            macs=round(macs(widths)),
+            bytes=round(size(widths)),
+            latency_ms=None if latency is None else float(latency(widths)),
+        )
+        for widths in every
+    )

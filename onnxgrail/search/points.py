@@ -1,0 +1,68 @@
+"""Candidates at places of a path that are evenly spread in cost, each decided, fitted and judged."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from onnxgrail.allocation.found import Judged
+from onnxgrail.machine.progress import ticking
+from onnxgrail.search.bisect import TRIES, farthest
+from onnxgrail.search.candidates import Candidates, Task, path_within
+from onnxgrail.search.path import Path, Widths
+from onnxgrail.search.within import BEYOND, SLACK
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spot:
+    """A judged candidate.
+
+    Attributes:
+        widths: block name to units; a later candidate has no wider block.
+        predicted: loss from the losses of single blocks.
+        loss: measured.
+    """
+
+    widths: Widths
+    predicted: float
+    loss: Judged
+
+
+def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
+    """Return candidates from the cheapest step to the limit, and True if each was judged by a fit without the samples.
+
+    Args:
+        task: its limit is the largest upper bound of a loss; a single candidate may exceed it.
+        count: most candidates.
+
+    Raises:
+        DataError: no samples can judge a candidate.
+    """
+    path = path_within(task, BEYOND * task.limit + SLACK)
+    tick = ticking(task.search.job.progress, "judging points", count + TRIES)
+    with Candidates(task) as candidates:
+
+        @functools.cache
+        def judged(steps: int) -> Spot:
+            widths = path.widths(steps)
+            tick()
+            return Spot(widths=widths, predicted=path.loss(steps), loss=candidates.loss(widths))
+
+        last = max(farthest(path, task.limit, lambda steps: judged(steps).loss.bound), 1) if len(path) else 0
+        return tuple(map(judged, spread(path, last, count))), candidates.crossed
+
+
+def spread(path: Path, last: int, count: int) -> tuple[int, ...]:
+    """Return ascending numbers of steps up to `last` whose costs are evenly spread; fewer if steps are few.
+
+    Args:
+        path: nested widths.
+        last: the largest number.
+        count: wanted numbers.
+    """
+    steps = range(1, last + 1)
+    if last <= count:
+        return tuple(steps)
+    each = (path.before - path.cost(last)) / count
+    places = {min(steps, key=lambda n: abs(path.before - number * each - path.cost(n))) for number in range(1, count)}
+    return tuple(sorted(places | {last}))

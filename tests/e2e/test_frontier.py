@@ -1,0 +1,186 @@
+"""The frontier: nested points with losses and costs, each of which can be written as a file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.calibration.judge import Judge
+from onnxgrail.errors import NothingToCompressError, OutputError, UsageError
+from tests.command import run
+from tests.tiny import tiny
+
+DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
+CHOICES: dict[str, Any] = {"data": DATA, "round_to": 1, "minimize": "params"}
+POINT = {"number", "predicted", "loss", "params", "macs", "bytes", "latency_ms", "command", "widths"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks of 48 and 32 neurons that feed scores of classes."""
+    body = "h = MatMul(x, w1) a = Relu(h) k = MatMul(a, w2) b = Relu(k) y = MatMul(b, w3)"
+    net = tiny("float[N,12] x => float[N,4] y", body, {"w1": (12, 48), "w2": (48, 32), "w3": (32, 4)})
+    path = tmp_path_factory.mktemp("frontier") / "m.onnx"
+    onnx.save(ir.to_proto(net), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(model: Path) -> onnxgrail.Frontier:
+    return onnxgrail.frontier(model, **CHOICES)
+
+
+def test_points_are_nested_and_evenly_spread(found: onnxgrail.Frontier) -> None:
+    costs = [found.before, *(point.costs for point in found.points)]
+    assert [point.number for point in found.points] == list(range(1, 11))
+    for one, two in zip(found.points, found.points[1:], strict=False):
+        assert all(two.widths[name] <= width for name, width in one.widths.items())
+        assert one.widths != two.widths
+        assert one.predicted <= two.predicted
+    steps = -np.diff([cost.params for cost in costs])
+    assert steps.min() > 0
+    assert steps.max() < 3 * steps.mean()
+    assert found.points[-1].loss.bound <= 0.3
+
+
+def test_a_picked_point_is_what_compress_and_apply_write(model: Path, tmp_path: Path) -> None:
+    found = onnxgrail.frontier(model, tmp_path / "f.onnx", pick=4, save_recipes=tmp_path / "r", **CHOICES)
+    found.pick("4", tmp_path / "p.onnx")
+    widths = found.points[3].widths
+    done = onnxgrail.compress(model, tmp_path / "c.onnx", data=DATA, round_to=1, compensate="grail", widths=widths)
+    onnxgrail.apply(tmp_path / "r" / "point4.yaml", model, tmp_path / "a.onnx", data=DATA)
+    one, *others = [(tmp_path / f"{name}.onnx").read_bytes() for name in "fpca"]
+    assert all(other == one for other in others)
+    sizes = done.report.data["model"]
+    assert (sizes["params_after"], sizes["macs_after"]) == (found.points[3].costs.params, found.points[3].costs.macs)
+    assert len(list((tmp_path / "r").iterdir())) == len(found.points)
+    with pytest.raises(OutputError, match="exists"):
+        found.pick(4, tmp_path / "f.onnx")
+
+
+def test_a_loss_picks_the_smallest_point_within_it(found: onnxgrail.Frontier) -> None:
+    for point in found.points:
+        chosen = found.point(f"{100 * point.loss.bound + 1e-7:.9f}%")
+        assert chosen.loss.bound <= point.loss.bound + 1e-9
+        assert chosen.number >= point.number
+    with pytest.raises(UsageError, match=r"no point has a loss of at most 1e-06.*1 \("):
+        found.point(1e-6)
+    with pytest.raises(UsageError, match=r"there is no point 11\. Points, .*10 \("):
+        found.point(11)
+
+
+def test_json_and_page_say_the_same(found: onnxgrail.Frontier, tmp_path: Path) -> None:
+    found.save(tmp_path / "f.json")
+    found.save(tmp_path / "f.html")
+    data = json.loads((tmp_path / "f.json").read_text())
+    assert data["schema"] == 1
+    assert set(data["model"]) == {"input", "params", "macs", "bytes", "latency_ms"}
+    assert all(set(point) == POINT for point in data["points"])
+    page = (tmp_path / "f.html").read_text(encoding="utf-8")
+    assert page.count('data-shows="command-3"') == page.count("<h3>") - len(data["points"])  # one dot per plot
+    assert not re.search(r"\son\w+=|\sstyle=|(src|href)=\"(?!#)", page)
+    assert "default-src &#x27;none&#x27;" in page
+    for point in data["points"]:
+        number = point["number"]
+        assert f'id="command-{number}"' in page
+        assert f'id="point-{number}"' in page
+        assert re.search(rf'<a href="#point-{number}" aria-label="Point {number}: loss ', page)
+
+
+def test_the_command_of_a_point_writes_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "d.npz", **DATA)
+    words = ["--data", tmp_path / "d.npz", "--round-to", 1, "--minimize", "macs", "--points", 3]
+    done = run("frontier", model, *words, "--save-recipes", tmp_path / "r", "--json", "-q")
+    assert done.exit_code == 0, done.output
+    monkeypatch.chdir(tmp_path)
+    commands = [point["command"] for point in json.loads(done.stdout)["points"]]
+    for number, command in enumerate(commands, 1):
+        assert run(*shlex.split(command)[1:]).exit_code == 0
+        assert model.with_name(f"m.point{number}.onnx").exists()
+    plain = run("frontier", model, tmp_path / "o.onnx", *words, "--pick", 2)
+    assert plain.exit_code == 0, plain.output
+    assert (tmp_path / "o.onnx").read_bytes() == model.with_name("m.point2.onnx").read_bytes()
+    assert "Written: " in plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"data": None}, "frontier needs --data"),
+        ({"ratio": 0.3}, "a frontier has many amounts, and takes no ratio"),
+        ({"widths": {"a": 3}}, "a frontier has many amounts, and takes no widths"),
+        ({"max_loss": "1%"}, "a frontier has many amounts, and takes no max_loss"),
+        ({"quantize": "int8"}, "a frontier takes no --quantize"),
+        ({"points": 0}, "points must be at least 1"),
+        ({"points": 2.5}, "points is 2.5, expected a whole number"),
+        ({"most_loss": 1}, "most_loss must be above 0 and below 1"),
+        ({"pick": 11}, "there is no point 11"),
+        ({"pick": "much"}, "pick is 'much'"),
+        ({"pick": "nan%"}, "pick is 'nan%'"),
+        ({"output": "o.onnx"}, "an output needs --pick"),
+        ({"nonsense": 1}, "there is no option 'nonsense'"),
+    ],
+)
+def test_wrong_choices_are_usage_errors(model: Path, tmp_path: Path, choices: dict[str, Any], text: str) -> None:
+    given = {**CHOICES, **choices}
+    output = given.pop("output", None)
+    with pytest.raises(UsageError, match=re.escape(text)):
+        onnxgrail.frontier(model, output, save_recipes=tmp_path / "r", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_files_stay(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "point2.yaml").write_text("mine")
+    with pytest.raises(OutputError, match=r"point2.yaml' exists"):
+        onnxgrail.frontier(model, save_recipes=tmp_path, **CHOICES)
+    with pytest.raises(OutputError, match="is the input"):
+        onnxgrail.frontier(model, report=model.with_suffix(".json"), pick=1, output=model, force=True, **CHOICES)
+
+
+def test_nothing_to_narrow_is_exit_4(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(NothingToCompressError, match="none of the 2 blocks is of the kinds and names asked for"):
+        onnxgrail.frontier(model, blocks=("conv",), **CHOICES)
+
+
+def test_a_killed_run_goes_on_to_the_same_points(
+    model: Path, found: onnxgrail.Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    usual = Judge.loss
+
+    def killed(judge: Judge, *candidates: Any) -> Any:
+        done.append(len(candidates))
+        if len(done) == 12:
+            raise KeyboardInterrupt
+        return usual(judge, *candidates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "loss", killed)
+        with pytest.raises(KeyboardInterrupt):
+            onnxgrail.frontier(model, resume=tmp_path / "folder", **CHOICES)
+    done.clear()
+    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (done.append(len(c)), usual(judge, *c))[1])
+    again = onnxgrail.frontier(model, resume=tmp_path / "folder", **CHOICES)
+    one, two = ([(p["widths"], p["loss"]) for p in f.to_data()["points"]] for f in (again, found))
+    assert one == two
+    assert 1 not in done  # no block is tried again
+
+
+def test_a_trained_model_loses_little_at_first() -> None:
+    digits = models.load("digits_resnet")
+    found = onnxgrail.frontier(
+        digits.model, data=digits.calibration, samples=64, points=3, most_loss="20%", compensate="none"
+    )
+    assert len(found.points) == 3
+    assert found.points[0].loss.mean < found.points[-1].loss.mean
+    assert found.points[-1].costs.latency_ms is None or found.before.latency_ms
