@@ -191,7 +191,7 @@ REFINE = (
     Option(
         "budget_seconds",
         Value(kind="number", metavar="S", above=0),
-        "Time limit of --refine.",
+        "Time limit of the search within --max-loss, and of --refine.",
         otherwise="none",
         commands=("compress", "refine"),
     ),
