@@ -243,12 +243,14 @@ class Change:
 
     Attributes:
         reducer: the units that stay.
+        selector: name of the selector that scored the units; empty if none did.
         weights: (slot number, new (k, m, r) values) for the slots whose values change in addition to being sliced.
         outcome, error: for the report.
     """
 
     block: Block
     reducer: Reducer
+    selector: str = ""
     weights: tuple[tuple[int, Floats], ...] = ()
     outcome: Outcome = field(default_factory=Outcome)
     error: BlockError = field(default_factory=BlockError)

@@ -36,13 +36,14 @@ class Recipe:
     target_size: str | None = None
     target_latency: str | None = None
     widths: Mapping[str, int] | None = None
+    effort: str = "normal"
     allocate: str = "uniform"
     blocks: tuple[Kind, ...] = KINDS
     include: str | None = None
     exclude: str | None = None
     samples: int | None = None
     batch_size: int = 8
-    selector: str = "wanda"
+    selector: str = "auto"
     reducer: str = "prune"
     compensate: str = "best"
     fit: tuple[str, ...] = FITS

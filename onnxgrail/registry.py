@@ -27,6 +27,7 @@ class Registry(UserDict[str, Any]):
 
 SELECTORS = Registry(
     {
+        "auto": "algebra.select.selectors.auto:Auto",
         "wanda": "algebra.select.selectors.wanda:Wanda",
         "wandapp": "algebra.select.selectors.wandapp:Wandapp",
         "l1": "algebra.select.selectors.l1:L1",

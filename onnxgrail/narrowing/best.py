@@ -110,9 +110,9 @@ class _Walk:
         self._run, self._pair = run, pair
         self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
-        if self._guard is EVERY or not needs_gram(run.recipe):
-            params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
-            run.fitted = frozenset(b.name for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params)
+        params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
+        whole = [b for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params]
+        run.fitted = frozenset(b.name for b in whole if self._guard is EVERY or not needs_gram(run.recipe, b))
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._tick = ticking(run.job.progress, "calibrating", feeds * walks)

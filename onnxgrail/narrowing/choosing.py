@@ -58,7 +58,7 @@ class Run:
 
     def probes(self, block: Block) -> tuple[Probe, ...]:
         """Return the probes of a block, without products of channels if nothing reads these products."""
-        if block.name not in self.fitted or needs_gram(self.recipe):
+        if block.name not in self.fitted or needs_gram(self.recipe, block):
             return block.probes
         return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
 
@@ -148,14 +148,17 @@ def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted
         selector: scores the units.
         fitted: the consumers are fitted later, so that they are not compensated here.
     """
-    return reduce_and_compensate(
+    reducer = REDUCERS[recipe.reducer]
+    change = reduce_and_compensate(
         view,
         kept,
         selector=selector,
-        reducer=REDUCERS[recipe.reducer],
+        reducer=reducer,
         compensator=Plain(measured=False) if fitted else _compensator(recipe),
         rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
     )
+    scored = reducer.needs_scores and kept < view.block.units
+    return dataclasses.replace(change, selector=selectors.taken(recipe.selector, view)) if scored else change
 
 
 def _compensator(recipe: Recipe) -> Compensator:
@@ -173,10 +176,10 @@ def needs_data(recipe: Recipe) -> bool:
     return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data
 
 
-def needs_gram(recipe: Recipe) -> bool:
-    """Return True if selecting units needs products of channels."""
+def needs_gram(recipe: Recipe, block: Block) -> bool:
+    """Return True if selecting units of a block needs products of its channels."""
     reducer = REDUCERS[recipe.reducer]
-    return reducer.needs_data or (reducer.needs_scores and selectors.needs_gram(SELECTORS[recipe.selector]))
+    return reducer.needs_data or (reducer.needs_scores and selectors.needs_gram_of(recipe.selector, block))
 
 
 def key(block: Block) -> str:

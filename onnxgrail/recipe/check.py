@@ -13,6 +13,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import cache_bytes, target_of
 from onnxgrail.options import LAYERS_RATIO, MAX_LOSS, Recipe
 from onnxgrail.recipe import keywords
+from onnxgrail.recipe.effort import filled
 from onnxgrail.recipe.plugins import GROUPS, look_up
 from onnxgrail.recipe.table import AMOUNTS, FIELDS
 from onnxgrail.recipe.table.option import SHARE, Option, spelled
@@ -41,7 +42,7 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
         given["method"] = ("grail", "ic") if given["method"] == ("ic",) else given["method"]
         given["refine"] = (*(k for k in given.get("refine", ()) if k != "ic"), "ic")
     _ruled(given)
-    recipe = Recipe(**given)
+    recipe = Recipe(**filled(given))
     _check(recipe)
     return recipe
 

@@ -53,6 +53,7 @@ class Choices(RefineChoices, total=False):
     target_size: Number | None
     target_latency: Number | None
     widths: Mapping[str, int] | None
+    effort: str
     allocate: str
     blocks: Words
     include: str | None

@@ -24,6 +24,7 @@ from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.documents import parsed
+from onnxgrail.recipe.effort import EFFORTS
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
 from onnxgrail.recipe.trust import PLACES, Origin
@@ -108,7 +109,9 @@ def shorten(model: ir.Model) -> None:
     """Remove default values from the last entry, to save bytes."""
     *others, last = runs(model)
     usual = plain(dataclasses.asdict(Recipe()))
-    choices = {name: value for name, value in last["recipe"].items() if name in AMOUNTS or value != usual.get(name)}
+    chosen = last["recipe"]
+    stay = {*AMOUNTS, *EFFORTS[chosen["effort"]]}  # a default may be a choice against that of the effort
+    choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
 
 

@@ -32,8 +32,9 @@ def block_entry(
         exact: narrowing it equals zeroing its consumers' dropped positions.
 
     Returns:
-        The entry. `kept` counts units; `kept_units` lists them.  A member's `kept` lists the positions of the whole
-        original axis that this block does not drop, including those that belong to other blocks or to none.
+        The entry. `kept` counts units; `kept_units` lists them; `selector` is empty if no scores were needed. A
+        member's `kept` lists the positions of the whole original axis that this block does not drop, including those
+        that belong to other blocks or to none.
     """
     outcome = asdict(Outcome(status="skipped", reason="not selected") if change is None else change.outcome)
     narrowed = change is not None and change.outcome.status != "skipped"
@@ -48,6 +49,7 @@ def block_entry(
         "span": list(block.span),
         "kept": len(kept),
         "kept_units": kept.tolist(),
+        "selector": change.selector if change is not None and narrowed else "",
         "exact": exact,
         "members": _members(block, gone, cluster, axis_sizes, stored or {}),
         "error": asdict(BlockError() if change is None else change.error),

@@ -7,15 +7,22 @@ from collections.abc import Callable
 
 from onnxgrail.search.path import Path
 
-CLOSE = 0.85  # share of the limit that ends the search
-TRIES = 5  # most candidates that are decided and judged
+TRIES, CLOSE = 5, 0.85  # most candidates that are decided and judged, and the share of the limit that ends the search
 AIM = 0.95  # share of the limit that a prediction aims at
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 Judged = Callable[[int], float]
 """Returns the measured bound of the loss after a number of steps."""
 
 
-def farthest(path: Path, limit: float, judged: Judged, stop: Callable[[], bool] = lambda: False) -> int:
+def farthest(
+    path: Path,
+    limit: float,
+    judged: Judged,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    tries: int = TRIES,
+    close: float = CLOSE,
+) -> int:
     """Return the largest number of steps, of those tried, whose measured loss is within the limit.
 
     The measured loss over the predicted one is taken as constant at first, and interpolated (log-log) between
@@ -26,20 +33,22 @@ def farthest(path: Path, limit: float, judged: Judged, stop: Callable[[], bool] 
         limit: the largest loss.
         judged: measures a candidate.
         stop: True ends the search early, once a candidate holds.
+        tries: most candidates that are decided and judged.
+        close: share of the limit that ends the search.
 
     Returns:
         0 if no candidate holds.
     """
     good, bad = 0, len(path) + 1
     found: dict[int, float] = {}
-    for _ in range(TRIES):
+    for _ in range(tries):
         place = _next(path, limit, found, good, bad)
         if place is None or (good and stop()):
             break
         found[place] = judged(place)
         if found[place] <= limit:
             good = place
-            if found[place] >= CLOSE * limit:
+            if found[place] >= close * limit:
                 break
         else:
             bad = place

@@ -16,6 +16,8 @@ from onnxgrail.search.path import Path, Widths
 
 BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off
+EFFORTS = {"fast": (3, 0.7), "normal": (5, 0.85), "max": (10, 0.95)}
+"""Most candidates that are decided and judged, and the share of the limit that ends the search."""
 NEXT = 2.0  # times the limit: the larger loss whose cost is told
 
 
@@ -30,7 +32,8 @@ def within(task: Task) -> tuple[Widths, Found]:
     """
     path = path_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
-    tick = ticking(task.search.job.progress, "searching", 5)
+    tries, close = EFFORTS[task.search.recipe.effort]
+    tick = ticking(task.search.job.progress, "searching", tries)
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:
 
@@ -41,7 +44,7 @@ def within(task: Task) -> tuple[Widths, Found]:
             return loss.bound
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
-        best = farthest(path, task.limit, bound, late) if len(path) else 0
+        best = farthest(path, task.limit, bound, late, tries=tries, close=close) if len(path) else 0
     return path.widths(best), _found(task, path, tried, best, crossed=candidates.crossed)
 
 

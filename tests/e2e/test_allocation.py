@@ -86,8 +86,8 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
     for name in ("uniform", "global"):
         target = tmp_path / f"{name}.onnx"
         samples = None if source is DIGITS else 32
-        choices = {"unit_ratio": 0.5, "compensate": "grail", "allocate": name, "samples": samples}
-        result = onnxgrail.compress(source.model, target, data=source.calibration, **choices)
+        choices = {"unit_ratio": 0.5, "selector": "wanda", "compensate": "grail", "allocate": name}
+        result = onnxgrail.compress(source.model, target, data=source.calibration, samples=samples, **choices)
         reports[name] = result.report.data
         with np.load(source.heldout) as file:
             inputs = {
@@ -107,7 +107,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
 def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harm = iter((0.2, 0.3, 0.2))  # uniform, and two sets of Lagrangian widths of which one is as good
     monkeypatch.setattr(widths, "_trial", lambda *_: next(harm))
-    choices: dict[str, Any] = {"target_params": "50%", "compensate": "grail", "held_out": 0}
+    choices: dict[str, Any] = {"target_params": "50%", "selector": "wanda", "compensate": "grail", "held_out": 0}
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "g.onnx", allocate="global", **choices)
     plain = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "u.onnx", **choices)
     assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("global", "uniform")

@@ -46,7 +46,7 @@ def net() -> Any:
 def made() -> tuple[dict[str, Any], Any, Decision]:
     model, weights = net()
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)) + 1.0  # so that a bias pays
-    choices = {"compensate": "best", "unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS}
+    choices = {"selector": "wanda", "unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS}
     recipe = recipe_of(choices)
     return weights, x, decide(prepare(model, {"x": x}, Job(recipe=recipe), held_out=0), Job(recipe=recipe))
 
@@ -110,7 +110,7 @@ def test_a_block_that_no_fit_helps_says_so() -> None:
     weights = {name: array.astype(np.float32) for name, array in weights.items()}
     model = tiny("float[N,6] x => float[N,4] y", "g = Gemm(x, w1, b1)\nr = Relu(g)\ny = MatMul(r, w2)", weights)
     x = np.random.default_rng(1).random((ROWS, 6)).astype(np.float32)
-    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, unit_ratio=0.5, round_to=1, compensate="best")
+    result = onnxgrail.compress(ir.to_proto(model), data={"x": x}, unit_ratio=0.5, round_to=1, selector="wanda")
     (entry,) = result.report.data["blocks"]
     outcome = entry["outcome"]
     assert (outcome["status"], outcome["reason"]) == ("plain", best.WORSE)
@@ -119,7 +119,8 @@ def test_a_block_that_no_fit_helps_says_so() -> None:
 @pytest.mark.parametrize(
     ("choices", "alone"),
     [
-        ({}, True),
+        ({}, False),
+        ({"selector": "wanda"}, True),
         ({"selector": "flap"}, True),
         ({"selector": "obs"}, False),
         ({"reducer": "fold-gram"}, False),

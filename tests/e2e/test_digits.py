@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = {}
     for name, choices in {
         "none": {"compensate": "none"},
-        "grail": {"compensate": "grail"},
+        "grail": {"selector": "wanda", "compensate": "grail"},
         "fold, none": {"reducer": "fold", "compensate": "none"},
         "fold, grail": {"reducer": "fold", "compensate": "grail"},
         "fold-gram, none": {"reducer": "fold-gram", "compensate": "none"},

@@ -86,7 +86,7 @@ def test_those_that_deny_it_read_no_products(name: str, rng: np.random.Generator
 
 
 def test_who_does_not_deny_it_may_read_products() -> None:
-    assert {name for name, one in SELECTORS.items() if needs_gram(one)} == {"gram", "obs", "slimgpt"}
+    assert {name for name, one in SELECTORS.items() if needs_gram(one)} == {"auto", "gram", "obs", "slimgpt"}
 
     class Own:
         needs_data = True
@@ -192,7 +192,7 @@ def test_random_follows_the_generator() -> None:
 
 def test_who_asks_for_data(rng: np.random.Generator) -> None:
     needy = {name for name, selector in SELECTORS.items() if selector.needs_data}
-    assert needy == {"wanda", "wandapp", "flap", "gram", "obs", "slimgpt"}
+    assert needy == {"auto", "wanda", "wandapp", "flap", "gram", "obs", "slimgpt"}
     without = view_of([("producer", np.ones((3, 1, 2))), ("consumer", np.ones((3, 1, 2)))])
     for name in set(SELECTORS) - needy:
         assert SELECTORS[name](without, rng).shape == (3,)

@@ -84,7 +84,8 @@ def of_change(change: Change) -> Record:
     if change.reducer.cluster is not None:
         arrays["cluster"] = change.reducer.cluster
     arrays |= {f"slot {number}": values for number, values in change.weights}
-    notes = {"outcome": dataclasses.asdict(change.outcome), "error": dataclasses.asdict(change.error)}
+    outcome, error = dataclasses.asdict(change.outcome), dataclasses.asdict(change.error)
+    notes = {"outcome": outcome, "error": error, "selector": change.selector}
     return Record(arrays=arrays, notes=notes)
 
 
@@ -94,6 +95,7 @@ def change_of(record: Record, block: Block) -> Change:
     return Change(
         block=block,
         reducer=Reducer(kept=record.arrays["kept"], cluster=record.arrays.get("cluster")),
+        selector=record.notes["selector"],
         weights=tuple(slots),
         outcome=Outcome(**record.notes["outcome"]),
         error=BlockError(**record.notes["error"]),

@@ -60,6 +60,13 @@ REMOVE = (
         commands=(),
     ),
     Option(
+        "effort",
+        one_of("fast", "normal", "max"),
+        "How much time the result may take. fast: --compensate grail; max: --selector obs --allocate global; each of "
+        "them only where that option is not given. --max-loss tries fewer candidates with fast, more with max.",
+        commands=NARROWING,
+    ),
+    Option(
         "allocate",
         one_of("uniform", "depth", "flap", "global"),
         "Distribution of the narrowing over blocks: equal, more with depth, by standardized scores, or by measured "
@@ -86,7 +93,8 @@ REMOVE = (
     Option(
         "selector",
         one_of(*SELECTORS, plugins="onnxgrail.selectors"),
-        "Criterion that ranks channels, neurons and heads.",
+        "Criterion that ranks channels, neurons and heads; auto takes the exact elimination (obs) for every block "
+        "where it costs less than the fits, and wanda for the others.",
         commands=(*NARROWING, "apply"),
     ),
     Option(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from onnxgrail import registry
-from onnxgrail.core import Floats, View
+from onnxgrail.core import Block, Floats, View
 
 
 class Scorer(Protocol):
@@ -24,10 +24,22 @@ class Scorer(Protocol):
         ...
 
 
-SELECTORS: MutableMapping[str, Scorer] = registry.SELECTORS
+SELECTORS: MutableMapping[str, Any] = registry.SELECTORS
 GRADIENTS = frozenset({"wandapp"})  # selectors that read `view.gradient`, which needs torch
+AUTO = "auto"  # names a selector for each block
 
 
 def needs_gram(selector: Scorer) -> bool:
     """Return True if a selector reads products of different channels (the default for selectors that need data)."""
     return bool(getattr(selector, "needs_gram", selector.needs_data))
+
+
+def needs_gram_of(name: str, block: Block) -> bool:
+    """Return True if a selector reads products of different channels of this block."""
+    selector = SELECTORS[name]
+    return bool(selector.eliminates(block)) if name == AUTO else needs_gram(selector)
+
+
+def taken(name: str, view: View) -> str:
+    """Return the name of the selector that scores a block: `name`, unless that is `auto`."""
+    return str(SELECTORS[name].taken(view)) if name == AUTO else name

@@ -1,0 +1,53 @@
+"""Scores the units of a block by `obs` if that is cheap and there are enough calibration rows, else by `wanda`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onnxgrail.algebra.select.selectors.obs import Obs
+from onnxgrail.algebra.select.selectors.wanda import Wanda
+from onnxgrail.core import Block, Floats, View
+
+WIDEST = 6144
+"""Largest number of features whose elimination costs less than the fits of a block: 4·h³ operations and five matrices
+of 8·h² bytes, which is about the time of the fits and the memory that they may take."""
+
+ROWS = 8
+"""Calibration rows per feature that the elimination needs: with 4, heads of a ViT were chosen worse than by `wanda`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """The scores of `obs` or of `wanda`, block by block.
+
+    `obs` needs a block of at most `widest` features, and several calibration rows per feature: with fewer, units look
+    redundant that are not.
+
+    Attributes:
+        widest: largest number of features of a probe.
+        rows: least number of calibration rows per feature.
+    """
+
+    widest: int = WIDEST
+    rows: int = ROWS
+    needs_data: ClassVar[bool] = True
+
+    def eliminates(self, block: Block) -> bool:
+        """Return True if a block is narrow enough, so that products of its channels are measured."""
+        return all(probe.width <= self.widest for probe in block.probes)
+
+    def taken(self, view: View) -> str:
+        """Return the name of the selector that scores a block."""
+        full = all(stats.gram.ndim == 2 and stats.count >= self.rows * len(stats.gram) for stats in view.stats)
+        return "obs" if full and self.eliminates(view.block) else "wanda"
+
+    def __call__(self, view: View, rng: np.random.Generator) -> Floats:
+        """Score the units (u,); `rng` is not used.
+
+        Raises:
+            UsageError: the view carries no second moments.
+        """
+        return Obs()(view, rng) if self.taken(view) == "obs" else Wanda()(view, rng)

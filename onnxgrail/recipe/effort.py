@@ -1,0 +1,25 @@
+"""`--effort`: the choices that depend on how much time a result may take, where the user made none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EFFORTS: Mapping[str, Mapping[str, Any]] = {
+    "fast": {"compensate": "grail"},
+    "normal": {},
+    "max": {"selector": "obs", "allocate": "global"},
+}
+"""Choices by effort, in addition to the defaults of `Recipe`."""
+
+
+def filled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choices with those that follow from the effort; a choice of the user is never replaced.
+
+    Without compensation, `auto` and no selector mean `wanda`: `obs` scores units as if the weights were fitted
+    afterwards.
+    """
+    choices = {**EFFORTS.get(given.get("effort", "normal"), {}), **given}
+    if choices.get("compensate") == "none" and given.get("selector", "auto") == "auto":
+        choices["selector"] = "wanda"
+    return choices

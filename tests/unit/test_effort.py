@@ -1,0 +1,80 @@
+"""The choices that `--effort` fills in, and the selector that `auto` takes for a block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram_of, taken
+from onnxgrail.algebra.select.selectors.auto import Auto
+from onnxgrail.core import View
+from onnxgrail.errors import UsageError
+from onnxgrail.recipe.check import recipe_of
+from onnxgrail.search import within
+from tests.unit.algebra_builders import mlp
+
+
+@pytest.mark.parametrize(
+    ("choices", "wanted"),
+    [
+        ({}, ("auto", "best", "uniform")),
+        ({"effort": "normal"}, ("auto", "best", "uniform")),
+        ({"effort": "fast"}, ("auto", "grail", "uniform")),
+        ({"effort": "max"}, ("obs", "best", "global")),
+        ({"effort": "fast", "compensate": "best"}, ("auto", "best", "uniform")),
+        ({"effort": "max", "selector": "l2", "allocate": "depth"}, ("l2", "best", "depth")),
+        ({"effort": "max", "selector": "auto"}, ("auto", "best", "global")),
+        ({"compensate": "none"}, ("wanda", "none", "uniform")),
+        ({"compensate": "none", "selector": "auto"}, ("wanda", "none", "uniform")),
+        ({"compensate": "none", "selector": "obs"}, ("obs", "none", "uniform")),
+        ({"effort": "max", "compensate": "none"}, ("wanda", "none", "global")),
+    ],
+)
+def test_the_effort_fills_in_what_nobody_chose(choices: dict[str, str], wanted: tuple[str, str, str]) -> None:
+    recipe = recipe_of(choices)
+    assert (recipe.selector, recipe.compensate, recipe.allocate) == wanted
+
+
+def test_an_unknown_effort_is_named() -> None:
+    with pytest.raises(UsageError, match=r"effort has no 'huge'") as error:
+        recipe_of({"effort": "huge"})
+    assert "fast, normal, max" in error.value.hint
+
+
+def test_a_larger_effort_tries_more_and_ends_closer_to_the_limit() -> None:
+    tries, shares = zip(*(within.EFFORTS[name] for name in ("fast", "normal", "max")), strict=True)
+    assert list(tries) == sorted(set(tries))
+    assert list(shares) == sorted(set(shares))
+
+
+def scores(name: str, view: View) -> list[float]:
+    found: list[float] = SELECTORS[name](view, np.random.default_rng(0)).tolist()
+    return found
+
+
+@pytest.mark.parametrize(("rows", "name"), [(64, "obs"), (63, "wanda"), (3, "wanda")])
+def test_auto_eliminates_where_second_moments_are_known_well(rows: int, name: str) -> None:
+    view = mlp(np.random.default_rng(1), units=8, rows=rows)
+    assert taken("auto", view) == name
+    assert scores("auto", view) == scores(name, view)
+
+
+def test_auto_does_not_eliminate_in_wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of their channels are then not measured."""
+    view = mlp(np.random.default_rng(1), units=4, members=2, rows=64)
+    monkeypatch.setitem(SELECTORS, "auto", Auto(widest=7))
+    assert not needs_gram_of("auto", view.block)
+    alone = replace(view, stats=tuple(replace(s, gram=np.array(s.squares)) for s in view.stats))
+    assert [taken("auto", v) for v in (view, alone)] == ["wanda", "wanda"]
+    assert scores("auto", alone) == scores("wanda", view)
+    monkeypatch.setitem(SELECTORS, "auto", Auto(widest=8))
+    assert needs_gram_of("auto", view.block)
+    assert taken("auto", view) == "obs"
+
+
+def test_other_selectors_are_taken_for_every_block() -> None:
+    view = mlp(np.random.default_rng(1))
+    assert [taken(name, view) for name in ("l2", "wanda", "obs")] == ["l2", "wanda", "obs"]
+    assert [needs_gram_of(name, view.block) for name in ("l2", "wanda", "obs")] == [False, False, True]
