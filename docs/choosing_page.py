@@ -27,6 +27,7 @@ REPAIRS = ("none", "grail-open", "grail-closed", "best")
 DUELS = (("grail-closed", "none"), ("best", "none"), ("best", "grail-closed"), ("grail-closed", "grail-open"))
 CHOICES = ("l1", "l2", "wanda", "flap", "obs", "fold")
 SAME = {"accuracy": 0.005, "perplexity": 0.005}  # of all images; of the perplexity
+EFFORTS = ("fast", "normal", "max")
 COSTS = ("MiniLM", "MiniLM, best", "resnet50", "vit_b_32")
 
 Scores = dict[tuple[str, str, float], float]
@@ -68,6 +69,7 @@ def fidelity(data: Any) -> dict[str, str]:
     pairs = {duel: [(f"{choice}/{duel[0]}", f"{choice}/{duel[1]}") for choice in CHOICES] for duel in DUELS}
     return {
         "fidelity_origin": origin(data["environment"]),
+        "efforts": by_method(metrics, scores, {effort: f"effort/{effort}" for effort in EFFORTS}, (0.3, 0.5)),
         "repairs": by_method(metrics, scores, {repair: f"wanda/{repair}" for repair in REPAIRS}, (0.3, 0.5, 0.8)),
         "choices": ", ".join(f"`{choice}`" for choice in CHOICES),
         "duels": "".join(said(duel, compared(metrics, scores, those)) for duel, those in pairs.items()),

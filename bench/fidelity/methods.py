@@ -15,6 +15,7 @@ REPAIRS: Mapping[str, Mapping[str, Any]] = {
     "best": {"compensate": "best"},
 }
 DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none", "onnxsim-l2/none"})
+EFFORTS = ("fast", "normal", "max")
 REFINED = ("norms", "regional", "laco", "distill", "laco,distill", "ic")
 """Gradient fits after the default compensation, too slow to run for all selectors and ratios."""
 
@@ -59,11 +60,24 @@ def every() -> list[Method]:
     return own + [Method(base=base, repair=repair, options={}) for base in SIM_BASES for repair in SIM_REPAIRS]
 
 
+def efforts() -> list[Method]:
+    """Return the rows of `--effort`; they run only if named."""
+    return [Method(base="effort", repair=name, options={"effort": name}) for name in EFFORTS]
+
+
 def further() -> list[Method]:
     """Return the rows with gradients, or with layers replaced instead of narrowed; they run only if named."""
-    found = [Method(base="wanda", repair=kind, options={"refine": tuple(kind.split(","))}) for kind in REFINED]
+    found = [
+        Method(base="wanda", repair=kind, options={"selector": "wanda", "refine": tuple(kind.split(","))})
+        for kind in REFINED
+    ]
     found.append(Method(base="wandapp", repair="best", options={"selector": "wandapp"}))
     return [*found, Method(base="grasp", repair="pairs", options={"method": ("grasp",)})]
+
+
+def named() -> list[Method]:
+    """Return all rows that run only if named."""
+    return [*efforts(), *further()]
 
 
 def chosen(wanted: Sequence[str] | None) -> list[Method]:
@@ -75,7 +89,7 @@ def chosen(wanted: Sequence[str] | None) -> list[Method]:
     methods = every()
     if wanted is None:
         return methods
-    slow = further()
+    slow = named()
     for name in wanted:
         if not any(name in (m.base, m.name) for m in [*methods, *slow]):
             raise ValueError(f"no method is called {name!r}; there are {', '.join(m.name for m in [*methods, *slow])}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.fidelity import summary
-from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, every, further
+from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, efforts, every, further, named
 from bench.fidelity.plots import figure
 from bench.fidelity.subjects import SUBJECTS
 
@@ -27,7 +27,7 @@ This page shows the quality of every method at every ratio on held-out data, wit
 | `none` | pruned only |
 | `grail-open` | every block measured in the original model |
 | `grail-closed` | every block measured downstream of the blocks already narrowed |
-| `best` | the default |
+| `best` | the default compensation |
 | column | the `--unit-ratio`; widths are not rounded here, so the ratio is exact |
 | cell | the median over calibration draws, on held-out data; each draw uses another half of the samples, and rows \
 that read no data need one draw; the best of a column is bold |
@@ -58,9 +58,13 @@ so these are the layers that it finds, and every cell shows its change of parame
 
 
 FURTHER = """\
-Methods with gradients on top of the default (`wanda` `best`); `wandapp`, which selects units by gradients; and
-`grasp`, which replaces layers by low-rank pairs until the share of parameters is removed. In brackets: the change
-of parameters and the seconds of the whole call.
+Methods with gradients on top of `wanda` `best`; `wandapp`, which selects units by gradients; and `grasp`, which
+replaces layers by low-rank pairs until the share of parameters is removed. In brackets: the change of parameters and
+the seconds of the whole call.
+"""
+EFFORT = """\
+The efforts of `--effort`, one draw. `max` may choose other widths of the same cost (`--allocate global`). In brackets:
+the change of parameters and the seconds of the whole call, on a busy machine.
 """
 
 
@@ -124,21 +128,23 @@ def _subject(data: Data, name: str) -> str:
     )
     lines = [*_sizes(data, name, points, own, ratios), *_scores(points, own, ratios, about)]
     text += _table([f"{about['metric']} {ARROWS[about['metric']][-1]}", *(f"{ratio:g}" for ratio in ratios)], lines)
-    return text + _further(points, about) + _onnxsim(data, name, points, ratios)
-
-
-def _further(points: Mapping[str, summary.Series], about: Data) -> str:
-    """Return the table of slow methods with their cost, next to the compensation that they start from."""
+    text += _beside("effort", EFFORT, [m.name for m in efforts()], points, about)
     slow = [m.name for m in further() if m.name in points]
-    if not slow:
+    text += _beside("further", FURTHER, ["wanda/best", *slow], points, about) if slow else ""
+    return text + _onnxsim(data, name, points, ratios)
+
+
+def _beside(word: str, text: str, names: Sequence[str], points: Mapping[str, summary.Series], about: Data) -> str:
+    """Return a table of methods with their cost, at the ratios of those after the first; empty if there are none."""
+    measured = [name for name in names if name in points]
+    ratios = sorted({ratio for name in measured[1:] for ratio in points[name]})
+    if not ratios:
         return ""
-    ratios = sorted({ratio for name in slow for ratio in points[name]})
     lines = [
         [f"`{name.split('/')[0]}` {name.split('/')[1]}", *(_priced(points[name].get(r), about) for r in ratios)]
-        for name in ["wanda/best", *slow]
-        if name in points
+        for name in measured
     ]
-    return "\n" + FURTHER + "\n" + _table(["further", *(f"{ratio:g}" for ratio in ratios)], lines)
+    return "\n" + text + "\n" + _table([word, *(f"{ratio:g}" for ratio in ratios)], lines)
 
 
 def _priced(point: summary.Point | None, about: Data) -> str:
@@ -152,7 +158,7 @@ def draws(data: Data, subject: str) -> str:
     counts = Counter(
         (cell["method"], cell["ratio"])
         for cell in data["cells"]
-        if cell["subject"] == subject and cell["method"] not in DATA_FREE | {m.name for m in further()}
+        if cell["subject"] == subject and cell["method"] not in DATA_FREE | {m.name for m in named()}
     )
     few, many = (f(counts.values(), default=0) for f in (min, max))
     return f"{few} draw{'s' * (few != 1)}" if few == many else f"{few} to {many} draws"

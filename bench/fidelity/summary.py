@@ -130,9 +130,9 @@ def milliseconds(data: Data, subject: str, shape: str) -> tuple[float, float] | 
 
 def bases(points: Mapping[str, Series]) -> list[str]:
     """Return the measured selectors and folds in the order of the methods, without slow methods and onnxsim."""
-    from bench.fidelity.methods import FOLDS, PRUNE, further
+    from bench.fidelity.methods import FOLDS, PRUNE, named
 
     order = [*PRUNE, *FOLDS]
-    other = {*SIM_BASES, *(m.base for m in further() if m.base not in order)}
+    other = {*SIM_BASES, *(m.base for m in named() if m.base not in order)}
     names = {method.split("/")[0] for method in points} - other
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))

@@ -17,9 +17,11 @@ def filled(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the choices with those that follow from the effort; a choice of the user is never replaced.
 
     Without compensation, `auto` and no selector mean `wanda`: `obs` scores units as if the weights were fitted
-    afterwards.
+    afterwards. The search for `--max-loss` chooses the widths itself.
     """
     choices = {**EFFORTS.get(given.get("effort", "normal"), {}), **given}
+    if given.get("max_loss") is not None and "allocate" not in given:
+        choices.pop("allocate", None)
     if choices.get("compensate") == "none" and given.get("selector", "auto") == "auto":
         choices["selector"] = "wanda"
     return choices

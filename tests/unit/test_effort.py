@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,17 +23,19 @@ from tests.unit.algebra_builders import mlp
         ({}, ("auto", "best", "uniform")),
         ({"effort": "normal"}, ("auto", "best", "uniform")),
         ({"effort": "fast"}, ("auto", "grail", "uniform")),
-        ({"effort": "max"}, ("obs", "best", "global")),
+        ({"effort": "max"}, ("obs", "best", "uniform")),
+        ({"effort": "max", "ratio": 0.3}, ("obs", "best", "global")),
+        ({"effort": "max", "max_loss": "1%"}, ("obs", "best", "uniform")),
         ({"effort": "fast", "compensate": "best"}, ("auto", "best", "uniform")),
-        ({"effort": "max", "selector": "l2", "allocate": "depth"}, ("l2", "best", "depth")),
-        ({"effort": "max", "selector": "auto"}, ("auto", "best", "global")),
+        ({"effort": "max", "selector": "l2", "allocate": "depth", "ratio": 0.3}, ("l2", "best", "depth")),
+        ({"effort": "max", "selector": "auto", "target_params": "60%"}, ("auto", "best", "global")),
         ({"compensate": "none"}, ("wanda", "none", "uniform")),
         ({"compensate": "none", "selector": "auto"}, ("wanda", "none", "uniform")),
         ({"compensate": "none", "selector": "obs"}, ("obs", "none", "uniform")),
-        ({"effort": "max", "compensate": "none"}, ("wanda", "none", "global")),
+        ({"effort": "max", "compensate": "none", "unit_ratio": 0.3}, ("wanda", "none", "global")),
     ],
 )
-def test_the_effort_fills_in_what_nobody_chose(choices: dict[str, str], wanted: tuple[str, str, str]) -> None:
+def test_the_effort_fills_in_what_nobody_chose(choices: dict[str, Any], wanted: tuple[str, str, str]) -> None:
     recipe = recipe_of(choices)
     assert (recipe.selector, recipe.compensate, recipe.allocate) == wanted
 
