@@ -40,7 +40,7 @@ FIELDS = {
     ),
     "allocation": "asked used errors note rounding curves",
     "verification": "checker ort_load outputs held_out judged headline",
-    "block": "name kind units unit_size span kept exact members error outcome",
+    "block": "name kind units unit_size span kept selector exact members error outcome",
     "member": "initializer axis role kept cluster",
     "error": "plain compensated validation",
     "outcome": "status reason clamped",

@@ -12,22 +12,19 @@ from onnxgrail.algebra.select.selectors.wanda import Wanda
 from onnxgrail.core import Block, Floats, View
 
 WIDEST = 6144
-"""Largest number of features whose elimination costs less than the fits of a block: 4·h³ operations and five matrices
-of 8·h² bytes, which is about the time of the fits and the memory that they may take."""
-
+"""Largest number of features h of a probe: 8·h³ floating-point operations (43 processor seconds) and five matrices of
+8·h² bytes, which is the memory that a fit may take."""
 ROWS = 8
-"""Calibration rows per feature that the elimination needs: with 4, heads of a ViT were chosen worse than by `wanda`."""
+"""Least number of calibration rows per feature. The elimination then takes no more operations than the sums over rows
+that the fits need too, and samples are enough: with 4, heads of a ViT were chosen worse than by `wanda`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
     """The scores of `obs` or of `wanda`, block by block.
 
-    `obs` needs a block of at most `widest` features, and several calibration rows per feature: with fewer, units look
-    redundant that are not.
-
     Attributes:
-        widest: largest number of features of a probe.
+        widest: largest number of features of a probe for which `obs` scores.
         rows: least number of calibration rows per feature.
     """
 
