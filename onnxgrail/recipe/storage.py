@@ -106,11 +106,14 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 
 
 def shorten(model: ir.Model) -> None:
-    """Remove default values from the last entry, to save bytes."""
+    """Remove default values from the last entry, to save bytes.
+
+    The amount stays, and so does a default that the user chose against the effort.
+    """
     *others, last = runs(model)
     usual = plain(dataclasses.asdict(Recipe()))
     chosen = last["recipe"]
-    stay = {*AMOUNTS, *EFFORTS[chosen["effort"]]}  # a default may be a choice against that of the effort
+    stay = {*EFFORTS[chosen["effort"]], *(n for n in AMOUNTS if chosen[n] is not None)}
     choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
 

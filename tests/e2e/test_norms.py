@@ -277,7 +277,8 @@ def test_repair_brings_the_digits_back(choices: dict[str, Any], tmp_path: Path) 
 
 
 def test_repair_helps_grail_and_does_not_hurt_best(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"unit_ratio": 0.7, "blocks": ("conv",), "compensate": "grail", "closed_loop": True}
+    common: dict[str, Any] = {"unit_ratio": 0.7, "blocks": ("conv",), "selector": "wanda", "compensate": "grail"}
+    common["closed_loop"] = True
     grail, repaired = (judged("digits_resnet", tmp_path, norms=word, **common) for word in ("none", "repair"))
     assert repaired[0] > grail[0] + 0.3
     common["compensate"] = "best"
