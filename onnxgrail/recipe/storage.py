@@ -24,7 +24,7 @@ from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.documents import parsed
-from onnxgrail.recipe.effort import EFFORTS
+from onnxgrail.recipe.effort import filled
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
 from onnxgrail.recipe.trust import PLACES, Origin
@@ -108,12 +108,13 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 def shorten(model: ir.Model) -> None:
     """Remove default values from the last entry, to save bytes.
 
-    The amount stays, and so does a default that the user chose against the effort.
+    The amount stays. What the effort fills in counts as a default.
     """
     *others, last = runs(model)
-    usual = plain(dataclasses.asdict(Recipe()))
-    chosen = last["recipe"]
-    stay = {*EFFORTS[chosen["effort"]], *(n for n in AMOUNTS if chosen[n] is not None)}
+    chosen, usual = last["recipe"], plain(dataclasses.asdict(Recipe()))
+    first = {name: chosen[name] for name in ("effort", "compensate") if chosen[name] != usual[name]}
+    usual |= {name: value for name, value in filled(first).items() if name not in first}
+    stay = {name for name in AMOUNTS if chosen[name] is not None}
     choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
 
