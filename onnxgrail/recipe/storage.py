@@ -112,7 +112,7 @@ def shorten(model: ir.Model) -> None:
     """
     *others, last = runs(model)
     chosen, usual = last["recipe"], plain(dataclasses.asdict(Recipe()))
-    first = {name: chosen[name] for name in ("effort", "compensate") if chosen[name] != usual[name]}
+    first = {name: chosen[name] for name in ("effort", "compensate", "max_loss") if chosen[name] != usual[name]}
     usual |= {name: value for name, value in filled(first).items() if name not in first}
     stay = {name for name in AMOUNTS if chosen[name] is not None}
     choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
