@@ -97,13 +97,13 @@ CENTERED = replace(
     VALUES,
     name="NMSE about the mean of the samples",
     loss="NMSE about the mean of the samples, at most 1",
-    scale=0.15,
+    scale=0.4,
 )
 BOXES = replace(
     VALUES,
     name=f"NMSE where a score is above {ACTIVE}",
     loss=f"NMSE where a score is above {ACTIVE}, at most 1",
-    scale=1.0,
+    scale=8.0,
 )
 UNREAD = replace(  # if no position has a score that is read
     VALUES,
