@@ -20,6 +20,8 @@ from onnxgrail.machine.job import Job
 from onnxgrail.search.features import Features, Kind, Place, Sample
 from onnxgrail.search.kernels import KERNELS, Kernels, Measured, measured_kernels
 
+SLOWER = 0.95  # speed relative to the original from which a result counts as slower
+
 
 def latency_of(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[Measure, str]:
     """Return the cost of widths by `modeled`, in multiply-accumulates if kernels cannot be measured, with its note."""
@@ -60,7 +62,7 @@ def slower(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Times | None:
     """
     times = latencies((prepared.given, slim), prepared, recipe)
     after = None if times is None else times[1]
-    return after if after is not None and after.interval is not None and after.interval[1] < 1 else None
+    return after if after is not None and after.interval is not None and after.interval[1] < SLOWER else None
 
 
 def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
