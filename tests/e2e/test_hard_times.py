@@ -113,7 +113,7 @@ def test_a_full_folder_for_temporary_files_is_named(folder: Path, monkeypatch: p
     def spill(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("onnxgrail.finishing.ship.verify", spill)
+    monkeypatch.setattr("onnxgrail.finishing.ship.verified", spill)
     result = CliRunner().invoke(
         main, ["compress", str(folder / "m.onnx"), "--ratio=0.3", "--data", str(folder / "d.npz")]
     )
@@ -218,7 +218,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("onnxgrail.finishing.ship.verify", interrupted)
+        patch.setattr("onnxgrail.finishing.ship.verified", interrupted)
         result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     goes_on = "The same command continues from 'kept dir'"

@@ -283,6 +283,7 @@ def test_memory_stays_far_below_the_weights(tmp_path: Path, monkeypatch: pytest.
     assert data > 180e6
     assert sizes["width"] * sizes["hidden"] * 4 > LARGE
     choices: dict[str, Any] = {
+        "ratio": 0.3,
         "blocks": ["mlp"],
         "compensate": "grail",
         "cache_budget": "64M",

@@ -35,6 +35,7 @@ CHOICES = {
     "fold": ("--reducer", "fold"),
     "norms": ("--norms", "all"),
     "global": ("--allocate", "global"),
+    "search": ("--max-loss", "20%", "--minimize", "params"),
     "statistics": ("--save-stats", "s.npz"),
 }
 
