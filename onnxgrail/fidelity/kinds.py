@@ -27,6 +27,7 @@ PATTERN = 0.1  # most variance between samples, as a share of the total, for one
 CLEAR = 0.8  # least mean of the highest probability for a map without a telling name to hold classes
 QUIET = 0.05  # a column of scores with a smaller median is mostly empty
 BOX = 4  # columns of a box
+FOUND = 0.3  # least score of something that a detector finds
 CLASSES = 256  # most columns of a map of classes
 WIDE = 1024  # most columns of a list of detections
 SIDE = 8  # least positions per axis of an image
@@ -53,6 +54,7 @@ class Part:
         form: conversion to probabilities: none (`probabilities`), softmax (`logits`) or sigmoid (`binary`).
         axis: of the classes or columns, counted with the samples as axis 0.
         columns: indices along `axis` that belong to the part, None for all.
+        gate: place among the columns of the score with which a decoder multiplies the others (objectness).
         rows: True if the entries along `axis` are one distribution.
         dominant: the class of most positions, which is ignored.
         center: the common pattern of values that are similar in all samples; differences from it are measured.
@@ -63,6 +65,7 @@ class Part:
     form: Form = "values"
     axis: int | None = None
     columns: tuple[int, ...] | None = None
+    gate: int | None = None
     rows: bool = False
     dominant: int | None = None
     center: Floats | None = None
@@ -253,7 +256,7 @@ def _in_range(look: _Look) -> tuple[Part, ...]:
         columns = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
         boxes = np.median(columns[:, :BOX], axis=0)
         if ((boxes > QUIET) & (boxes < 1 - QUIET)).all() and np.median(columns[:, BOX:]) < QUIET:
-            return _split(axis, range(BOX), range(BOX, array.shape[axis]))
+            return _split(columns, axis, range(BOX), range(BOX, array.shape[axis]))
     return (scores,)
 
 
@@ -269,16 +272,26 @@ def _mixed(look: _Look) -> tuple[Part, ...]:
         columns = np.moveaxis(array, axis, -1).reshape(-1, count)
         scores = (columns.min(axis=0) >= 0) & (columns.max(axis=0) <= 1) & (columns.max(axis=0) > 0)
         if scores[BOX] and not scores[:BOX].all():
-            return _split(axis, np.flatnonzero(~scores).tolist(), np.flatnonzero(scores).tolist())
+            return _split(columns, axis, np.flatnonzero(~scores).tolist(), np.flatnonzero(scores).tolist())
     return ()
 
 
-def _split(axis: int, values: Sequence[int], scores: Sequence[int]) -> tuple[Part, ...]:
+def _split(columns: Floats, axis: int, values: Sequence[int], scores: Sequence[int]) -> tuple[Part, ...]:
     common: dict[str, Any] = {"axis": axis}
+    gate = 0 if _gates(columns[:, scores]) else None
     return (
-        Part(kind="scores", why="columns in 0..1", form="probabilities", columns=tuple(scores), **common),
+        Part(kind="scores", why="columns in 0..1", form="probabilities", columns=tuple(scores), gate=gate, **common),
         Part(kind="values", why="the other columns", columns=tuple(values), **common),
     )
+
+
+def _gates(scores: Floats) -> bool:
+    """Return True if the first column of scores (positions, columns) says if there is anything, as objectness does.
+
+    Where it is high, another column is high, too; of classes only one is.
+    """
+    high = scores[:, 0] > FOUND
+    return bool(scores.shape[1] > 1 and high.any() and np.mean(scores[high, 1:].max(axis=1) > FOUND) > OFTEN)
 
 
 def _columns(array: Floats) -> int | None:

@@ -195,10 +195,15 @@ class _Seen:
 
 
 def _columns(values: Array, part: Part) -> Floats:
-    """Return the columns of a part, in float64."""
-    if part.columns is not None and part.axis is not None:
-        values = np.take(values, part.columns, axis=part.axis)
-    return values.astype(np.float64)
+    """Return the columns of a part, in float64; scores of classes are multiplied by their gate, as decoders do."""
+    if part.columns is None or part.axis is None:
+        return values.astype(np.float64)
+    values = np.moveaxis(np.take(values, part.columns, axis=part.axis).astype(np.float64), part.axis, -1)
+    if part.gate is not None:
+        gate = values[..., part.gate].copy()
+        values *= gate[..., None]
+        values[..., part.gate] = gate
+    return np.moveaxis(values, -1, part.axis)
 
 
 def _first(batches: Sequence[_Seen]) -> Iterator[Array]:

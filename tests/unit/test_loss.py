@@ -13,6 +13,7 @@ from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Tally
+from onnxgrail.fidelity.kinds import parts_of
 from onnxgrail.fidelity.loss import Agreement, Loss, losses_of, worst_loss
 from onnxgrail.fidelity.measures import MEASURES
 from onnxgrail.fidelity.measures.values import BOXES
@@ -221,3 +222,26 @@ def test_how_many_samples_settle_it(
     needed = seen.settled_by(0.98)
     assert needed is not None
     assert low <= needed <= high
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_classes_count_where_something_is_found(swapped: bool) -> None:
+    """Decoders multiply scores of classes by objectness: what changes elsewhere is not read."""
+    found, boxes, high = faces(low=0.01)
+    classes = np.full((N, 50, 3), 0.4) + 0.5 * np.eye(3)[0]
+    other = np.where(high[..., None], classes, classes[..., ::-1])
+    a, b = (np.concatenate([boxes, found, side], axis=2) for side in (classes, other))
+    if swapped:
+        a, b = np.moveaxis(a, 1, 2), np.moveaxis(b, 1, 2)
+    scores = losses_of(tally({"y": a}, {"y": b}))[0]
+    assert (scores.part, scores.bound) == ("columns 4 to 7", 0)
+    worse = np.where(high[..., None], classes[..., ::-1], classes)
+    b = np.concatenate([boxes, found, worse], axis=2)
+    assert losses_of(tally({"y": np.moveaxis(a, 1, 2) if swapped else a}, {"y": b}))[0].mean > 0.1
+
+
+def test_the_first_of_several_classes_gates_nothing() -> None:
+    _, boxes, high = faces()
+    kinds = np.eye(3)[rng().integers(0, 3, (N, 50))] * np.where(high, 0.9, 0.0)[..., None]
+    part = next(p for p in parts_of("y", [np.concatenate([boxes, kinds], axis=2)], Clues()) if p.kind == "scores")
+    assert part.gate is None
