@@ -55,7 +55,14 @@ def refined(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> tuple[Ref
     monkeypatch.setattr(distill, "blended", spy)
     monkeypatch.setattr(distill, "whole", counted)
     onnxgrail.compress(
-        ir.to_proto(network()), data=given, unit_ratio=0.5, round_to=1, check=False, refine="distill", batch_size=BATCH
+        ir.to_proto(network()),
+        data=given,
+        held_out=0,
+        unit_ratio=0.5,
+        round_to=1,
+        check=False,
+        refine="distill",
+        batch_size=BATCH,
     )
     return seen[0], seen[1], steps[0]
 

@@ -13,16 +13,16 @@ torch = pytest.importorskip("torch")
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.methods.grasp import fitting, method, pairs
+from onnxgrail.methods.grasp import fitting, pairs, steps
 from tests.tiny import mlp
 from tests.torchgraph.test_refine import data as vectors
 
 WORK = {
-    "redundancy": (method, "redundancies"),
-    "gradients": (method, "slope_of"),
+    "redundancy": (steps, "redundancies"),
+    "gradients": (steps, "slope_of"),
     "pairs": (pairs, "pair"),
     "fits": (fitting, "refit"),
-    "errors": (method, "apart"),
+    "errors": (steps, "apart"),
 }
 LLAMA = models.load("char_llama")
 

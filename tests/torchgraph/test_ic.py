@@ -39,6 +39,7 @@ def test_a_pool_at_the_input_gives_back_what_narrowing_took(
     monkeypatch.setattr(ic, "STEPS", 500)
     found = models.load(name)
     choices: dict[str, Any] = {"unit_ratio": ratio, "compensate": "grail", "check": False, "data": found.calibration}
+    choices["selector"] = "wanda"
     plain = onnxgrail.compress(found.model, dry_run=True, **choices)
     result = onnxgrail.compress(found.model, dry_run=True, method="ic", **choices)
     dense, before, after = models.manifest()[name]["dense"], accuracy(name, plain.model), accuracy(name, result.model)

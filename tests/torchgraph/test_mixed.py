@@ -50,7 +50,14 @@ def refined(
     for module in (laco, distill):
         monkeypatch.setattr(module, "mixed", spy)
     found = onnxgrail.compress(
-        ir.to_proto(encoder()), data=given, unit_ratio=0.5, round_to=1, check=False, refine=kind, batch_size=BATCH
+        ir.to_proto(encoder()),
+        data=given,
+        unit_ratio=0.5,
+        round_to=1,
+        check=False,
+        refine=kind,
+        batch_size=BATCH,
+        held_out=0,
     )
     return seen[0], seen[1], found.report.data["refines"]
 

@@ -171,7 +171,10 @@ def test_held_out_samples_judge(asked: str, tmp_path: Path) -> None:
     assert "to the reference" in done.output
     cosine = judged["outputs"][0]["cosine"]
     for limit, code in ((cosine - 1e-3, 0), (cosine + 1e-3, 3)):
-        assert CliRunner().invoke(main, [*words, *more, "--dry-run", "--min-cosine", str(limit)]).exit_code == code
+        assert (
+            CliRunner().invoke(main, [*words, *more, "--force", "--dry-run", "--min-cosine", str(limit)]).exit_code
+            == code
+        )
     if not asked.isdecimal():
         assert judged["outputs"][0]["nmse"] == pytest.approx(
             error(dense, ir.load(tmp_path / "small.refined.onnx")), 0.1

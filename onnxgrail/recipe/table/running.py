@@ -43,9 +43,8 @@ DATA = (
     ),
     Option(
         "reference",
-        PATH,
+        Value(kind="any", metavar="DENSE"),
         "The model that SMALL was made from, with the same inputs and outputs.",
-        metavar="DENSE",
         required=True,
         commands=("refine",),
     ),
