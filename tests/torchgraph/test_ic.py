@@ -85,7 +85,7 @@ def test_language_models_are_compensated_behind_the_embedding(monkeypatch: pytes
     assert entry["outcome"]["status"] == "ok"
     assert entry["after"] < 0.9 * entry["before"]
     assert entry["added"] == {
-        "form": "token", "at": "h", "rank": 4, "params": 64, "macs": 6 * 64, "bytes": 256,
+        "form": "token", "at": "h", "rank": 4, "params": 32, "macs": 6 * 32, "bytes": 128,
     }  # fmt: skip
     ops = [node.op_type for node in result.model.graph]
     assert ops[:5] == ["Gather", "MatMul", "Softmax", "MatMul", "Add"]
@@ -142,4 +142,4 @@ def test_the_command_line_says_what_it_cost(tmp_path: Path, monkeypatch: pytest.
     assert done.exit_code == 0, done.output
     assert "Refine ic: held-out error" in done.output
     assert re.search(r", \+\d+ parameters,", done.output)
-    assert "Residual stream channels (1 of 1 block" in done.output  # the pool is as wide as the embedding is now
+    assert "neurons (2 of 2 blocks" in done.output  # the pool is as wide as the embedding is now
