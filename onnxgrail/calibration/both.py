@@ -10,14 +10,17 @@ from pathlib import Path
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.next_token import predicted
 from onnxgrail.calibration.feeds.signature import padding_mask
-from onnxgrail.calibration.runtime.session import USUAL, Setup, open_session
-from onnxgrail.fidelity import Tally, clues_of
+from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_session
+from onnxgrail.core import Feed, Labels
+from onnxgrail.fidelity import Clues, Tally, clues_of
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.rewrite.interface import Port, fit
 from onnxgrail.machine.progress import Progress, silent
 
 Source = Packed | bytes | str | Path
+Fed = tuple[Feed, Labels | None]
+"""A feed, and the true classes of its samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +36,50 @@ class Pair:
     a: Source
     b: Source
     ports: Sequence[Port] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparer:
+    """Compares runs of two models on the same feeds.
+
+    Attributes:
+        clues: known facts about the inputs.
+        text: the input whose next tokens the model predicts, None if there is none.
+    """
+
+    clues: Clues
+    text: str | None
+
+    def add(self, tally: Tally, fed: Fed, wanted: Feed, got: Feed, ports: Sequence[Port]) -> None:
+        """Add one feed to a tally; padded tokens are left out.
+
+        Args:
+            tally: of both models.
+            fed: the feed, and the true classes of its samples.
+            wanted: outputs of the reference.
+            got: outputs of the other model.
+            ports: inputs and outputs that the other model lacks or has narrower.
+        """
+        feed, labels = fed
+        goals = Goals(labels=labels, tokens=None if self.text is None else feed[self.text])
+        single = all(array.ndim == 0 or len(array) == 1 for array in feed.values())
+        tally.add(fit(wanted, ports), got, mask=padding_mask(feed), goals=goals, single=single)
+
+
+def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synthetic: bool) -> Comparer:
+    """Return what the first feed and its outputs tell about a model.
+
+    Args:
+        reference: runs the model.
+        fed: the feed, and the true classes of its samples.
+        wanted: the outputs.
+        texts: test if the model predicts tokens of the feed, which costs a run.
+        synthetic: the feed is random.
+    """
+    feed, labels = fed
+    looked = texts and not synthetic and labels is None
+    text = predicted(reference, feed, wanted) if looked else None
+    return Comparer(clues_of(feed, text=text, known=looked, synthetic=synthetic), text)
 
 
 def run_both(
@@ -55,20 +102,16 @@ def run_both(
         progress: called once per feed.
     """
     tally = Tally(judge=judge)
-    total, looked = len(batches), texts and not batches.synthetic
-    text: str | None = None
+    total = len(batches)
     with ExitStack() as stack:
         one, two = (stack.enter_context(open_session(model, setup)) for model in (pair.a, pair.b))
-        for number, (feed, labels) in enumerate(batches.labelled()):
+        comparer: Comparer | None = None
+        for number, fed in enumerate(batches.labelled()):
             progress("compare", number, total)
-            wanted = one.run(feed)
-            if number == 0:
-                text = predicted(one, feed, wanted) if looked and labels is None else None
-                known = looked and labels is None
-                tally.clues = clues_of(feed, text=text, known=known, synthetic=batches.synthetic)
-            goals = Goals(labels=labels, tokens=None if text is None else feed[text])
-            got = two.run(fit(feed, pair.ports))
-            single = all(array.ndim == 0 or len(array) == 1 for array in feed.values())
-            tally.add(fit(wanted, pair.ports), got, mask=padding_mask(feed), goals=goals, single=single)
+            wanted = one.run(fed[0])
+            if comparer is None:
+                comparer = comparer_of(one, fed, wanted, texts=texts, synthetic=batches.synthetic)
+                tally.clues = comparer.clues
+            comparer.add(tally, fed, wanted, two.run(fit(fed[0], pair.ports)), pair.ports)
         progress("compare", total, total)
     return tally

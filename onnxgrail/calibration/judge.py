@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import onnx_ir as ir
 
+from onnxgrail.calibration.both import Fed, comparer_of
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.next_token import predicted
-from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.feeds.judging import part_of
 from onnxgrail.calibration.metric import Metric, arrays_of, outputs_of
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed, Labels
 from onnxgrail.errors import DataError
-from onnxgrail.fidelity import Tally, clues_of
-from onnxgrail.fidelity.goals import Goals
+from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.loss import Loss, worst_loss
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import pack
@@ -45,10 +43,9 @@ class Judge:
 
     def __enter__(self) -> Self:
         self._original: Session = self._stack.enter_context(open_session(pack(self._model), self._setup))
-        feed, labels = next(self._batches.labelled())
-        wanted = self._wanted(0, feed)
-        self._text = predicted(self._original, feed, wanted) if labels is None else None
-        self._clues = clues_of(feed, text=self._text, known=labels is None, synthetic=self._batches.synthetic)
+        first, synthetic = next(self._batches.labelled()), self._batches.synthetic
+        wanted = self._wanted(0, first[0])
+        self._comparer = comparer_of(self._original, first, wanted, texts=True, synthetic=synthetic)
         if self._metric is not None:
             self._metric.check(*self._originals(range(len(self._batches))))
         return self
@@ -74,7 +71,7 @@ class Judge:
             reference, labels = self._originals([number for _, numbers in candidates for number in numbers])
             outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
             return self._metric.losses(reference, outputs, labels)
-        tally = Tally(self._clues)
+        tally = Tally(self._comparer.clues)
         for slim, numbers in candidates:
             self._add(tally, slim, numbers)
         found = worst_loss(tally)
@@ -89,21 +86,22 @@ class Judge:
 
     def _outputs(self, slim: ir.Model, numbers: Sequence[int]) -> tuple[Feed, ...]:
         """Return a candidate's outputs for some feeds."""
-        feeds = replace(self._batches, feeds=tuple(self._batches.feeds[number] for number in numbers))
-        return outputs_of(pack(slim), feeds, self._setup, between(self._model, slim))
+        return outputs_of(pack(slim), self._some(numbers), self._setup, between(self._model, slim))
 
-    def _fed(self, numbers: Sequence[int]) -> Iterator[tuple[Feed, Labels | None]]:
+    def _some(self, numbers: Sequence[int]) -> Batches:
+        return part_of(self._batches, [self._batches.feeds[number] for number in numbers])
+
+    def _fed(self, numbers: Sequence[int]) -> Iterator[Fed]:
         """Yield some feeds with the labels of their samples."""
-        return replace(self._batches, feeds=tuple(self._batches.feeds[number] for number in numbers)).labelled()
+        return self._some(numbers).labelled()
 
     def _add(self, tally: Tally, slim: ir.Model, numbers: Sequence[int]) -> None:
         """Compare a candidate with the original on some feeds; narrower inputs and outputs where both have them."""
         ports = between(self._model, slim)
         with open_session(pack(slim), self._setup) as session:
-            for number, (feed, labels) in zip(numbers, self._fed(numbers), strict=True):
-                goals = Goals(labels=labels, tokens=None if self._text is None else feed[self._text])
-                wanted, got = self._wanted(number, feed), session.run(fit(feed, ports))
-                tally.add(fit(wanted, ports), got, mask=padding_mask(feed), goals=goals)
+            for number, fed in zip(numbers, self._fed(numbers), strict=True):
+                wanted, got = self._wanted(number, fed[0]), session.run(fit(fed[0], ports))
+                self._comparer.add(tally, fed, wanted, got, ports)
 
     def _wanted(self, number: int, feed: Feed) -> dict[str, Array]:
         """Return the original's outputs for a feed."""

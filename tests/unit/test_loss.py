@@ -11,6 +11,7 @@ import pytest
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.judge import Judge
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Tally
 from onnxgrail.fidelity.kinds import parts_of
@@ -198,6 +199,13 @@ def test_outputs_without_a_sample_axis_are_one_sample_of_a_model_that_takes_one(
     batches = read({"x": rng().normal(size=(N, 6)).astype(np.float32)}, signature_of(model))
     seen = losses_of(run_both(Pair(to_bytes(model), to_bytes(other)), batches))
     assert {one.output: (one.kind, len(one.values)) for one in seen} == {"y": ("classes", N), "boxes": ("values", N)}
+
+
+def test_the_judge_of_a_search_counts_such_samples_alike() -> None:
+    model, other = (tiny("float[1,6] x => float[40,3] boxes", NO_AXIS, WEIGHTS, seed=seed) for seed in (0, 1))
+    batches = read({"x": rng().normal(size=(N, 6)).astype(np.float32)}, signature_of(model))
+    with Judge(model, batches, ("CPUExecutionProvider",)) as judge:
+        assert len(judge.loss((other, range(N))).values) == N
 
 
 def test_batches_do_not_matter() -> None:
