@@ -10,12 +10,12 @@ from typing import Any
 
 from onnxgrail.allocation.found import Judged
 from onnxgrail.errors import UsageError
-from onnxgrail.machine.files.paths import Read, check_output, check_targets, write_text
+from onnxgrail.machine.files.paths import Read
 from onnxgrail.machine.plain import SCHEMA, plain, to_json
 from onnxgrail.narrowing.frontier import Costs
 from onnxgrail.recipe.keywords import portion, read_as
 from onnxgrail.report.environment import version_of
-from onnxgrail.report.report import is_page
+from onnxgrail.report.report import save
 from onnxgrail.report.result import Result
 
 
@@ -144,10 +144,7 @@ class Frontier:
         Raises:
             OutputError: the file exists and `force` is not given, it is the model, or it cannot be written.
         """
-        path = Path(path)
-        check_targets([("report", path)], [Read(path=Path(self.model), what="the model")])
-        check_output(path, force=force, what="report")
-        write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
+        save(self, Path(path), [Read(path=Path(self.model), what="the model")], force=force)
 
     def __repr__(self) -> str:
         lines = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from onnxgrail.core import Refusal
 from onnxgrail.errors import ModelError
@@ -96,10 +96,7 @@ class Report:
         Raises:
             OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
         """
-        path = Path(path)
-        check_targets([("report", path)], reads(self.data))
-        check_output(path, force=force, what="report")
-        write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
+        save(self, Path(path), reads(self.data), force=force)
 
     @whole
     def to_html(self) -> str:
@@ -229,10 +226,34 @@ class Inspection:
         Raises:
             OutputError: the file exists and `force` is not given, it is the model, or it cannot be written.
         """
-        path = Path(path)
-        check_targets([("report", path)], [Read(path=Path(self.path), what="the model")])
-        check_output(path, force=force, what="report")
-        write_text(path, self.to_html() if is_page(path) else self.to_json() + "\n")
+        save(self, Path(path), [Read(path=Path(self.path), what="the model")], force=force)
+
+
+class Saved(Protocol):
+    """A result that is written as a page or as JSON."""
+
+    def to_html(self) -> str:
+        """Return one self-contained HTML file."""
+
+    def to_json(self) -> str:
+        """Return indented JSON."""
+
+
+def save(result: Saved, path: Path, read: Sequence[Read], *, force: bool) -> None:
+    """Write a result, whole or not at all: as a page if the suffix is .html, else as JSON.
+
+    Args:
+        result: what is written.
+        path: file to write.
+        read: files that the run has read, which are not replaced.
+        force: an existing file may be replaced.
+
+    Raises:
+        OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
+    """
+    check_targets([("report", path)], read)
+    check_output(path, force=force, what="report")
+    write_text(path, result.to_html() if is_page(path) else result.to_json() + "\n")
 
 
 def is_page(path: Path) -> bool:

@@ -18,7 +18,7 @@ from onnxgrail.allocation.found import Judged, judged_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.allocation.losses import Search, evidence
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.judging import part_of
+from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.core import Change, View
@@ -146,7 +146,7 @@ def _some(prepared: Prepared, blocks: int) -> Batches:
     samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, LEAST), MOST)
     each = max(1, batches.samples // max(len(batches), 1))
     count = min(len(batches), math.ceil(samples / each))
-    return part_of(batches, [batches.feeds[(2 * n + 1) * len(batches) // (2 * count)] for n in range(count)])
+    return part_of(batches, spread(batches, count))
 
 
 def _folds(prepared: Prepared) -> tuple[Batches, list[_Fold]]:

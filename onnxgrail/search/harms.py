@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.moments.curves import Narrow
+from onnxgrail.algebra.moments.curves import Narrow, error_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.core import Change, Floats, View
 
@@ -16,7 +16,6 @@ SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # 
 FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
 TRIALS = 3  # most trials of a block
-FAR = 3.0  # times the limit: no search goes to a level beyond it
 POWERS = {"classes": 2.0, "scores": 2.0}
 """Powers of the losses that add up over blocks, by kind of output; 1 for others.
 
@@ -77,7 +76,7 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: flo
     if not levels:
         return Harm(ladder.name, ladder.units, "", (), ())
     changes = [narrow(view, width) for width in levels]
-    errors = np.maximum.accumulate([_error(change) for change in changes])
+    errors = np.maximum.accumulate(np.clip([error_of(change) for change in changes], 0.0, 1.0))
     tried: dict[int, float] = {}
     place, kind = min(FIRST, len(levels) - 1), ""
     for _ in range(TRIALS):
@@ -88,12 +87,6 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: flo
             break
     losses = _between(errors, tried, POWERS.get(kind, 1.0))
     return Harm(ladder.name, ladder.units, kind, levels, tuple(losses.tolist()))
-
-
-def _error(change: Change) -> float:
-    """Return the relative squared error of the consumers' outputs; 0 if they are all zero."""
-    error = change.error.plain if change.error.compensated is None else change.error.compensated
-    return 0.0 if error is None else float(np.clip(error, 0.0, 1.0))
 
 
 def _between(errors: Floats, tried: dict[int, float], power: float) -> Floats:

@@ -10,14 +10,14 @@ import time
 
 from onnxgrail.allocation.found import Candidate, Found
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import farthest
+from onnxgrail.search.bisect import CLOSE, TRIES, farthest
 from onnxgrail.search.candidates import Candidates, Task, path_within
 from onnxgrail.search.path import Path, Widths
 
 BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off
-EFFORTS = {"fast": (3, 0.7), "normal": (5, 0.85), "max": (10, 0.95)}
-"""Most candidates that are decided and judged, and the share of the limit that ends the search."""
+PATIENCE = {"fast": (3, 0.7), "normal": (TRIES, CLOSE), "max": (10, 0.95)}
+"""By effort: most candidates that are decided and judged, and the share of the limit that ends the search."""
 NEXT = 2.0  # times the limit: the larger loss whose cost is told
 
 
@@ -32,7 +32,7 @@ def within(task: Task) -> tuple[Widths, Found]:
     """
     path = path_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
-    tries, close = EFFORTS[task.search.recipe.effort]
+    tries, close = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "searching", tries)
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:

@@ -47,7 +47,7 @@ def test_an_unknown_effort_is_named() -> None:
 
 
 def test_a_larger_effort_tries_more_and_ends_closer_to_the_limit() -> None:
-    tries, shares = zip(*(within.EFFORTS[name] for name in ("fast", "normal", "max")), strict=True)
+    tries, shares = zip(*(within.PATIENCE[name] for name in ("fast", "normal", "max")), strict=True)
     assert list(tries) == sorted(set(tries))
     assert list(shares) == sorted(set(shares))
 

@@ -25,7 +25,7 @@ def error_curve(view: View, narrow: Narrow) -> Floats:
     """
     units = view.block.units
     widths = widths_measured(units)[1:-1]
-    known = [(0, 1.0), *((k, _error(narrow(view, k))) for k in widths), (units, 0.0)]
+    known = [(0, 1.0), *((k, error_of(narrow(view, k))) for k in widths), (units, 0.0)]
     values = np.maximum.accumulate(np.clip([e for _, e in known], 0.0, 1.0)[::-1])[::-1]
     return np.asarray(np.interp(np.arange(units + 1), [k for k, _ in known], values))
 
@@ -35,8 +35,8 @@ def widths_measured(units: int) -> list[int]:
     return [0, *sorted({max(1, round(share * units)) for share in SHARES} - {units}), units]
 
 
-def _error(change: Change) -> float:
-    """Return the error of the chosen weights; 0 if all outputs are zero."""
+def error_of(change: Change) -> float:
+    """Return the relative squared error of the consumers' outputs with the chosen weights; 0 if they are all zero."""
     error = change.error.plain if change.error.compensated is None else change.error.compensated
     return 0.0 if error is None else error
 

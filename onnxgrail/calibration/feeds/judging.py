@@ -83,6 +83,9 @@ def few(batches: Batches) -> Batches:
     each = -(-batches.samples // max(len(batches), 1))
     wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
     count = min(len(batches), max(1, wanted // max(each, 1)))
-    numbers = [(2 * n + 1) * len(batches) // (2 * count) for n in range(count)]
-    feeds = tuple(batches.feeds[n] for n in numbers)
-    return replace(batches, feeds=feeds)
+    return replace(batches, feeds=spread(batches, count))
+
+
+def spread(batches: Batches, count: int) -> tuple[Callable[[], Feed], ...]:
+    """Return `count` feeds, spread evenly over all."""
+    return tuple(batches.feeds[(2 * n + 1) * len(batches) // (2 * count)] for n in range(count))
