@@ -157,6 +157,13 @@ def cnn(widths: Sequence[int] = (8, 6), *, classes: int = 5) -> ir.Model:
     return tiny(f"float[N,3,6,6] x => float[N,{classes}] y", "\n".join(body), weights)
 
 
+def two_mlps(inputs: int, first: int, second: int) -> ir.Model:
+    """Two blocks of so many neurons, which feed four scores."""
+    body = "h = MatMul(x, w1) a = Relu(h) k = MatMul(a, w2) b = Relu(k) y = MatMul(b, w3)"
+    weights = {"w1": (inputs, first), "w2": (first, second), "w3": (second, 4)}
+    return tiny(f"float[N,{inputs}] x => float[N,4] y", body, weights)
+
+
 def batch_norm(names: str, width: int) -> dict[str, Array]:
     """Scale, bias, mean and (positive) variance; `names` is four letters and a common ending."""
     rng = np.random.default_rng(width)

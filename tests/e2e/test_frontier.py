@@ -15,10 +15,10 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.calibration.judge import Judge
 from onnxgrail.errors import NothingToCompressError, OutputError, UsageError
 from tests.command import run
-from tests.tiny import tiny
+from tests.judging import killed, recorded
+from tests.tiny import two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
 CHOICES: dict[str, Any] = {"data": DATA, "round_to": 1, "minimize": "params"}
@@ -28,10 +28,8 @@ POINT = {"number", "predicted", "loss", "params", "macs", "bytes", "latency_ms",
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two blocks of 48 and 32 neurons that feed scores of classes."""
-    body = "h = MatMul(x, w1) a = Relu(h) k = MatMul(a, w2) b = Relu(k) y = MatMul(b, w3)"
-    net = tiny("float[N,12] x => float[N,4] y", body, {"w1": (12, 48), "w2": (48, 32), "w3": (32, 4)})
     path = tmp_path_factory.mktemp("frontier") / "m.onnx"
-    onnx.save(ir.to_proto(net), path)
+    onnx.save(ir.to_proto(two_mlps(12, 48, 32)), path)
     return path
 
 
@@ -155,21 +153,9 @@ def test_nothing_to_narrow_is_exit_4(model: Path, tmp_path: Path) -> None:
 def test_a_killed_run_goes_on_to_the_same_points(
     model: Path, found: onnxgrail.Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[int] = []
-    usual = Judge.loss
-
-    def killed(judge: Judge, *candidates: Any) -> Any:
-        done.append(len(candidates))
-        if len(done) == 12:
-            raise KeyboardInterrupt
-        return usual(judge, *candidates)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Judge, "loss", killed)
-        with pytest.raises(KeyboardInterrupt):
-            onnxgrail.frontier(model, resume=tmp_path / "folder", **CHOICES)
-    done.clear()
-    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (done.append(len(c)), usual(judge, *c))[1])
+    with killed(monkeypatch, 12):
+        onnxgrail.frontier(model, resume=tmp_path / "folder", **CHOICES)
+    done = recorded(monkeypatch)
     again = onnxgrail.frontier(model, resume=tmp_path / "folder", **CHOICES)
     one, two = ([(p["widths"], p["loss"]) for p in f.to_data()["points"]] for f in (again, found))
     assert one == two

@@ -16,7 +16,7 @@ import onnxgrail
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.report.page.command import command_of
 from tests.command import run
-from tests.tiny import tiny
+from tests.tiny import two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((48, 6)).astype(np.float32)}
 
@@ -24,10 +24,8 @@ DATA = {"x": np.random.default_rng(0).standard_normal((48, 6)).astype(np.float32
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two blocks of 16 and 12 neurons."""
-    body = "h = MatMul(x, w1) a = Relu(h) k = MatMul(a, w2) b = Relu(k) y = MatMul(b, w3)"
-    net = tiny("float[N,6] x => float[N,4] y", body, {"w1": (6, 16), "w2": (16, 12), "w3": (12, 4)})
     path = tmp_path_factory.mktemp("given") / "m.onnx"
-    onnx.save(ir.to_proto(net), path)
+    onnx.save(ir.to_proto(two_mlps(6, 16, 12)), path)
     return path
 
 

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrail
-from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.errors import DataError, MetricError, NothingToCompressError, UsageError
 from onnxgrail.finishing import empty
 from onnxgrail.search import within as searching
+from tests.judging import killed, recorded
 
 RNG = np.random.default_rng(5)
 WIDTH, KEPT = 48, 16
@@ -138,21 +138,9 @@ def test_a_killed_search_goes_on_to_the_same_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = compressed(model, tmp_path / "whole.onnx", round_to=1)["allocation"]["search"]
-    done: list[int] = []
-    usual = Judge.loss
-
-    def killed(judge: Judge, *candidates: Any) -> Any:
-        done.append(len(candidates))
-        if len(done) == 4:
-            raise KeyboardInterrupt
-        return usual(judge, *candidates)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Judge, "loss", killed)
-        with pytest.raises(KeyboardInterrupt):
-            compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")
-    again: list[int] = []
-    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (again.append(len(c)), usual(judge, *c))[1])
+    with killed(monkeypatch, 4):
+        compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")
+    again = recorded(monkeypatch)
     search = compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")["allocation"]["search"]
     assert search == whole
     assert 1 not in again  # no block is tried again

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from onnxgrail.torchgraph import fit as fitting
-from tests.torchgraph.test_refine import run_fit
+from tests.torchgraph.test_fit import run_fit
 
 
 def way(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -17,7 +17,7 @@ from onnxgrail.methods.refine.mixed import PIECES, joined, mixed
 from onnxgrail.methods.refine.refinement import Refinement
 from onnxgrail.torchgraph import fit as fitting
 from tests.tiny import tiny
-from tests.torchgraph.test_refine import run_fit
+from tests.torchgraph.test_fit import run_fit
 
 LENGTH, BATCH = 6, 4
 
