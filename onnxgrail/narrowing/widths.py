@@ -31,7 +31,7 @@ from onnxgrail.search.path import Cost
 from onnxgrail.search.within import within
 
 ALLOCATION = Codec(of_allocation, allocation_of)
-PARTS = 3  # the data and their two halves, of which a search keeps statistics
+PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics
 CHEAP = 64, 5e12  # most blocks and multiply-accumulates for which error curves are measured by default
 
 
@@ -146,7 +146,18 @@ def task_of(search: Search, cost: Cost) -> Task:
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
         return _settled(part, recipe, blocks, widths, dense(part))
 
-    return Task(search=search, settle=settled, cost=cost, minimize=recipe.minimize, limit=recipe.max_loss)
+    def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
+        plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
+        return _settled(part, plain, blocks, widths, dense(part))
+
+    return Task(
+        search=search,
+        settle=settled,
+        cost=cost,
+        minimize=recipe.minimize,
+        limit=recipe.max_loss,
+        decide=unfitted if recipe.compensate == BEST else None,
+    )
 
 
 def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost) -> Task:

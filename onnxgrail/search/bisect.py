@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from onnxgrail.search.path import Path
 
-TRIES, CLOSE = 5, 0.85  # most candidates that are decided and judged, and the share of the limit that ends the search
-AIM = 0.95  # share of the limit that a prediction aims at
+TRIES, CLOSE = 5, 0.88  # most candidates that are decided and judged, and the share of the limit that ends the search
+FIRST, AIM = 0.6, 0.92  # shares of the limit that the first prediction, which is of a mean, and later ones aim at
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 Judged = Callable[[int], float]
 """Returns the measured bound of the loss after a number of steps."""
@@ -62,7 +62,7 @@ def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int
     if bad - good <= 1:
         return None
     if not found:
-        guess = path.reach(limit)
+        guess = path.reach(FIRST * limit)
     elif good in found and bad in found:
         guess = path.reach(_interpolated(path, AIM * limit, found, good, bad))
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -15,28 +14,19 @@ from types import TracebackType
 from typing import Self
 
 from onnxgrail.allocation.found import Judged, judged_of
-from onnxgrail.allocation.ladders import Ladder
-from onnxgrail.allocation.losses import Search, evidence
+from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.judging import part_of, spread
+from onnxgrail.calibration.feeds.judging import part_of
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
-from onnxgrail.core import Change, View
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
-from onnxgrail.graph.cost import counting
-from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Codec, Record
-from onnxgrail.search.harms import TRIALS, Harm, Tried, harm_from, harm_of, power_of
-from onnxgrail.search.path import Cost, Path, Widths, path_of
+from onnxgrail.search.path import Cost, Widths
 
-LEAST, MOST = 8, 64  # samples on which single blocks are tried
-PASSES, MACS = 12, 5e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
 Settle = Callable[[Prepared, Mapping[str, int]], Ledger]
 """Decides and fits a model at given widths."""
-HARM: Codec[Harm] = Codec(lambda harm: Record(notes=asdict(harm)), lambda record: harm_from(record.notes))
 JUDGED: Codec[Judged] = Codec(lambda judged: Record(notes=asdict(judged)), lambda record: judged_of(record.notes))
 
 
@@ -50,6 +40,7 @@ class Task:
         cost: of the model at given widths.
         minimize: name of the cost.
         limit: largest loss.
+        decide: decides a model without fits of other layers; None if `settle` has no such fits.
     """
 
     search: Search
@@ -57,10 +48,11 @@ class Task:
     cost: Cost
     minimize: str
     limit: float
+    decide: Settle | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Fold:
+class Fold:
     """A part of the data to fit to, and the numbers of the feeds that judge the fit."""
 
     fitted: Prepared
@@ -76,7 +68,7 @@ class Candidates:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._batches, self._folds = _folds(task.search.prepared)
+        self._batches, self._folds = folds_of(task.search.prepared)
         self._stack = ExitStack()
         self.crossed = len(self._folds) > 1
 
@@ -91,46 +83,12 @@ class Candidates:
 
     def loss(self, widths: Widths) -> Judged:
         """Return the loss of a candidate; one that an earlier run has judged is not judged again."""
-        return self._task.search.job.steps.alone().once(_key(widths), lambda: self._judged(widths), JUDGED)
+        return self._task.search.job.steps.alone().once(f"loss {key_of(widths)}", lambda: self._judged(widths), JUDGED)
 
     def _judged(self, widths: Widths) -> Judged:
         task, prepared = self._task, self._task.search.prepared
         models = [(narrowed(prepared, task.settle(fold.fitted, widths)), fold.judges) for fold in self._folds]
         return told(self._judge.loss(*models))
-
-
-def path_within(task: Task, most: float) -> Path:
-    """Return the path of least harm, from the losses of all blocks alone.
-
-    Args:
-        task: see `Task`.
-        most: predicted loss at which the path ends.
-    """
-    search, steps = task.search, task.search.job.steps.alone()
-    prepared = search.prepared
-    ladders = {ladder.name: ladder for ladder in search.ladders}
-    tick = ticking(task.search.job.progress, "trying blocks", len(ladders))
-    nothing = weights.empty(prepared.survey)
-    some = _some(prepared, len(ladders))
-    with Judge(prepared.model, some, task.search.recipe.providers) as judge:
-        every = range(len(some))
-
-        def trial(change: Change) -> Tried:
-            ledger = weights.record(change, prepared.model, prepared.survey, nothing)
-            loss = judge.loss((narrowed(prepared, ledger), every))
-            return loss.mean, loss.kind
-
-        def read(view: View) -> Harm:
-            ladder: Ladder = ladders[view.block.name]
-            harm = steps.once(
-                f"harm {ladder.name}", lambda: harm_of(view, ladder, search.narrow, trial, task.limit), HARM
-            )
-            tick()
-            return harm
-
-        found = evidence(search, read)
-    harms = [found[ladder.name] for ladder in search.ladders]
-    return path_of(harms, task.cost, power_of(harms), most)
 
 
 def _judge(task: Task, batches: Batches) -> Judge:
@@ -139,17 +97,7 @@ def _judge(task: Task, batches: Batches) -> Judge:
     return Judge(prepared.model, batches, task.search.recipe.providers, prepared.metric)
 
 
-def _some(prepared: Prepared, blocks: int) -> Batches:
-    """Return feeds for the trials of single blocks, spread over all: so many that the trials do not take too long."""
-    batches, trials = prepared.batches, TRIALS * max(blocks, 1)
-    macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
-    samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, LEAST), MOST)
-    each = max(1, batches.samples // max(len(batches), 1))
-    count = min(len(batches), math.ceil(samples / each))
-    return part_of(batches, spread(batches, count))
-
-
-def _folds(prepared: Prepared) -> tuple[Batches, list[_Fold]]:
+def folds_of(prepared: Prepared) -> tuple[Batches, list[Fold]]:
     """Return the feeds that judge, and the folds.
 
     Raises:
@@ -157,7 +105,7 @@ def _folds(prepared: Prepared) -> tuple[Batches, list[_Fold]]:
     """
     if prepared.held_out is not None:
         batches = prepared.held_out.batches
-        return batches, [_Fold(prepared, tuple(range(len(batches))))]
+        return batches, [Fold(prepared, tuple(range(len(batches))))]
     batches, count = prepared.batches, len(prepared.batches)
     if count < 2:
         raise DataError(
@@ -165,7 +113,7 @@ def _folds(prepared: Prepared) -> tuple[Batches, list[_Fold]]:
             hint="Give more samples, a smaller --batch-size, or --held-out DATA",
         )
     halves = [tuple(range(start, count, 2)) for start in (0, 1)]
-    return batches, [_Fold(_part(prepared, halves[1 - n]), halves[n]) for n in (0, 1)]
+    return batches, [Fold(_part(prepared, halves[1 - n]), halves[n]) for n in (0, 1)]
 
 
 def _part(prepared: Prepared, numbers: tuple[int, ...]) -> Prepared:
@@ -173,9 +121,9 @@ def _part(prepared: Prepared, numbers: tuple[int, ...]) -> Prepared:
     return replace(prepared, batches=part_of(batches, [batches.feeds[number] for number in numbers]))
 
 
-def _key(widths: Widths) -> str:
-    """Return the key of a candidate in the folder of a run that can be continued."""
-    return f"loss {hashlib.sha256(json.dumps(widths, sort_keys=True).encode()).hexdigest()[:16]}"
+def key_of(widths: Widths) -> str:
+    """Return the key of some widths in the folder of a run that can be continued."""
+    return hashlib.sha256(json.dumps(widths, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def told(loss: Loss) -> Judged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,9 @@ from onnxgrail.algebra.moments.curves import Narrow, error_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.core import Change, Floats, View
 
-SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the units, that a level removes
+SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+"""Shares of the units without which a block is decided; there is a level halfway between neighbors, too."""
+HALFWAY = tuple((low + high) / 2 for low, high in itertools.pairwise(SHARES))
 FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
 TRIALS = 3  # most trials of a block
@@ -39,6 +42,7 @@ class Harm:
         kind: of the output that decides.
         levels: widths below u, descending.
         losses: one per level, never falling.
+        errors: relative squared errors of the consumers' outputs, one per level, never falling.
     """
 
     block: str
@@ -46,24 +50,26 @@ class Harm:
     kind: str
     levels: tuple[int, ...]
     losses: tuple[float, ...]
+    errors: tuple[float, ...]
 
 
 def harm_from(entry: Mapping[str, Any]) -> Harm:
     """Convert plain data of a `Harm` back."""
-    return Harm(**{**entry, "levels": tuple(entry["levels"]), "losses": tuple(entry["losses"])})
+    return Harm(**{**entry, **{name: tuple(entry[name]) for name in ("levels", "losses", "errors")}})
 
 
-def levels_of(ladder: Ladder) -> tuple[int, ...]:
-    """Return the widths that a search considers, descending."""
-    widths = {ladder.nearest(ladder.units * (1 - share)) for share in SHARES}
+def levels_of(ladder: Ladder, shares: Sequence[float] = SHARES + HALFWAY) -> tuple[int, ...]:
+    """Return the widths that a search considers, descending, or those that lose some shares of the units."""
+    widths = {ladder.nearest(ladder.units * (1 - share)) for share in shares}
     return tuple(sorted(widths - {ladder.units}, reverse=True))
 
 
 def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: float) -> Harm:
     """Compute the losses of a block at all levels from the errors of its consumers, and from a few trials.
 
-    The error of the consumers' outputs follows from second moments, at every level. The loss of the model's outputs is
-    measured at up to `TRIALS` levels around the limit; in between, its power is proportional to the error.
+    The error of the consumers' outputs follows from second moments, at the levels of `SHARES`; in between, its root is
+    linear. The loss of the model's outputs is measured at up to `TRIALS` levels around the limit; in between, its power
+    is proportional to the error.
 
     Args:
         view: the block, with second moments.
@@ -72,21 +78,23 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: flo
         trial: measures the model with that change.
         limit: the largest loss of interest.
     """
-    levels = levels_of(ladder)
+    levels = levels_of(ladder, SHARES)
     if not levels:
-        return Harm(ladder.name, ladder.units, "", (), ())
+        return Harm(ladder.name, ladder.units, "", (), (), ())
     changes = [narrow(view, width) for width in levels]
     errors = np.maximum.accumulate(np.clip([error_of(change) for change in changes], 0.0, 1.0))
     tried: dict[int, float] = {}
     place, kind = min(FIRST, len(levels) - 1), ""
     for _ in range(TRIALS):
-        tried[place], kind = trial(changes[place])
-        up = tried[place] < limit
+        tried[levels[place]], kind = trial(changes[place])
+        up = tried[levels[place]] < limit
         place = min(place + LEAP, len(levels) - 1) if up else max(place - LEAP + 1, 0)
-        if place in tried:
+        if levels[place] in tried:
             break
-    losses = _between(errors, tried, POWERS.get(kind, 1.0))
-    return Harm(ladder.name, ladder.units, kind, levels, tuple(losses.tolist()))
+    every = levels_of(ladder)
+    roots = np.interp(-np.array(every), [-ladder.units, *(-width for width in levels)], [0.0, *np.sqrt(errors)])
+    losses = _between(roots**2, {every.index(width): loss for width, loss in tried.items()}, POWERS.get(kind, 1.0))
+    return Harm(ladder.name, ladder.units, kind, every, tuple(losses.tolist()), tuple((roots**2).tolist()))
 
 
 def _between(errors: Floats, tried: dict[int, float], power: float) -> Floats:

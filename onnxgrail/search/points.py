@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from onnxgrail.allocation.found import Judged
 from onnxgrail.machine.progress import ticking
 from onnxgrail.search.bisect import TRIES, farthest
-from onnxgrail.search.candidates import Candidates, Task, path_within
+from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path, Widths
+from onnxgrail.search.trials import path_within
 from onnxgrail.search.within import BEYOND, SLACK
 
 

@@ -11,8 +11,9 @@ import time
 from onnxgrail.allocation.found import Candidate, Found
 from onnxgrail.machine.progress import ticking
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
-from onnxgrail.search.candidates import Candidates, Task, path_within
+from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path, Widths
+from onnxgrail.search.trials import path_within
 
 BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off

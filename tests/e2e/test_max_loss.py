@@ -138,7 +138,7 @@ def test_a_killed_search_goes_on_to_the_same_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = compressed(model, tmp_path / "whole.onnx", round_to=1)["allocation"]["search"]
-    with killed(monkeypatch, 4):
+    with killed(monkeypatch, 6):
         compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")
     again = recorded(monkeypatch)
     search = compressed(model, tmp_path / "o.onnx", round_to=1, resume=tmp_path / "folder")["allocation"]["search"]

@@ -21,7 +21,8 @@ from onnxgrail.search.path import Path, Step, path_of
 
 
 def harm(name: str, units: int, *points: tuple[int, float], kind: str = "values") -> Harm:
-    return Harm(name, units, kind, tuple(k for k, _ in points), tuple(loss for _, loss in points))
+    losses = tuple(loss for _, loss in points)
+    return Harm(name, units, kind, tuple(k for k, _ in points), losses, losses)
 
 
 def product(widths: Mapping[str, int]) -> float:

@@ -30,7 +30,7 @@ from onnxgrail.calibration.stream.ways import Pieces, Ways
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
 from onnxgrail.graph.cost.counting import effort
 from onnxgrail.graph.cuts.live import lives
-from onnxgrail.graph.cuts.reach import Cone, cone, holds
+from onnxgrail.graph.cuts.reach import Cone, Validity, cone
 from onnxgrail.graph.cuts.segment import index_of
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import SOLO, Group, Shard, shard_of
@@ -197,7 +197,8 @@ class Stream:
 
     def _fresh(self, ledger: Ledger) -> dict[str, tuple[Cone, Ledger]]:
         """Return the measured tensors that are still valid under the ledger."""
-        return {n: how for n, how in self._spare.items() if holds(how[0], self._survey, how[1], ledger)}
+        validity = Validity(self._survey, ledger)
+        return {n: how for n, how in self._spare.items() if validity.holds(*how)}
 
     def _forget(self, ledger: Ledger) -> None:
         """Drop measured tensors that later decisions made invalid."""

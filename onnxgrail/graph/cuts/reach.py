@@ -30,22 +30,35 @@ def cone(value: ir.Value, inputs: Collection[str]) -> Cone:
     return tuple(found)
 
 
-def holds(made: Cone, survey: Survey, before: Ledger, after: Ledger) -> bool:
-    """Return True if a tensor computed under `before` equals the one under `after`, except for removed channels.
+class Validity:
+    """Finds out if tensors that were computed under earlier decisions are valid now; cones that overlap share work."""
 
-    That is so if no weight has new values, and every node passes on the channels removed since, without summing over
-    them.  Nodes with bodies always count as changed.
+    def __init__(self, survey: Survey, after: Ledger) -> None:
+        self._survey, self._after = survey, after
+        self._altered: dict[tuple[ir.Node, int], bool] = {}
 
-    Args:
-        made: the nodes that compute the tensor.
-        survey: the traced model.
-        before: decisions when it was computed.
-        after: decisions now.
-    """
-    gone = after.dead & ~before.dead
-    if (before.dead & ~after.dead).any():
-        return False
-    return not any(bodies(node) or _altered(node, survey, before, after, gone) for node in made)
+    def holds(self, made: Cone, before: Ledger) -> bool:
+        """Return True if a tensor computed under `before` equals the one under `after`, except for removed channels.
+
+        That is so if no weight has new values, and every node passes on the channels removed since, without summing
+        over them.  Nodes with bodies always count as changed.
+
+        Args:
+            made: the nodes that compute the tensor.
+            before: decisions when it was computed; must live as long as this instance.
+        """
+        after = self._after
+        if (before.dead & ~after.dead).any():
+            return False
+        gone = after.dead & ~before.dead
+        for node in made:
+            known = self._altered.get((node, id(before)))
+            if known is None:
+                known = bool(bodies(node)) or _altered(node, self._survey, before, after, gone)
+                self._altered[node, id(before)] = known
+            if known:
+                return False
+        return True
 
 
 def _altered(node: ir.Node, survey: Survey, before: Ledger, after: Ledger, gone: Bools) -> bool:
@@ -63,8 +76,11 @@ def _altered(node: ir.Node, survey: Survey, before: Ledger, after: Ledger, gone:
             read += operand.units.values()
         elif value is not None:
             read += [mark.labels for mark in survey.marks.get(value.name or "", ())]
-    lost = {unit for labels in read for unit in np.unique(labels[gone[labels]]).tolist()}
+    lost = [labels[now] for labels in read if (now := gone[labels]).any()]
     if not lost:
         return False
     handed = [mark.labels for v in node.outputs for mark in survey.marks.get(v.name or "", ())]
-    return not lost <= {unit for labels in handed for unit in np.unique(labels).tolist()}
+    kept = np.zeros_like(gone)
+    for labels in handed:
+        kept[labels] = True
+    return not all(kept[labels].all() for labels in lost)

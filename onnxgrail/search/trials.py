@@ -1,0 +1,138 @@
+"""Measures the harm of narrowing each block, and what later fits repair of it, for the path that a search follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from onnxgrail.allocation.ladders import Ladder
+from onnxgrail.allocation.losses import evidence
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.judging import part_of, spread
+from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.core import Change, View
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.machine.progress import Tick, ticking
+from onnxgrail.machine.steps.codec import Codec, Record
+from onnxgrail.search.candidates import Settle, Task, folds_of
+from onnxgrail.search.harms import TRIALS, Harm, Tried, harm_from, harm_of, power_of
+from onnxgrail.search.path import Path, path_of
+from onnxgrail.search.repairs import repaired
+
+LEAST, MOST = 8, 64  # samples on which single blocks are tried
+PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
+RUNS, SHARE, FEW = 1.0, 8, 64  # runs that fits may take, each to one sample in `SHARE`, but no fewer than `FEW`
+FITTED = 6  # most blocks that are tried with fits
+HARM: Codec[Harm] = Codec(lambda harm: Record(notes=asdict(harm)), lambda record: harm_from(record.notes))
+SHARED: Codec[float] = Codec(lambda share: Record(notes={"share": share}), lambda record: float(record.notes["share"]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Parts:
+    """The data of groups: a part to fit to, the feeds that judge with their numbers, and the number of groups."""
+
+    fitted: Prepared
+    batches: Batches
+    judges: tuple[int, ...]
+    trials: int
+
+
+def path_within(task: Task, most: float) -> Path:
+    """Return the path of least harm, from the losses of all blocks alone and of a few blocks after fits.
+
+    Args:
+        task: see `Task`.
+        most: predicted loss at which the path ends.
+
+    Raises:
+        DataError: no samples can judge a trial.
+    """
+    blocks = len(task.search.ladders)
+    parts = None if task.decide is None else _parts(task.search.prepared)
+    tick = ticking(task.search.job.progress, "trying blocks", blocks + (0 if parts is None else parts.trials))
+    harms = _alone(task, tick)
+    power = power_of(harms)
+    if parts is not None and task.decide is not None:
+        harms = _fitted(task, task.decide, harms, parts, tick)
+    return path_of(harms, task.cost, power, most)
+
+
+def _alone(task: Task, tick: Tick) -> list[Harm]:
+    """Return the losses of all blocks alone, without fits of other layers."""
+    search, steps = task.search, task.search.job.steps.alone()
+    prepared = search.prepared
+    ladders = {ladder.name: ladder for ladder in search.ladders}
+    nothing = weights.empty(prepared.survey)
+    some = _some(prepared, len(ladders))
+    with Judge(prepared.model, some, search.recipe.providers) as judge:
+        every = range(len(some))
+
+        def trial(change: Change) -> Tried:
+            ledger = weights.record(change, prepared.model, prepared.survey, nothing)
+            loss = judge.loss((narrowed(prepared, ledger), every))
+            return loss.mean, loss.kind
+
+        def read(view: View) -> Harm:
+            ladder: Ladder = ladders[view.block.name]
+            harm = steps.once(
+                f"harm {ladder.name}", lambda: harm_of(view, ladder, search.narrow, trial, task.limit), HARM
+            )
+            tick()
+            return harm
+
+        found = evidence(search, read)
+    return [found[ladder.name] for ladder in search.ladders]
+
+
+def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: _Parts, tick: Tick) -> list[Harm]:
+    """Return the losses of all blocks after fits, of which some blocks show the share that is left.
+
+    Args:
+        task: see `Task`.
+        decide: decides a model without fits of other layers.
+        harms: losses of all blocks alone.
+        parts: the data.
+        tick: counts the blocks that are tried with fits.
+    """
+    prepared, steps = task.search.prepared, task.search.job.steps.alone()
+    full = {harm.block: harm.units for harm in harms}
+    with Judge(prepared.model, parts.batches, task.search.recipe.providers) as judge:
+
+        def left(block: str, width: int) -> float:
+            def share() -> float:
+                ledgers = (settle(parts.fitted, full | {block: width}) for settle in (task.settle, decide))
+                after, before = (judge.loss((narrowed(prepared, one), parts.judges)).mean for one in ledgers)
+                return after / before if before > 0 else 1.0
+
+            found = steps.once(f"fitted {block}", share, SHARED)
+            tick()
+            return found
+
+        return repaired(harms, parts.trials, power_of(harms), task.limit, left)
+
+
+def _parts(prepared: Prepared) -> _Parts:
+    """Return data for trials with fits, so few that all of them take `RUNS` at most.
+
+    Raises:
+        DataError: no samples can judge a trial.
+    """
+    judging, folds = folds_of(prepared)
+    batches = folds[0].fitted.batches
+    wanted = min(batches.samples, max(FEW, prepared.batches.samples // SHARE))
+    part = part_of(batches, spread(batches, max(1, math.ceil(len(batches) * wanted / max(batches.samples, 1)))))
+    count = min(FITTED, math.floor(RUNS * prepared.batches.samples / max(part.samples, 1)))
+    return _Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
+
+
+def _some(prepared: Prepared, blocks: int) -> Batches:
+    """Return feeds for the trials of single blocks, spread over all: so many that the trials do not take too long."""
+    batches, trials = prepared.batches, TRIALS * max(blocks, 1)
+    macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
+    samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, LEAST), MOST)
+    each = max(1, batches.samples // max(len(batches), 1))
+    count = min(len(batches), math.ceil(samples / each))
+    return part_of(batches, spread(batches, count))
