@@ -275,5 +275,59 @@ class Applied:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """A form of rounded weights.
+
+    Attributes:
+        bits: 4 or 8.
+        size: inputs that share a scale.
+        symmetric: zero points are in the middle of the codes and are not stored.
+        dtype: of the scales.
+    """
+
+    bits: int
+    size: int
+    symmetric: bool = False
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+
+    @property
+    def high(self) -> int:
+        """Return the largest code."""
+        return int(2**self.bits - 1)
+
+    @property
+    def middle(self) -> int:
+        """Return the zero point of a symmetric grid."""
+        return int(2 ** (self.bits - 1))
+
+    def blocks(self, inputs: int) -> int:
+        """Return the number of blocks of a matrix."""
+        return -(-inputs // self.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounded:
+    """A matrix on a grid: (code - zero) * scale.
+
+    Attributes:
+        codes: (inputs, outputs).
+        scale: (blocks, outputs), numbers of the dtype of the grid.
+        zero: (blocks, outputs), codes that stand for 0.
+        grid: the form.
+    """
+
+    codes: Array
+    scale: Array
+    zero: Array
+    grid: Grid
+
+    def values(self) -> Floats:
+        """Return the numbers (inputs, outputs)."""
+        inputs = len(self.codes)
+        scale, zero = (np.repeat(a, self.grid.size, axis=0)[:inputs] for a in (self.scale, self.zero))
+        return np.asarray((self.codes.astype(np.float64) - zero) * scale.astype(np.float64))
+
+
 Selector = Callable[[View, np.random.Generator], Floats]
 """Return scores (u,) of a block's units; units with high scores stay.  `needs_data`: `view.stats` is read."""

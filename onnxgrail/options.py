@@ -72,6 +72,9 @@ class Recipe:
     image_std: tuple[float, ...] | None = None
     simplify: bool = False
     quantize: str = "none"
+    block_size: int = 32
+    symmetric: bool = False
+    accuracy_level: int = 0
     target: str | None = None
     strict: bool = False
     check: bool = True

@@ -120,7 +120,7 @@ def compress(
             if not job.first:
                 return result_of_follower(source, job, decision, slim)
             worked = methods.apply(source, decision, slim, job)
-            shipped = shipping.ship(source, slim, job, latency=latency)
+            shipped = shipping.ship(source, decision.ledger, slim, job, latency=latency)
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 apart = external(source.model, save_as_external_data)

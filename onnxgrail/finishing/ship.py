@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -17,12 +18,14 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing import simplify, targets
+from onnxgrail.finishing.bits.rounding import rounded
 from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.finishing.verify import verified, verify
 from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.recipe import storage
 
@@ -56,7 +59,7 @@ def check(model: ir.Model, recipe: Recipe) -> None:
         quantize.refuse(model, recipe.quantize)
 
 
-def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
+def ship(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
     """Turn the narrowed model into the model that is written.
 
     Simplification comes after the narrowing, because names of nodes and weights in options and report are those of the
@@ -65,6 +68,7 @@ def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False)
 
     Args:
         prepared: the original model and its data.
+        ledger: the decisions that narrowed it.
         slim: the narrowed model.
         job: the run.
         latency: measure the latency of the original and the result.
@@ -81,7 +85,7 @@ def ship(prepared: Prepared, slim: ir.Model, job: Job, *, latency: bool = False)
     final, quantization = slim, None
     if recipe.quantize != "none":
         with clock.stage("quantize"):
-            final, quantization, last = _quantised(prepared, slim, job)
+            final, quantization, last = _quantised(prepared, ledger, slim, job)
             results = last if recipe.check else results
     times: tuple[Times, ...] | None = None
     if latency or (quantization is not None and recipe.check):
@@ -124,16 +128,48 @@ def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, 
     return text, "Remove more, or choose other blocks; --compensate none writes no new weights"
 
 
-def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
+def _quantised(
+    prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job
+) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
     """Return the quantized model, its report entry, and its fidelity to the original."""
+    recipe = job.recipe
+    make = _in_few_bits if recipe.quantize in quantize.WEIGHTS else _by_tool
+    final, form = make(prepared, ledger, slim, job)
+    results: tuple[Fidelity, ...] = ()
+    entry: dict[str, Any] = {
+        "kind": recipe.quantize,
+        "kept_float": [],
+        "kept_float_reason": "",
+        "left": [],
+        "matrices": [],
+        **form,
+        "outputs": [],
+        "held_out": None,
+        "judged": None,
+        "headline": None,
+        "to_narrowed": [],
+        "latency_ms": None,
+    }
+    entry["notes"] = [*form.get("notes", ()), *_little(final, entry)]
+    if recipe.check:
+        verification, results = verify(prepared, final, job)
+        entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
+        entry |= {"judged": verification.judged, "headline": verification.headline}
+        batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
+        tally = run_both(Pair(pack(slim), pack(final)), batches, Setup(providers=recipe.providers))
+        entry["to_narrowed"] = entries(tally.results())
+    return final, entry, results
+
+
+def _by_tool(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+    """Quantize with the tools of ONNX Runtime; return the model and its part of the report entry."""
+    del ledger
     recipe, ports = job.recipe, between(prepared.model, slim)
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
     probe = fit(prepared.feed, ports)
     made = quantize.quantise(slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers)
-    results: tuple[Fidelity, ...] = ()
-    entry: dict[str, Any] = {
-        "kind": recipe.quantize,
+    return made.model, {
         "samples": prepared.batches.samples if feeds else 0,
         "symmetric": symmetric,
         "kept_float": list(made.kept),
@@ -141,36 +177,33 @@ def _quantised(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, 
         "ops": dict(made.ops),
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,
-        "outputs": [],
-        "held_out": None,
-        "judged": None,
-        "headline": None,
-        "to_narrowed": [],
-        "latency_ms": None,
-        "notes": [
-            *_little(made, recipe.quantize),
-        ],
     }
-    if recipe.check:
-        verification, results = verify(prepared, made.model, job)
-        entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
-        entry |= {"judged": verification.judged, "headline": verification.headline}
-        batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
-        tally = run_both(Pair(pack(slim), pack(made.model)), batches, Setup(providers=recipe.providers))
-        entry["to_narrowed"] = entries(tally.results())
-    return made.model, entry, results
 
 
-def _little(made: quantize.Quantised, kind: str) -> list[str]:
+def _in_few_bits(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+    """Store the weights of matrices in a few bits; return the model and its part of the report entry."""
+    made = rounded(prepared, slim, ledger, job.alone())
+    return made.model, {
+        "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
+        "symmetric": job.recipe.symmetric,
+        "kept_float": [one.node for one in made.left],
+        "kept_float_reason": "; ".join(dict.fromkeys(one.reason for one in made.left)),
+        "left": [dataclasses.asdict(one) for one in made.left],
+        "matrices": [dataclasses.asdict(one) for one in made.entries],
+        "ops": quantize.added(slim, made.model),
+        "bytes_before": written_bytes(slim),
+        "bytes_after": written_bytes(made.model),
+        "notes": made.notes(),
+    }
+
+
+def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
     """Return a note if the file is hardly smaller, with the likely reason."""
-    share = made.bytes_after / made.bytes_before
+    share, kind = entry["bytes_after"] / entry["bytes_before"], entry["kind"]
     if share < LITTLE:
         return []
-    kinds = {node.op_type for node in made.model.graph}
-    dynamic = kind == "int8-dynamic" and "Conv" in kinds
-    why = (
-        "convolutions stay in float, --quantize int8 has them" if dynamic else "few of its bytes are weights of layers"
-    )
+    conv = kind in ("int8-dynamic", *quantize.WEIGHTS) and any(node.op_type == "Conv" for node in model.graph)
+    why = "convolutions stay in float, --quantize int8 has them" if conv else "few of its bytes are weights of layers"
     return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
 
 

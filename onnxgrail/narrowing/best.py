@@ -48,7 +48,7 @@ WORSE = "no fit lowers the error on held-out samples"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Guard:
+class Guard:
     """The decrease of the held-out error that a choice of the fit needs; `judges` as in `refit`."""
 
     judges: int
@@ -60,7 +60,7 @@ class _Guard:
         return min(self.judges + 1, FOLDS)
 
 
-EVERY, LAST = _Guard(judges=FOLDS, margin=SURE), _Guard(judges=1, margin=MARGIN)
+EVERY, LAST = Guard(judges=FOLDS, margin=SURE), Guard(judges=1, margin=MARGIN)
 
 
 def sweep(run: Run, blocks: Sequence[Block]) -> float:
@@ -171,7 +171,7 @@ def _left(stage: Stage, parts: int) -> tuple[Refit, ...]:
     return tuple(Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks)
 
 
-def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: _Guard) -> Record:
+def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: Guard) -> Record:
     """Fit the layers of a stage to packed sums over rows, which are popped from their list to free memory."""
     prepared, recipe, ledger = run.prepared, run.recipe, run.ledger
     originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]

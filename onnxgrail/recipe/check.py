@@ -85,6 +85,8 @@ def _check(recipe: Recipe) -> None:
     if recipe.max_loss is not None and recipe.allocate != "uniform":
         hint = "Give --ratio, --unit-ratio or a target, or leave out --allocate"
         raise UsageError(f"--allocate {recipe.allocate} distributes a given amount, and --max-loss has none", hint=hint)
+    if recipe.block_size & (recipe.block_size - 1):
+        raise UsageError(f"block_size must be a power of two, got {recipe.block_size}", hint="Give --block-size 32")
     if recipe.strict and recipe.target is None:
         raise UsageError("--strict needs --target", hint=f"Choose from {', '.join(FIELDS['target'].value.words)}")
     if recipe.min_cosine is not None and not recipe.check:

@@ -77,6 +77,9 @@ class Choices(RefineChoices, total=False):
     cache_budget: str | int
     simplify: bool
     quantize: str
+    block_size: int
+    symmetric: bool
+    accuracy_level: int
     target: str | None
     strict: bool
 

@@ -180,8 +180,8 @@ def test_what_cannot_be_quantised(tmp_path: Path) -> None:
     old.opset_import[0].version = 12
     with pytest.raises(ModelError, match="needs opset 13, the model has 12"):
         onnxgrail.compress(old, data=nets.vectors(), quantize="int8", ratio=0.3)
-    with pytest.raises(UsageError, match="quantize has no 'int4'"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int4", ratio=0.3)
+    with pytest.raises(UsageError, match="quantize has no 'int3'"):
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int3", ratio=0.3)
     with pytest.raises(UsageError, match="--strict needs --target"):
         onnxgrail.compress(nets.mlp(), data=nets.vectors(), strict=True, ratio=0.3)
 

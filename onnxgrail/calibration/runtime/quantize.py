@@ -26,6 +26,7 @@ from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
 
+WEIGHTS = {"int4": 4, "int8-weights": 8}  # bits of the kinds that store weights only, which need no tool
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no CPU kernel for Conv
 MARKS = ("QLinear", "DequantizeLinear", "QuantizeLinear", "DynamicQuantize", "MatMulNBits", "QAttention", "QGemm")
@@ -73,6 +74,8 @@ def refuse(model: ir.Model, kind: str) -> None:
             f"--quantize {kind}: the model is quantized already",
             hint="Narrow and quantize the float model it was made from; leave out --quantize to narrow it as it is",
         )
+    if kind in WEIGHTS:
+        return
     types = {value.dtype for value in model.graph.initializers.values()}
     if kind != "fp16" and any(_weight_type(node) == ir.DataType.FLOAT16 for node in model.graph):
         raise QuantisedError(
@@ -155,7 +158,7 @@ def quantise(
         made = joined(load(target.read_bytes()), tail)
         sizes = source.stat().st_size, target.stat().st_size
     return Quantised(
-        model=made, kept=kept, why=why, ops=_added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]
+        model=made, kept=kept, why=why, ops=added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]
     )
 
 
@@ -191,7 +194,8 @@ def _plain(source: Path) -> onnx.ModelProto:
     return proto
 
 
-def _added(before: ir.Model, after: ir.Model) -> dict[str, int]:
+def added(before: ir.Model, after: ir.Model) -> dict[str, int]:
+    """Return the number of operators of each type that `after` has more than `before`."""
     counts = Counter(node.op_type for node in after.graph)
     counts.subtract(Counter(node.op_type for node in before.graph))
     return {name: number for name, number in sorted(counts.items()) if number > 0}

@@ -193,16 +193,16 @@ def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
         node.replace_input_with(0, value)
         node.replace_input_with(1, second[bool(integer(node, "transB"))])
         between[key(node)] = name
-    _swept(graph, old)
+    swept(graph, old)
     return Factored(first.name or "", second[turned].name or "", turned, between)
 
 
-def _swept(graph: ir.Graph, value: ir.Value) -> None:
+def swept(graph: ir.Graph, value: ir.Value) -> None:
     """Remove a weight without readers, and its Identity and Transpose nodes."""
     for use in list(value.uses()):
         maker = use.node
         if maker.op_type in ("Transpose", "Identity") and not maker.outputs[0].is_graph_output():
-            _swept(graph, maker.outputs[0])
+            swept(graph, maker.outputs[0])
             if not list(maker.outputs[0].uses()):
                 graph.remove(maker, safe=True)
     if value.name and not list(value.uses()) and value.name in graph.initializers:

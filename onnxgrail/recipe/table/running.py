@@ -105,9 +105,25 @@ OUTPUT = (
     Option("simplify", FLAG, "After narrowing, fold and fuse nodes with onnxslim (extra `simplify`)."),
     Option(
         "quantize",
-        one_of("none", "int8", "int8-dynamic", "fp16"),
+        one_of("none", "int8", "int8-dynamic", "int8-weights", "int4", "fp16"),
         "As the last step, quantize: int8 with ranges from the calibration data, int8 with ranges found at run time "
-        "(int8-dynamic), or half precision (fp16).",
+        "(int8-dynamic), only weights of matrices in 8 or 4 bits (int8-weights, int4), or half precision (fp16).",
+    ),
+    Option(
+        "block_size",
+        Value(kind="whole", metavar="N", least=16, most=256),
+        "For int4 and int8-weights: weights that share a scale, 16, 32, 64, 128 or 256.",
+    ),
+    Option(
+        "symmetric",
+        FLAG,
+        "For int4 and int8-weights: store no zero points; the file is a little smaller, and less exact.",
+    ),
+    Option(
+        "accuracy_level",
+        Value(kind="whole", metavar="0|1|4", least=0, most=4),
+        "For int4 and int8-weights: 0 and 1 compute in float32; 4 rounds activations to 8 bits too, which is faster on "
+        "most processors.",
     ),
     Option(
         "pick",

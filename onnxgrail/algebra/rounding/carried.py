@@ -1,0 +1,77 @@
+"""Rounding input by input, with each error carried on to the inputs that are not rounded yet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.algebra.rounding.grid import coded, nearest, searched
+from onnxgrail.algebra.solve.linear import linear
+from onnxgrail.algebra.solve.ridge import GROWTHS
+from onnxgrail.core import Floats, Grid, Rounded
+
+DAMPING = 1e-2  # ridge as a share of the mean second moment
+PANEL = 128  # inputs whose errors are applied to later panels at once
+
+
+def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
+    """Round a matrix so that its products with the inputs change little.
+
+    The inputs are rounded in order. The error of each is made up for by all later ones, by the same update of the
+    inverse as in `elimination`: with A⁻¹ = UᵀU, w_k ← w_k − (w_j − q_j) U_jk / U_jj for k > j. The scale of a block is
+    searched when its first input is reached, with the errors weighted by 1 / U_jj², which is what an error costs after
+    all later inputs made up for it.
+
+    Args:
+        weights: (f, o) the best numbers.
+        gram: (f, f) second moments of the inputs.
+        grid: the form.
+
+    References:
+        Frantar et al. 2022, GPTQ, arXiv:2210.17323; Hassibi and Stork 1993, Optimal Brain Surgeon.
+    """
+    upper = _factor(gram)
+    if upper is None:
+        return nearest(weights, np.diagonal(gram), grid)
+    left = np.array(weights, np.float64, order="C")
+    inputs, outputs = left.shape
+    codes = np.empty((inputs, outputs), np.uint8)
+    scales, zeros = np.ones((2, grid.blocks(inputs), outputs))
+    costs = 1.0 / np.square(np.diagonal(upper))
+    panel = max(PANEL, grid.size)
+    for first in range(0, inputs, panel):
+        end = min(first + panel, inputs)
+        errors = np.empty((end - first, outputs))
+        for place in range(first, end):
+            block = place // grid.size
+            if place % grid.size == 0:
+                rows = slice(place, min(place + grid.size, inputs))
+                scales[block], zeros[block] = searched(left[rows], costs[rows], grid)
+            code = coded(left[place], scales[block], zeros[block], grid)
+            codes[place] = code
+            error = (left[place] - (code - zeros[block]) * scales[block]) / upper[place, place]
+            left[place + 1 : end] -= np.outer(upper[place, place + 1 : end], error)
+            errors[place - first] = error
+        left[end:] -= linear().product(np.ascontiguousarray(upper[first:end, end:].T), errors)
+    return Rounded(codes, scales.astype(grid.dtype), zeros.astype(np.uint8), grid)
+
+
+def squared_error(difference: Floats, gram: Floats) -> float:
+    """Return the squared change of the products with the inputs if weights (f, o) change by `difference`."""
+    return float(np.einsum("fo,fo->", difference, linear().product(gram, difference)))
+
+
+def _factor(gram: Floats) -> Floats | None:
+    """Return U with UᵀU = A⁻¹ for the damped second moments A; None if no ridge makes them definite.
+
+    Inputs that are always zero get the mean second moment.
+    """
+    mean = float(np.diagonal(gram).mean())
+    if not mean > 0.0:
+        return None
+    for growth in range(GROWTHS + 1):
+        damped = gram + np.diag(np.where(np.diagonal(gram) > 0, DAMPING * 10.0**growth * mean, mean))
+        try:
+            return np.ascontiguousarray(np.linalg.cholesky(linear().inverse(damped)).T)
+        except np.linalg.LinAlgError:
+            continue
+    return None

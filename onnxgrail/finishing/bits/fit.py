@@ -1,0 +1,72 @@
+"""Round the matrices of one stage to the outputs that they should have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from onnxgrail.algebra.fit.refit import Moments, Rules, error, refit
+from onnxgrail.algebra.rounding.carried import carried
+from onnxgrail.algebra.rounding.grid import nearest
+from onnxgrail.core import Floats, Grid, Rounded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """A rounded matrix.
+
+    Attributes:
+        rounded: its codes.
+        shift: (outputs,) to be added to the bias.
+        before, after: squared error of its outputs as a share of the targets' energy, rounded to nearest and as fitted.
+    """
+
+    rounded: Rounded
+    shift: Floats
+    before: float
+    after: float
+
+
+def fitted(folds: Sequence[Moments], matrices: Sequence[Floats], grids: Sequence[Grid], rules: Rules) -> list[Fit]:
+    """Fit float weights to the targets, then round them with the errors carried on.
+
+    The inputs are those of the network as rounded so far and the targets those of the network to follow, so each layer
+    makes up for errors of the layers before it.  Held-out rows decide if the float weights move (`refit`).
+
+    Args:
+        folds: sums over rows, the outputs of all matrices side by side.
+        matrices: (f, o) float weights.
+        grids: the form of each.
+        rules: of the fit.
+
+    References:
+        Frantar et al. 2022, GPTQ, arXiv:2210.17323; Li et al. 2025, GPTAQ, arXiv:2504.02692.
+    """
+    total = reduce(Moments.__add__, folds)
+    best = refit(folds, [[one] for one in matrices], rules)
+    gram, mean = _around(total, affine=rules.affine)
+    fits = []
+    first = 0
+    for weights, aim, grid in zip(matrices, best, grids, strict=True):
+        mine = total.outputs(slice(first, first := first + weights.shape[1]))
+        energy = float(mine.energy.sum()) or 1.0
+        plain = nearest(weights, None, grid)
+        rounded = carried(aim.weights, gram, grid)
+        shift = aim.shift + mean @ (aim.weights - rounded.values()) if rules.affine else np.zeros(weights.shape[1])
+        before, after = (_left(mine, *one) / energy for one in ((plain, np.zeros_like(shift)), (rounded, shift)))
+        fits.append(Fit(rounded, shift, before, after) if after < before else Fit(plain, 0 * shift, before, before))
+    return fits
+
+
+def _around(total: Moments, *, affine: bool) -> tuple[Floats, Floats]:
+    """Return the second moments of the inputs and their mean, to which a bias that may change adapts."""
+    gram, sums = total.gram[:-1, :-1], total.gram[-1, :-1]
+    mean = sums / max(total.count, 1)
+    return (gram - np.outer(mean, sums) if affine else gram), mean
+
+
+def _left(sums: Moments, rounded: Rounded, shift: Floats) -> float:
+    return error(sums, np.concatenate([rounded.values(), shift[None]]))

@@ -1,0 +1,71 @@
+"""Round the weights of a model to a few bits, layer by layer, and store them in that form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Refusal
+from onnxgrail.finishing.bits.entry import Entry
+from onnxgrail.finishing.bits.plan import plan_of
+from onnxgrail.finishing.bits.sides import own
+from onnxgrail.finishing.bits.walk import Walk
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.rewrite.bits import MICROSOFT
+from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.rewrite.unique import names_kept
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+
+RANDOM = "there are no calibration data"
+UNMEASURED = "its inputs are not measured"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bits:
+    """A model with weights in a few bits.
+
+    Attributes:
+        model: the graph.
+        entries: one per matrix; left: nodes that stay in float.
+    """
+
+    model: ir.Model
+    entries: tuple[Entry, ...]
+    left: tuple[Refusal, ...]
+
+    def notes(self) -> list[str]:
+        """Return a note if matrices were rounded to nearest because their inputs are not known."""
+        plain = [entry for entry in self.entries if entry.reason]
+        if not plain:
+            return []
+        why = "; ".join(dict.fromkeys(entry.reason for entry in plain))
+        return [f"{len(plain)} of {len(self.entries)} matrices are rounded to nearest: {why}"]
+
+
+def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job) -> Bits:
+    """Return a copy of the narrowed model with its matrices in a few bits.
+
+    Args:
+        prepared: the dense model and its data.
+        slim: the narrowed model in float.
+        ledger: the decisions that narrowed it.
+        job: the run; it caches rounded stages.
+
+    Raises:
+        ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
+    """
+    facts = observe(slim, fit(prepared.feed, between(prepared.model, slim)), providers=job.recipe.providers)
+    made = copy(slim)
+    plan = plan_of(made, facts, job.recipe)
+    walk = Walk(made, plan, job)
+    with names_kept(made.graph):
+        if not prepared.batches.synthetic:
+            walk.carry(prepared, own(prepared, slim, facts), ledger)
+        walk.rest(RANDOM if prepared.batches.synthetic else UNMEASURED)
+    if plan.matrices:
+        made.opset_imports.setdefault(MICROSOFT, 1)
+    return Bits(model=made, entries=walk.entries(), left=plan.left)

@@ -1,0 +1,159 @@
+"""The network as rounded so far beside the one that it should follow, and the layers to round in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.core import Bools, Recipe
+from onnxgrail.graph.fittable.consumers import Consumer, consumers, unmarked
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.trace.facts import Facts, key
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.machine.steps.steps import Steps
+from onnxgrail.narrowing.best import MEMORY
+from onnxgrail.narrowing.layers import Stage, Task, stages_of
+from onnxgrail.narrowing.two_networks import Pair, starts_of
+
+
+def own(prepared: Prepared, slim: ir.Model, facts: Facts) -> Prepared:
+    """Return the narrowed model as a prepared model of its own, without blocks, whose weights can be replaced."""
+    ports = between(prepared.model, slim)
+    survey = Survey(blocks=(), refusals=(), facts=facts, marks={}, operands={}, ids=1)
+    survey = replace(survey, operands=unmarked(slim, survey))
+    feeds = tuple(lambda make=make: fit(make(), ports) for make in prepared.batches.feeds)
+    batches = replace(prepared.batches, feeds=feeds)
+    return replace(
+        prepared, model=slim, survey=survey, batches=batches, feed=fit(prepared.feed, ports), routes={}, gradients={}
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guide:
+    """The dense network seen from the narrowed one.
+
+    Attributes:
+        prepared: the dense model.
+        ledger: the decisions that narrowed it.
+        places: positions of its nodes, by key.
+    """
+
+    prepared: Prepared
+    ledger: Ledger
+    places: dict[str, int]
+
+    @classmethod
+    def of(cls, prepared: Prepared, ledger: Ledger) -> Guide:
+        """Return the guide of a narrowing."""
+        return cls(prepared, ledger, {key(node): place for place, node in enumerate(prepared.model.graph)})
+
+    def made(self, task: Task) -> Bools | None:
+        """Return which outputs of the dense layer are left, None if its outputs cannot be compared.
+
+        They cannot if the dense network has no tensor of that name, if other axes were narrowed, or if outputs were
+        averaged.
+        """
+        survey, name = self.prepared.survey, task.goal
+        if task.consumer.node not in self.places or name not in survey.facts.shapes:
+            return None
+        shape = survey.facts.shapes[name]
+        if task.consumer.made >= len(shape):
+            return None
+        left = np.ones(shape[task.consumer.made], dtype=bool)
+        for mark in survey.marks.get(name, ()):
+            gone = self.ledger.dead[mark.labels]
+            if gone.any() and mark.axes != (task.consumer.made,):
+                return None
+            left &= ~gone if gone.any() else True
+        return left if int(left.sum()) == task.outputs else None
+
+    def stage(self, stage: Stage) -> tuple[Stage, int] | None:
+        """Return the stage with the outputs that are left of the dense layers, and where they begin; or None."""
+        found = [self.made(task) for task in stage.tasks]
+        if any(made is None for made in found):
+            return None
+        tasks = tuple(_towards(task, made) for task, made in zip(stage.tasks, found, strict=True) if made is not None)
+        return Stage(tasks), self.places[stage.first.node]
+
+
+def _towards(task: Task, made: Bools) -> Task:
+    bias = np.zeros(len(made))
+    bias[made] = task.consumer.bias
+    return replace(task, made=made, consumer=replace(task.consumer, bias=bias))
+
+
+def stages(slim: Prepared, recipe: Recipe, nodes: Container[str], parts: int) -> list[Stage]:
+    """Return the matrices whose second moments can be measured, those that read the same rows together.
+
+    Args:
+        slim: the narrowed model.
+        recipe: the cache size, which limits the memory of a stage.
+        nodes: keys of the nodes with matrices to round.
+        parts: number of parts of the rows.
+    """
+    limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
+    found = [c for c in consumers(slim.model, slim.survey) if c.window is None and c.node in nodes]
+    together = stages_of([_task(consumer, slim.survey.facts) for consumer in found])
+    return [stage for stage in together if stage.memory(parts) <= limit]
+
+
+def _task(consumer: Consumer, facts: Facts) -> Task:
+    shape = facts.shapes[consumer.value]
+    kept, made = (np.ones(shape[axis], dtype=bool) for axis in (consumer.inward, consumer.outward))
+    consumer = replace(consumer, plain=False)  # so that targets are summed, not products with the dense input
+    return Task(consumer=consumer, kept=kept, made=made, affine=consumer.room == "bias")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sides:
+    """The streams of a run: the dense network, the narrowed one in float, and the one that is being rounded.
+
+    Attributes:
+        slim: the narrowed model.
+        untouched: its ledger before any rounding.
+        dense, itself: the dense network, or the narrowed one in float, beside the one that is being rounded.
+    """
+
+    guide: Guide
+    slim: Prepared
+    untouched: Ledger
+    dense: Pair
+    itself: Pair
+
+    def pair(self, stage: Stage) -> tuple[Pair, Stage, int]:
+        """Return the networks to compare for a stage, the stage as they have it, and where the first one may go."""
+        found = self.guide.stage(stage)
+        return (self.itself, stage, stage.first.position) if found is None else (self.dense, *found)
+
+
+@contextmanager
+def opened(prepared: Prepared, slim: Prepared, ledger: Ledger, recipe: Recipe) -> Iterator[Sides]:
+    """Give the streams over the calibration data.
+
+    Args:
+        prepared: the dense model.
+        slim: the narrowed model, as `own` returns it.
+        ledger: the decisions that narrowed it.
+        recipe: providers, seed and cache size.
+    """
+    with ExitStack() as stack:
+        streams: list[Stream] = [stack.enter_context(stream_of(one, recipe, share=3)) for one in (prepared, slim, slim)]
+        empty: Sequence[Ledger] = [weights.empty(one.survey) for one in (prepared, slim)]
+        dense, itself, rounded = streams
+        starts = starts_of(rounded, slim.feed, empty[1], Steps())
+        yield Sides(
+            guide=Guide.of(prepared, ledger),
+            slim=slim,
+            untouched=empty[1],
+            dense=Pair(dense, rounded, empty[0], starts, recipe.seed),
+            itself=Pair(itself, rounded, empty[1], starts, recipe.seed),
+        )

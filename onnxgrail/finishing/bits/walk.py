@@ -1,0 +1,109 @@
+"""Walk over the matrices of a model in the order of the network, and round each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.algebra.rounding.grid import nearest
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Array, Floats, Grid, Rounded
+from onnxgrail.finishing.bits.entry import Entry
+from onnxgrail.finishing.bits.fit import Fit
+from onnxgrail.finishing.bits.plan import Plan
+from onnxgrail.finishing.bits.sides import Sides, opened, stages
+from onnxgrail.finishing.bits.stage import fits_of, record_of
+from onnxgrail.graph.fittable.consumers import Consumer
+from onnxgrail.graph.fittable.matrices import Matrix, array_of
+from onnxgrail.graph.io.mapped import in_files, shelved
+from onnxgrail.graph.rewrite.bits import pack
+from onnxgrail.graph.rewrite.shift import shift_biases
+from onnxgrail.graph.trace.facts import key
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.progress import Tick, ticking
+from onnxgrail.machine.steps.codec import RECORD
+from onnxgrail.narrowing.best import EVERY, FEW, LAST, Guard
+from onnxgrail.narrowing.layers import Stage
+
+
+class Walk:
+    """A walk over the matrices of a graph, which is changed in place."""
+
+    def __init__(self, made: ir.Model, plan: Plan, job: Job) -> None:
+        self._made, self._plan, self._job = made, plan, job
+        self._by_node = {key(node): (matrix, grid) for matrix, grid in plan.matrices for node in matrix.nodes}
+        self._entries: dict[str, Entry] = {}
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the entries of all matrices, in node order."""
+        return tuple(self._entries[matrix.weight] for matrix, _ in self._plan.matrices)
+
+    def carry(self, prepared: Prepared, slim: Prepared, ledger: Ledger) -> None:
+        """Round the matrices whose inputs can be measured.
+
+        Args:
+            prepared: the dense model.
+            slim: the narrowed model in float.
+            ledger: the decisions that narrowed it.
+        """
+        guard = EVERY if slim.batches.samples < FEW else LAST
+        todo = stages(slim, self._job.recipe, self._by_node, guard.parts)
+        with opened(prepared, slim, ledger, self._job.recipe) as sides:
+            tick = ticking(self._job.progress, "quantizing", len(todo) * len(slim.batches))
+            now = sides.untouched
+            for stage in todo:
+                now = self._round(sides, stage, now, guard, tick)
+
+    def rest(self, why: str) -> None:
+        """Round all other matrices to nearest, for the given reason."""
+        for matrix, grid in self._plan.matrices:
+            if matrix.weight not in self._entries:
+                numbers = np.asarray(array_of(matrix, self._made.graph), np.float64)
+                said = Entry(**_form(matrix, grid), rounding="nearest", reason=why)
+                self._store(matrix, nearest(numbers, None, grid), said)
+
+    def _round(self, sides: Sides, stage: Stage, now: Ledger, guard: Guard, tick: Tick) -> Ledger:
+        """Round the matrices of a stage, given all upstream ones; return the ledger with their new numbers."""
+        steps, name = self._job.steps, f"bits {stage.first.position} {stage.first.node}"
+        pair, seen, end = sides.pair(stage)
+        sums: list[tuple[Floats, ...]] = []
+        if steps.finished([name]):
+            pair.skip(seen, now, end, guard.parts, tick)
+        else:
+            sums.append(pair.sums(seen, now, end, guard.parts, tick))
+        grids = [self._by_node[task.consumer.node][1] for task in stage.tasks]
+        found = steps.once(name, lambda: record_of(sides.slim, seen, sums.pop(), guard, grids), RECORD)
+        for task, one in zip(stage.tasks, fits_of(found, grids), strict=True):
+            now = self._take(sides.slim, task.consumer, one, now)
+        return now
+
+    def _take(self, slim: Prepared, consumer: Consumer, one: Fit, now: Ledger) -> Ledger:
+        """Store a rounded matrix; return the ledger with its numbers, which the next layers see."""
+        matrix, grid = self._by_node[consumer.node]
+        shifts: Mapping[str, Array] = {consumer.node: one.shift} if one.shift.any() else {}
+        if shifts:
+            here = replace(now, arrays={}, shifts=shifts)
+            shift_biases(self._made.graph, list(matrix.nodes), slim.survey, here)
+        rounding = "carried" if one.after < one.before else "nearest"
+        said = Entry(**_form(matrix, grid), rounding=rounding, before=one.before, after=one.after)
+        self._store(matrix, one.rounded, said)
+        dtype = slim.survey.facts.dtypes[consumer.value]
+        array = one.rounded.values() if consumer.inward == 0 else one.rounded.values().T
+        array = np.ascontiguousarray(array.astype(dtype))
+        array = shelved(array) if in_files(slim.model) else array
+        return replace(now, arrays={**now.arrays, consumer.param: array}, shifts={**now.shifts, **shifts})
+
+    def _store(self, matrix: Matrix, rounded: Rounded, said: Entry) -> None:
+        """Store a rounded matrix in the graph, with its entry in the report."""
+        self._entries[matrix.weight] = said
+        pack(self._made.graph, matrix, rounded, self._job.recipe.accuracy_level)
+
+
+def _form(matrix: Matrix, grid: Grid) -> dict[str, Any]:
+    nodes = tuple(node.name or key(node) for node in matrix.nodes)
+    return {"weight": matrix.weight, "nodes": nodes, "bits": grid.bits, "block_size": grid.size}

@@ -1,0 +1,108 @@
+"""Store the matrices of products in a few bits: as `MatMulNBits`, or with `DequantizeLinear`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Grid, Rounded
+from onnxgrail.graph.attributes import number
+from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, refusal, swept
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.stored.packed import BYTE, packed_bits
+from onnxgrail.graph.trace.facts import key
+
+MICROSOFT = "com.microsoft"
+QDQ_OPSET = 21  # the first with blocks and four bits in DequantizeLinear
+
+
+def stored_bytes(matrix: Matrix, grid: Grid) -> int:
+    """Return the bytes of a matrix as `MatMulNBits` stores it."""
+    blocks = grid.blocks(matrix.inputs)
+    zeros = 0 if grid.symmetric else -(-blocks * grid.bits // BYTE)
+    return matrix.outputs * (blocks * (grid.size * grid.bits // BYTE + grid.dtype.itemsize) + zeros)
+
+
+def pack(graph: ir.Graph, matrix: Matrix, rounded: Rounded, accuracy: int) -> None:
+    """Replace the products with a matrix by `MatMulNBits`; a bias of Gemm is added by a node of its own.
+
+    Args:
+        graph: changed in place.
+        matrix: the matrix; its weight is removed.
+        rounded: its numbers.
+        accuracy: the attribute `accuracy_level`.
+    """
+    weight = graph.initializers[matrix.weight]
+    grid, (inputs, outputs) = rounded.grid, rounded.codes.shape
+    padded = np.zeros((len(rounded.scale) * grid.size, outputs), np.uint8)
+    padded[:inputs] = rounded.codes
+    blocks = np.moveaxis(padded.reshape(-1, grid.size, outputs), -1, 0)
+    parts = {"q": packed_bits(blocks, grid.bits)}
+    scales: dict[float, ir.Value] = {}
+    if not grid.symmetric:
+        parts["zero"] = packed_bits(np.ascontiguousarray(rounded.zero.T), grid.bits)
+    made = {n: constant(graph, a, f"{matrix.weight}/{n}{grid.bits}", old=weight) for n, a in parts.items()}
+    for node in matrix.nodes:
+        factor = number(node, "alpha", 1.0)
+        if factor not in scales:
+            scale = (rounded.scale.T * factor).astype(grid.dtype)
+            scales[factor] = constant(graph, np.ascontiguousarray(scale), f"{matrix.weight}/scale", old=weight)
+        weights = [made["q"], scales[factor], *([] if grid.symmetric else [made["zero"]])]
+        _as_product(_product(graph, node), weights, rounded, accuracy)
+    swept(graph, weight)
+
+
+def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
+    """Return the node that is to multiply: the node itself, or a new one before a Gemm, which becomes an Add."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return node
+    name = free_name(graph, f"{key(node)}/product")
+    made = ir.Node(MICROSOFT, "MatMulNBits", list(node.inputs[:2]), num_outputs=1, name=name)
+    made.metadata_props.update(node.metadata_props)
+    made.outputs[0].name = name
+    made.outputs[0].type, made.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+    graph.insert_before(node, made)
+    bias = node.inputs[2]
+    node.domain, node.op_type = "", "Add"
+    node.attributes.clear()
+    node.resize_inputs(2)
+    node.replace_input_with(0, made.outputs[0])
+    node.replace_input_with(1, bias)
+    return made
+
+
+def _as_product(node: ir.Node, weights: Sequence[ir.Value], rounded: Rounded, accuracy: int) -> None:
+    """Turn a node into a `MatMulNBits` with packed weights."""
+    (inputs, outputs), grid = rounded.codes.shape, rounded.grid
+    fields = {"K": inputs, "N": outputs, "bits": grid.bits, "block_size": grid.size, "accuracy_level": accuracy}
+    node.domain, node.op_type = MICROSOFT, "MatMulNBits"
+    node.attributes.clear()
+    node.attributes.update({name: ir.AttrInt64(name, value) for name, value in fields.items()})
+    node.resize_inputs(1 + len(weights))
+    for place, value in enumerate(weights, 1):
+        node.replace_input_with(place, value)
+
+
+def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:
+    """Return the nodes with constant weights that cannot be stored in a few bits, with the reason.
+
+    Args:
+        model: the graph.
+        known: the matrices of products, by node.
+        fixed: names of values that depend on no input.
+    """
+    found = {}
+    for node in model.graph:
+        if node in known and node.op_type == "Gemm" and number(node, "beta", 1.0) != 1.0:
+            found[node] = "its bias has a factor"
+        elif node in known or not any(v is not None and v.name in fixed for v in node.inputs):
+            continue
+        elif node.op_type in LINEAR:
+            one = refusal(node, known, fixed)
+            found |= {} if one is None else {node: one.reason}
+        elif node.op_type in WEIGHTED:
+            found[node] = f"{node.op_type} has no form with a few bits per weight"
+    return found

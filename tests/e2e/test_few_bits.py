@@ -1,0 +1,137 @@
+"""`--quantize int4` and `int8-weights`: only the weights of matrices, with errors carried on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.errors import DataError, ModelError, OnnxGrailError, UsageError
+from onnxgrail.finishing.bits import stage
+
+from . import nets
+
+RESNET = models.load("digits_resnet")
+WHOLE: dict[str, Any] = {"ratio": 0, "quantize": "int4"}
+
+
+def run(path: Path, feed: Any) -> np.ndarray[Any, Any]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, feed)[0], np.float64)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A perceptron with matrices of 24 to 96 inputs, with biases inside and beside the products."""
+    path = tmp_path_factory.mktemp("bits") / "m.onnx"
+    onnx.save(nets.mlp((24, 96, 80, 64, 10)), path)
+    return path
+
+
+ROWS = nets.vectors(800, 24)["x"]
+FEED, FRESH = {"x": ROWS[:400]}, {"x": ROWS[400:]}
+
+
+def small(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
+    target = path.with_name(out)
+    given = {**WHOLE, "data": FEED, "held_out": 0, "force": True, **choices}
+    return target, onnxgrail.compress(path, target, **given).report.data
+
+
+def lost(path: Path, dense: Path) -> float:
+    wanted, found = run(dense, FRESH), run(path, FRESH)
+    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
+
+
+@pytest.mark.parametrize(("kind", "symmetric"), [("int4", False), ("int8-weights", True)])
+def test_carried_errors_beat_rounding_to_nearest(wide: Path, kind: str, symmetric: bool) -> None:
+    found, report = small(wide, "carried.onnx", quantize=kind, symmetric=symmetric)
+    plain, alone = small(wide, "nearest.onnx", quantize=kind, symmetric=symmetric, data=None, held_out=None)
+    assert lost(found, wide) < 0.5 * lost(plain, wide)
+    assert found.stat().st_size < 0.5 * wide.stat().st_size
+    entry = report["quantization"]
+    assert [m["rounding"] for m in entry["matrices"]] == ["carried"] * 4
+    assert all(m["after"] < m["before"] for m in entry["matrices"])
+    assert entry["ops"]["MatMulNBits"] == 4
+    assert any("4 of 4 matrices are rounded to nearest" in note for note in alone["notes"])
+
+
+@pytest.mark.parametrize("choices", [{"block_size": 16, "symmetric": True}, {"ratio": 0.3}])
+def test_a_dry_run_predicts_the_file(wide: Path, choices: dict[str, Any]) -> None:
+    target, written = small(wide, "dry.onnx", **choices)
+    size = target.stat().st_size
+    target.unlink()
+    _, told = small(wide, "dry.onnx", dry_run=True, **choices)
+    assert not target.exists()
+    assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == size
+
+
+def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = small(wide, "whole.onnx")[0].read_bytes()
+    left = iter(range(2))
+    fitted = stage.fitted
+
+    def stopping(*words: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return fitted(*words)
+
+    monkeypatch.setattr(stage, "fitted", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        small(wide, "whole.onnx", resume=tmp_path / "kept")
+    monkeypatch.setattr(stage, "fitted", fitted)
+    assert small(wide, "whole.onnx", resume=tmp_path / "kept")[0].read_bytes() == whole
+
+
+def test_it_follows_the_dense_network_after_narrowing(wide: Path) -> None:
+    """The fit to the dense outputs also makes up for losses of narrowing, so that four bits cost next to nothing."""
+    slim, four = (small(wide, f"{kind}.onnx", ratio=0.3, quantize=kind)[0] for kind in ("none", "int4"))
+    assert four.stat().st_size < 0.4 * slim.stat().st_size
+    assert lost(four, wide) < 1.1 * lost(slim, wide) + 0.005
+
+
+def test_convolutions_stay_and_are_named(tmp_path: Path) -> None:
+    result = onnxgrail.compress(
+        RESNET.model, tmp_path / "r.onnx", data=RESNET.calibration, samples=16, check=False, **WHOLE
+    )
+    entry = result.report.data["quantization"]
+    assert Counter(left["op"] for left in entry["left"]) == {"Conv": 9}
+    assert [m["weight"] for m in entry["matrices"]] == ["head.weight"]
+    assert any("convolutions stay in float" in note for note in result.report.data["notes"])
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    onnx.save(nets.mlp((24, 96, 80, 64, 10), dtype=np.float16), tmp_path / "h.onnx")
+    feed = {"x": FEED["x"].astype(np.float16)}
+    found, report = small(tmp_path / "h.onnx", "h4.onnx", data=feed)
+    assert len(report["quantization"]["matrices"]) == 4
+    wanted, made = (run(path, feed) for path in (tmp_path / "h.onnx", found))
+    assert np.square(made - wanted).sum() < 0.01 * np.square(wanted).sum()
+
+
+@pytest.mark.parametrize(("name", "error"), [("w1", ModelError), ("b0", DataError)])
+def test_what_is_not_finite_is_named(name: str, error: type[OnnxGrailError], tmp_path: Path) -> None:
+    model = nets.mlp((24, 96, 10))
+    (tensor,) = (t for t in model.graph.initializer if t.name == name)
+    array = onnx.numpy_helper.to_array(tensor).copy()
+    array.flat[5] = np.nan
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "n.onnx")
+    with pytest.raises(error, match=r"w0|w1"):
+        small(tmp_path / "n.onnx", "n4.onnx", check=False)
+
+
+def test_a_block_size_is_a_power_of_two(wide: Path) -> None:
+    with pytest.raises(UsageError, match="power of two"):
+        small(wide, "no.onnx", block_size=48)
