@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.branching import Maker
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few
+from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few, ungated
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.flatten.branches import Route, folded
@@ -67,6 +67,10 @@ class Prepared:
     def as_written(self) -> Prepared:
         """Return a copy with the graph as in the file, for code that does not follow channels into branches."""
         return replace(self, model=folded(self.model))
+
+    def before_refinement(self) -> Prepared:
+        """Return a copy without the batches that choose a refinement's weights, which nothing else may be fitted to."""
+        return replace(self, batches=ungated(self.batches))
 
     @property
     def judges(self) -> Batches:

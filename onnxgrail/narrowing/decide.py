@@ -72,6 +72,8 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
         ModelError: weights hold NaN or infinity.
     """
     recipe, clock = job.recipe, job.clock
+    if recipe.refine and files == NO_FILES:  # a file holds statistics of all data
+        prepared = prepared.before_refinement()
     chosen = selection.selected(prepared.survey.blocks, recipe)
     allocation = at_first(prepared, chosen, recipe)
     prepared, blocks, refusals = ready(prepared, job, chosen, allocation.widths)

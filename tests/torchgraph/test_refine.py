@@ -25,6 +25,7 @@ from tests.e2e.test_kv_io import feeds as cache_feed
 from tests.tiny import mlp, numbers, tiny, two_ends
 
 STATUS = {"ok", "plain", "skipped"}
+BATCH = 8  # rows per batch, the default
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def data(rows: int = 96, width: int = 5, seed: int = 1) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)}
+
+
+def fitted(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of the batches that compensation is fitted to if a refinement follows: four of five."""
+    return {name: array[np.arange(len(array)) // BATCH % 5 != 4] for name, array in given.items()}
 
 
 def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> onnxgrail.report.result.Result:
@@ -109,16 +115,28 @@ def test_what_does_not_help_is_taken_back(refine: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(laco, "RATE", 1e5)
     monkeypatch.setattr(distill, "RATE", 1e5)
     model = mlp(2, 16)
-    plain, found = refined(model), refined(model, refine)
+    plain, found = refined(model, given=fitted(data())), refined(model, refine)
     assert {e["outcome"]["status"] for e in found.report.data["refines"]} <= {"plain", "skipped"}
     assert numbers(plain) == numbers(found)
+
+
+@pytest.mark.parametrize("compensate", ["grail", "best"])
+def test_compensation_has_not_seen_the_samples_that_judge_a_refinement(
+    compensate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights fitted to them too would look better on them than on other samples, and the refinement worse."""
+    monkeypatch.setattr(laco, "RATE", 1e5)
+    model, given = mlp(2, 16), data()
+    others = {"x": np.where(np.isin(given["x"], fitted(given)["x"]), given["x"], 9 * given["x"])}
+    one, two = (refined(model, "laco", given=some, compensate=compensate) for some in (given, others))
+    assert numbers(one) == numbers(two)
 
 
 def test_blocks_that_come_closer_are_taken_back_where_the_model_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([1.0, 2.0])
     monkeypatch.setattr("onnxgrail.methods.refine.refinement.Refinement.apart", lambda *_: next(errors))
     model = mlp(2, 16)
-    plain, found = refined(model), refined(model, "laco")
+    plain, found = refined(model, given=fitted(data())), refined(model, "laco")
     *_, whole = found.report.data["refines"]
     assert whole["outcome"] == {"status": "plain", "reason": laco.TAKEN_BACK, "clamped": 0}
     assert numbers(plain) == numbers(found)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.calibration.feeds.data import read_apart
+from onnxgrail.calibration.feeds.judging import gate, ungated
 from onnxgrail.calibration.feeds.reading import Sampling
 from onnxgrail.errors import DataError
 
@@ -119,3 +120,16 @@ def test_a_fixed_batch_holds_for_both():
     assert (sizes(rest), sizes(held)) == ([4, 4], [4, 4])
     with pytest.raises(DataError, match="batches of exactly 4"):
         read_apart({"x": rows(20)}, FIXED, 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "judging", "fitted"),
+    [(1, [], 1), (2, [1], 2), (3, [2], 3), (4, [3], 3), (5, [4], 4), (12, [4, 9], 10)],
+)
+def test_compensation_leaves_the_batches_that_judge_a_refinement_unless_they_are_most(count, judging, fitted):
+    batches, _ = read_apart({"x": rows(4 * count)}, OPEN, 0, Sampling(batch_size=4))
+    rest = ungated(batches)
+    assert gate(count) == judging
+    assert (len(rest), rest.samples) == (fitted, 4 * fitted)
+    left = [k for k in range(count) if fitted == count or k not in judging]
+    assert rest.feeds == tuple(batches.feeds[k] for k in left)

@@ -15,6 +15,7 @@ from onnxgrail.machine.numerals import whole
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
 CHECKED_SAMPLES = 16  # limit of calibration samples, which say little because fits have seen them
 MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
+GATE = 5  # one batch in so many chooses the weights of a refinement
 CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
 
 
@@ -71,6 +72,22 @@ def apart(batches: Batches) -> tuple[Batches, Batches | None]:
     sides = [[f for n, f in enumerate(batches.feeds) if (n % EACH == EACH // 2) is side] for side in (False, True)]
     rest, held = (part_of(batches, side) for side in sides)
     return rest, replace(held, notes=())
+
+
+def gate(count: int) -> list[int]:
+    """Return the numbers of the batches, of `count`, that choose a refinement's weights; empty for a single batch."""
+    return list(range(GATE - 1, count, GATE)) or list(range(count))[1:][-1:]
+
+
+def ungated(batches: Batches) -> Batches:
+    """Return the batches without those of `gate`; all of them if these were more than a quarter.
+
+    Weights that are fitted to the batches of the gate look better there than they are: a refinement of such weights
+    would be taken back although it helps.
+    """
+    held = gate(len(batches))
+    rest = [make for number, make in enumerate(batches.feeds) if number not in held]
+    return part_of(batches, rest) if held and 4 * len(held) <= len(batches) else batches
 
 
 def part_of(batches: Batches, feeds: Sequence[Callable[[], Feed]]) -> Batches:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.fit.channelwise import narrowed
+from onnxgrail.calibration.feeds.judging import gate
 from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
@@ -27,8 +28,6 @@ from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.memory import give_back
 from onnxgrail.machine.steps.steps import Steps
-
-EVERY = 5  # one batch in five is held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +115,7 @@ class Refinement:
     @property
     def held(self) -> list[int]:
         """Return the numbers of the held-out batches, which choose the weights. Empty if there is only one batch."""
-        count = self.given
-        return list(range(EVERY - 1, count, EVERY)) or list(range(count))[1:][-1:]
+        return gate(self.given)
 
     @property
     def learnt(self) -> list[int]:
