@@ -75,6 +75,7 @@ class Recipe:
     block_size: int = 32
     symmetric: bool = False
     accuracy_level: int = 0
+    qdq: bool = False
     target: str | None = None
     strict: bool = False
     check: bool = True

@@ -80,6 +80,7 @@ class Choices(RefineChoices, total=False):
     block_size: int
     symmetric: bool
     accuracy_level: int
+    qdq: bool
     target: str | None
     strict: bool
 

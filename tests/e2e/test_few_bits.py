@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
@@ -15,6 +16,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.errors import DataError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.finishing.bits import stage
+from tests.tiny import tiny
 
 from . import nets
 
@@ -62,7 +64,7 @@ def test_carried_errors_beat_rounding_to_nearest(wide: Path, kind: str, symmetri
     assert [m["rounding"] for m in entry["matrices"]] == ["carried"] * 4
     assert all(m["after"] < m["before"] for m in entry["matrices"])
     assert entry["ops"]["MatMulNBits"] == 4
-    assert any("4 of 4 matrices are rounded to nearest" in note for note in alone["notes"])
+    assert any("4 of 4 weights are rounded to nearest" in note for note in alone["notes"])
 
 
 @pytest.mark.parametrize("choices", [{"block_size": 16, "symmetric": True}, {"ratio": 0.3}])
@@ -135,3 +137,61 @@ def test_what_is_not_finite_is_named(name: str, error: type[OnnxGrailError], tmp
 def test_a_block_size_is_a_power_of_two(wide: Path) -> None:
     with pytest.raises(UsageError, match="power of two"):
         small(wide, "no.onnx", block_size=48)
+
+
+def encoder(opset: int = 21) -> onnx.ModelProto:
+    """Tokens, two products with a bias between them, and a head tied to the table of embeddings."""
+    body = """
+        e = Gather(table, ids)
+        a = MatMul(e, up)
+        b = Add(a, bias)
+        r = Relu(b)
+        d = MatMul(r, down)
+        s = Add(d, e)
+        t = Transpose<perm = [1, 0]>(table)
+        y = MatMul(s, t)
+    """
+    weights = {"table": (40, 64), "up": (64, 96), "bias": (96,), "down": (96, 64)}
+    return ir.to_proto(tiny("int64[N,T] ids => float[N,T,40] y", body, weights, opset=opset))
+
+
+TOKENS = {"ids": np.random.default_rng(0).integers(0, 40, (64, 8))}
+
+
+@pytest.mark.parametrize("qdq", [False, True])
+def test_a_tied_table_has_eight_bits(tmp_path: Path, qdq: bool) -> None:
+    onnx.save(encoder(), tmp_path / "t.onnx")
+    found, report = small(tmp_path / "t.onnx", "t4.onnx", data=TOKENS, qdq=qdq)
+    entries = {m["weight"]: m for m in report["quantization"]["matrices"]}
+    assert {name: entry["bits"] for name, entry in entries.items()} == {"table": 8, "up": 4, "down": 4}
+    assert report["quantization"]["left"] == []
+    ops = Counter(node.op_type for node in onnx.load(found).graph.node)
+    assert ops["DequantizeLinear"] == (2 if qdq else 0)
+    assert ops["MatMulNBits"] == (0 if qdq else 3)
+    wanted, made = (run(path, TOKENS) for path in (tmp_path / "t.onnx", found))
+    assert np.square(made - wanted).sum() < 0.01 * np.square(wanted).sum()
+    if qdq:
+        openvino = pytest.importorskip("openvino")
+        compiled = openvino.Core().compile_model(str(found), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        assert np.square(compiled(TOKENS)[0] - wanted).sum() < 0.01 * np.square(wanted).sum()
+
+
+def test_standard_operators_need_their_opset(tmp_path: Path) -> None:
+    onnx.save(encoder(opset=20), tmp_path / "t.onnx")
+    with pytest.raises(ModelError, match="--qdq needs opset 21, the model has 20") as caught:
+        small(tmp_path / "t.onnx", "t4.onnx", data=TOKENS, qdq=True)
+    assert "MatMulNBits needs no opset" in str(caught.value.hint)
+
+
+def test_inputs_that_do_not_divide_into_blocks(tmp_path: Path) -> None:
+    """`MatMulNBits` pads the last block; other runtimes refuse a `DequantizeLinear` whose last block is shorter."""
+    widths = (24, 80, 72, 10)
+    model = nets.mlp(widths)
+    model.opset_import[0].version = 21
+    onnx.save(model, tmp_path / "m.onnx")
+    _, padded = small(tmp_path / "m.onnx", "p.onnx", dry_run=True)
+    _, report = small(tmp_path / "m.onnx", "q.onnx", qdq=True, dry_run=True)
+    assert [m["block_size"] for m in padded["quantization"]["matrices"]] == [32, 32, 32]
+    assert [m["block_size"] for m in report["quantization"]["matrices"]] == [16]
+    reasons = {left["reason"] for left in report["quantization"]["left"]}
+    assert reasons == {f"its {n} inputs do not divide into blocks of 16" for n in (24, 72)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -11,8 +13,11 @@ from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
 from onnxgrail.graph.fittable.matrices import matrices
+from onnxgrail.graph.fittable.tables import tables
 from onnxgrail.graph.io.serial import pack as serialised
 from onnxgrail.graph.rewrite.bits import MICROSOFT, pack, stored_bytes
+from onnxgrail.graph.rewrite.dequantize import dequantize_matrix, dequantize_table
+from onnxgrail.graph.rewrite.tables import pack_table, stored_table_bytes
 from tests.tiny import tiny
 
 SIZES = (16, 32, 64, 128, 256)
@@ -103,3 +108,55 @@ def test_the_kernel_reads_the_packed_numbers(body: str, bits: int, size: int, sy
     np.testing.assert_allclose(run(model, {"x": x}), wanted, rtol=1e-4, atol=1e-4)
     stored = [v.const_value for n, v in model.graph.initializers.items() if n != "b" and v.const_value is not None]
     assert sum(tensor.nbytes for tensor in stored) == stored_bytes(matrix, found.grid)
+
+
+def tied(columns: int, rows: int = 21) -> tuple[ir.Model, Array]:
+    """A table that is looked up twice, and whose transpose is the head."""
+    table = np.random.default_rng(7).normal(size=(rows, columns)).astype(np.float32)
+    body = """
+        e = Gather(t, i)
+        f = Gather(t, j)
+        h = Add(e, f)
+        u = Transpose<perm = [1, 0]>(t)
+        y = MatMul(h, u)
+    """
+    return tiny(f"int64[N] i, int64[N] j => float[N,{rows}] y", body, {"t": table}, opset=21), table
+
+
+@pytest.mark.parametrize(
+    ("write", "size", "symmetric"), [(pack_table, 32, False), (pack_table, 16, True), (dequantize_table, 64, True)]
+)
+def test_a_tied_table_is_stored_once(write: Callable[..., None], size: int, symmetric: bool) -> None:
+    model, array = tied(64)
+    (table,) = tables(model)
+    grid = Grid(bits=8, size=size, symmetric=symmetric)
+    found = nearest(array.T.astype(np.float64), None, grid)
+    write(model.graph, table, found, *([0] if write is pack_table else []))
+    model.opset_imports[MICROSOFT] = 1
+    feed = {"i": np.array([3, 0, 20]), "j": np.array([-1, 5, 5])}
+    values = found.values().T
+    wanted = (values[feed["i"]] + values[feed["j"]]) @ values.T
+    np.testing.assert_allclose(run(model, feed), wanted, rtol=1e-4, atol=1e-3)
+    weights = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    assert sum(w.nbytes for w in weights if w.dtype != ir.DataType.INT64) == stored_table_bytes(array, grid)
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["zero-points", "symmetric"])
+@pytest.mark.parametrize(("bits", "size"), [(4, 16), (4, 128), (8, 32)])
+@pytest.mark.parametrize("body", ["y = MatMul(x, w)", "y = Gemm<transB = 1, alpha = 0.5>(x, wt, b)"])
+def test_standard_operators_read_the_same_numbers(body: str, bits: int, size: int, symmetric: bool) -> None:
+    inputs, outputs = 2 * size, 11
+    weights = np.random.default_rng(5).normal(size=(inputs, outputs)).astype(np.float32)
+    bias = np.arange(outputs, dtype=np.float32)
+    constants = {"wt": np.ascontiguousarray(weights.T), "b": bias} if "Gemm" in body else {"w": weights}
+    model = tiny(f"float[N,{inputs}] x => float[N,{outputs}] y", body, constants, opset=21)
+    (matrix,) = set(matrices(model).values())
+    found = nearest(weights.astype(np.float64), None, Grid(bits=bits, size=size, symmetric=symmetric))
+    x = np.random.default_rng(6).normal(size=(3, inputs)).astype(np.float32)
+    wanted = x.astype(np.float64) @ found.values()
+    wanted = 0.5 * wanted + bias if "Gemm" in body else wanted
+    dequantize_matrix(model.graph, matrix, found)
+    exact = Setup(extended=False)  # extended optimization fuses the nodes, and the kernel rounds activations to 8 bits
+    with open_session(serialised(model), exact) as session:
+        np.testing.assert_allclose(session.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(run(model, {"x": x}) - wanted).max() < 0.02 * np.abs(wanted).max()

@@ -29,7 +29,16 @@ from onnxgrail.machine.files.temporary import scratch
 WEIGHTS = {"int4": 4, "int8-weights": 8}  # bits of the kinds that store weights only, which need no tool
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no CPU kernel for Conv
-MARKS = ("QLinear", "DequantizeLinear", "QuantizeLinear", "DynamicQuantize", "MatMulNBits", "QAttention", "QGemm")
+MARKS = (
+    "QLinear",
+    "DequantizeLinear",
+    "QuantizeLinear",
+    "DynamicQuantize",
+    "MatMulNBits",
+    "GatherBlockQuantized",
+    "QAttention",
+    "QGemm",
+)
 INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 NOISE = 7e-4  # maximum quantization noise as a share of an activation's energy; else its layer stays in float
 STEPS = 255

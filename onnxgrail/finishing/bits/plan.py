@@ -2,69 +2,122 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.quantize import WEIGHTS
-from onnxgrail.core import Grid, Recipe, Refusal
+from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
+from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.rewrite.bits import stored_bytes, unpackable
+from onnxgrail.graph.rewrite.dequantize import OPSET
+from onnxgrail.graph.rewrite.tables import stored_table_bytes
 from onnxgrail.graph.trace.facts import Facts, key
 
+LEAST = 16  # weights of the smallest block
+TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
 TYPES = (np.float32, np.float16)  # that the kernels compute in
 SMALLER = "it would not get smaller"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
-    """The matrices to store in a few bits, in node order, each with its form, and the nodes that stay in float."""
+    """The matrices and tables to store in a few bits, each with its form, and the nodes that stay in float."""
 
     matrices: tuple[tuple[Matrix, Grid], ...]
+    tables: tuple[tuple[Table, Grid], ...]
     left: tuple[Refusal, ...]
 
 
+def check(model: ir.Model, recipe: Recipe) -> None:
+    """Check that the model can hold the form of the weights.
+
+    Raises:
+        ModelError: `--qdq` needs a newer opset.
+    """
+    opset = model.opset_imports.get("", 0)
+    if recipe.qdq and opset < OPSET:
+        raise ModelError(
+            f"--qdq needs opset {OPSET}, the model has {opset}",
+            hint=f"Export or convert it to opset {OPSET}, or leave out --qdq: MatMulNBits needs no opset",
+        )
+
+
 def plan_of(model: ir.Model, facts: Facts, recipe: Recipe) -> Plan:
-    """Choose the matrices that get smaller.
+    """Choose the matrices and tables that get smaller.
 
     Args:
         model: the graph whose nodes will be changed.
         facts: its shapes.
-        recipe: kind, block size and symmetry.
+        recipe: kind, form, block size and symmetry.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
-    known = matrices(model)
+    known, looked_up = matrices(model), tables(model)
     left = unpackable(model, known, facts.constants)
+    for node in {node for table in looked_up for node in table.products}:
+        left.pop(node, None)
     left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
-    chosen = []
+    chosen, rows = [], []
     for matrix in dict.fromkeys(known.values()):
         array = array_of(matrix, model.graph)
-        form = Grid(
-            bits=WEIGHTS[recipe.quantize], size=recipe.block_size, symmetric=recipe.symmetric, dtype=array.dtype
-        )
-        why = next((left[node] for node in matrix.nodes if node in left), "")
-        if not why and array.dtype not in TYPES:
-            why = f"no kernel computes in {array.dtype}"
-        if not why and stored_bytes(matrix, form) >= array.nbytes:
-            why = SMALLER
-        if why:
-            left |= {node: left.get(node, why) for node in matrix.nodes}
+        grid = _grid(array, recipe, WEIGHTS[recipe.quantize], whole=recipe.qdq)
+        why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
+        if why or grid is None or stored_bytes(matrix, grid) >= array.nbytes:
+            left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
             continue
-        if not np.isfinite(array).all():
-            raise ModelError(f"the weight {matrix.weight} holds NaN or infinity", hint="Repair the model")
-        chosen.append((matrix, form))
-    places = {node: place for place, node in enumerate(model.graph)}
-    refusals = [
-        Refusal(
-            value=_weight(node, facts), node=node.name or key(node), op=node.op_type, reason=why, position=places[node]
-        )
-        for node, why in sorted(left.items(), key=lambda item: places[item[0]])
-    ]
-    return Plan(matrices=tuple(chosen), left=tuple(refusals))
+        chosen.append((matrix, grid))
+        _check_finite(array, matrix.weight)
+    for table in looked_up:
+        array = table.array(model.graph)
+        grid = _of_rows(array) if recipe.qdq else _grid(array.T, recipe, TABLE, whole=True)
+        why = _why(array.T, grid)
+        if why or grid is None or stored_table_bytes(array, grid) >= array.nbytes:
+            left |= dict.fromkeys((*table.lookups, *table.products), why or SMALLER)
+            continue
+        rows.append((table, grid))
+        _check_finite(array, table.weight)
+    return Plan(matrices=tuple(chosen), tables=tuple(rows), left=_refusals(model, facts, left))
+
+
+def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | None:
+    """Return the form of a matrix (inputs, outputs); None if only `whole` blocks are allowed and none divide it."""
+    grid = Grid(bits=bits, size=recipe.block_size, symmetric=recipe.symmetric, dtype=array.dtype)
+    while whole and len(array) % grid.size:
+        if grid.size == LEAST:
+            return None
+        grid = replace(grid, size=grid.size // 2)
+    return grid
+
+
+def _of_rows(table: Array) -> Grid:
+    """Return the form of a table in standard operators: one scale per row."""
+    return Grid(bits=TABLE, size=table.shape[1], symmetric=True, dtype=table.dtype)
+
+
+def _why(array: Array, grid: Grid | None) -> str:
+    if array.dtype not in TYPES:
+        return f"no kernel computes in {array.dtype}"
+    return f"its {len(array)} inputs do not divide into blocks of {LEAST}" if grid is None else ""
+
+
+def _check_finite(array: Array, name: str) -> None:
+    if not np.isfinite(array).all():
+        raise ModelError(f"the weight {name} holds NaN or infinity", hint="Repair the model")
+
+
+def _refusals(model: ir.Model, facts: Facts, left: Mapping[ir.Node, str]) -> tuple[Refusal, ...]:
+    """Return the nodes that stay in float, in node order."""
+    return tuple(
+        Refusal(value=_weight(node, facts), node=node.name or key(node), op=node.op_type, reason=left[node], position=k)
+        for k, node in enumerate(model.graph)
+        if node in left
+    )
 
 
 def _rank(node: ir.Node, facts: Facts) -> int | None:

@@ -12,9 +12,9 @@ from onnxgrail.core import Refusal
 from onnxgrail.finishing.bits.entry import Entry
 from onnxgrail.finishing.bits.plan import plan_of
 from onnxgrail.finishing.bits.sides import own
+from onnxgrail.finishing.bits.store import declare
 from onnxgrail.finishing.bits.walk import Walk
 from onnxgrail.graph.io.model_file import copy
-from onnxgrail.graph.rewrite.bits import MICROSOFT
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.survey import Ledger
@@ -39,11 +39,11 @@ class Bits:
 
     def notes(self) -> list[str]:
         """Return a note if matrices were rounded to nearest because their inputs are not known."""
-        plain = [entry for entry in self.entries if entry.reason]
+        plain = [entry for entry in self.entries if entry.reason in (RANDOM, UNMEASURED)]
         if not plain:
             return []
         why = "; ".join(dict.fromkeys(entry.reason for entry in plain))
-        return [f"{len(plain)} of {len(self.entries)} matrices are rounded to nearest: {why}"]
+        return [f"{len(plain)} of {len(self.entries)} weights are rounded to nearest: {why}"]
 
 
 def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job) -> Bits:
@@ -66,6 +66,6 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job) -> Bit
         if not prepared.batches.synthetic:
             walk.carry(prepared, own(prepared, slim, facts), ledger)
         walk.rest(RANDOM if prepared.batches.synthetic else UNMEASURED)
-    if plan.matrices:
-        made.opset_imports.setdefault(MICROSOFT, 1)
+    if walk.entries():
+        declare(made, job.recipe)
     return Bits(model=made, entries=walk.entries(), left=plan.left)

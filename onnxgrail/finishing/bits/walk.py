@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.core import Array, Floats, Grid, Rounded
+from onnxgrail.core import Array, Floats, Rounded
 from onnxgrail.finishing.bits.entry import Entry
 from onnxgrail.finishing.bits.fit import Fit
 from onnxgrail.finishing.bits.plan import Plan
 from onnxgrail.finishing.bits.sides import Sides, opened, stages
 from onnxgrail.finishing.bits.stage import fits_of, record_of
+from onnxgrail.finishing.bits.store import entry, store, store_nearest, store_table
 from onnxgrail.graph.fittable.consumers import Consumer
-from onnxgrail.graph.fittable.matrices import Matrix, array_of
+from onnxgrail.graph.fittable.matrices import Matrix
 from onnxgrail.graph.io.mapped import in_files, shelved
-from onnxgrail.graph.rewrite.bits import pack
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
@@ -40,8 +38,9 @@ class Walk:
         self._entries: dict[str, Entry] = {}
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the entries of all matrices, in node order."""
-        return tuple(self._entries[matrix.weight] for matrix, _ in self._plan.matrices)
+        """Return the entries of all matrices and tables."""
+        names = [matrix.weight for matrix, _ in self._plan.matrices] + [table.weight for table, _ in self._plan.tables]
+        return tuple(self._entries[name] for name in names)
 
     def carry(self, prepared: Prepared, slim: Prepared, ledger: Ledger) -> None:
         """Round the matrices whose inputs can be measured.
@@ -60,12 +59,13 @@ class Walk:
                 now = self._round(sides, stage, now, guard, tick)
 
     def rest(self, why: str) -> None:
-        """Round all other matrices to nearest, for the given reason."""
+        """Round all other matrices to nearest, for the given reason, and all tables."""
+        graph, recipe = self._made.graph, self._job.recipe
         for matrix, grid in self._plan.matrices:
             if matrix.weight not in self._entries:
-                numbers = np.asarray(array_of(matrix, self._made.graph), np.float64)
-                said = Entry(**_form(matrix, grid), rounding="nearest", reason=why)
-                self._store(matrix, nearest(numbers, None, grid), said)
+                self._entries[matrix.weight] = store_nearest(graph, matrix, grid, recipe, why)
+        for table, grid in self._plan.tables:
+            self._entries[table.weight] = store_table(graph, table, grid, recipe)
 
     def _round(self, sides: Sides, stage: Stage, now: Ledger, guard: Guard, tick: Tick) -> Ledger:
         """Round the matrices of a stage, given all upstream ones; return the ledger with their new numbers."""
@@ -90,7 +90,7 @@ class Walk:
             here = replace(now, arrays={}, shifts=shifts)
             shift_biases(self._made.graph, list(matrix.nodes), slim.survey, here)
         rounding = "carried" if one.after < one.before else "nearest"
-        said = Entry(**_form(matrix, grid), rounding=rounding, before=one.before, after=one.after)
+        said = entry(matrix.weight, matrix.nodes, grid, rounding, (one.before, one.after))
         self._store(matrix, one.rounded, said)
         dtype = slim.survey.facts.dtypes[consumer.value]
         array = one.rounded.values() if consumer.inward == 0 else one.rounded.values().T
@@ -101,9 +101,4 @@ class Walk:
     def _store(self, matrix: Matrix, rounded: Rounded, said: Entry) -> None:
         """Store a rounded matrix in the graph, with its entry in the report."""
         self._entries[matrix.weight] = said
-        pack(self._made.graph, matrix, rounded, self._job.recipe.accuracy_level)
-
-
-def _form(matrix: Matrix, grid: Grid) -> dict[str, Any]:
-    nodes = tuple(node.name or key(node) for node in matrix.nodes)
-    return {"weight": matrix.weight, "nodes": nodes, "bits": grid.bits, "block_size": grid.size}
+        store(self._made.graph, matrix, rounded, self._job.recipe)

@@ -66,31 +66,31 @@ def matrices(model: ir.Model) -> dict[ir.Node, Matrix]:
             continue
         if value.is_graph_input() or value.is_graph_output():
             continue
-        uses = list(_uses(value, turned=False))
-        ways = {_turned(node, place, turned) for node, place, turned in uses}
+        readers = list(uses(value, turned=False))
+        ways = {turned_in(node, place, turned) for node, place, turned in readers}
         if len(ways) == 1 and None not in ways:
             turned = bool(ways.pop())
             rows, columns = (int(size) for size in tensor.shape.numpy())
             sizes = (columns, rows) if turned else (rows, columns)
-            nodes = tuple(node for node, _, _ in uses)
+            nodes = tuple(node for node, _, _ in readers)
             matrix = Matrix(weight=name, turned=turned, nodes=nodes, inputs=sizes[0], outputs=sizes[1])
             found.update(dict.fromkeys(nodes, matrix))
     return found
 
 
-def _uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool]]:
+def uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool]]:
     """Yield the readers of a constant, also through Identity and Transpose: node, operand, True if transposed."""
     for use in value.uses():
         node, out = use.node, use.node.outputs[0]
         if node.op_type == "Identity" and not out.is_graph_output():
-            yield from _uses(out, turned=turned)
+            yield from uses(out, turned=turned)
         elif node.op_type == "Transpose" and integers(node, "perm", (1, 0)) == (1, 0) and not out.is_graph_output():
-            yield from _uses(out, turned=not turned)
+            yield from uses(out, turned=not turned)
         else:
             yield node, use.idx, turned
 
 
-def _turned(node: ir.Node, place: int, turned: bool) -> bool | None:
+def turned_in(node: ir.Node, place: int, turned: bool) -> bool | None:
     """Return True if a product reads the stored (n, m) form; None if it is not a plain product from the right."""
     if node.op_type not in LINEAR or place != 1 or _odd(node):
         return None
@@ -134,7 +134,7 @@ def _why(value: ir.Value | None) -> str:
         return "its weight is no plain matrix"
     if value.is_graph_input() or value.is_graph_output():
         return "its weight is an input or output of the model"
-    others = [reader for reader, place, turned in _uses(value, turned=False) if _turned(reader, place, turned) is None]
+    others = [reader for reader, place, turned in uses(value, turned=False) if turned_in(reader, place, turned) is None]
     if others:
         return f"its weight is also read by {others[0].op_type} {others[0].name or key(others[0])}"
     return "its weight is read both plain and transposed, or inside another node"

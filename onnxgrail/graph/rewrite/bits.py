@@ -16,7 +16,6 @@ from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
 
 MICROSOFT = "com.microsoft"
-QDQ_OPSET = 21  # the first with blocks and four bits in DequantizeLinear
 
 
 def stored_bytes(matrix: Matrix, grid: Grid) -> int:
@@ -51,8 +50,43 @@ def pack(graph: ir.Graph, matrix: Matrix, rounded: Rounded, accuracy: int) -> No
             scale = (rounded.scale.T * factor).astype(grid.dtype)
             scales[factor] = constant(graph, np.ascontiguousarray(scale), f"{matrix.weight}/scale", old=weight)
         weights = [made["q"], scales[factor], *([] if grid.symmetric else [made["zero"]])]
-        _as_product(_product(graph, node), weights, rounded, accuracy)
+        multiply(graph, node, weights, rounded, accuracy)
     swept(graph, weight)
+
+
+def multiply(graph: ir.Graph, node: ir.Node, weights: Sequence[ir.Value], rounded: Rounded, accuracy: int) -> None:
+    """Turn a product into a `MatMulNBits`; a bias of Gemm is added by the node, and a new one multiplies.
+
+    Args:
+        graph: changed in place.
+        node: the product.
+        weights: packed codes, scales and zero points.
+        rounded: their numbers.
+        accuracy: the attribute `accuracy_level`.
+    """
+    (inputs, outputs), grid = rounded.codes.shape, rounded.grid
+    fields = {"K": inputs, "N": outputs, "bits": grid.bits, "block_size": grid.size, "accuracy_level": accuracy}
+    node = _product(graph, node)
+    become(node, "MatMulNBits", fields, dict(enumerate(weights, 1)))
+
+
+def become(node: ir.Node, op: str, fields: Mapping[str, int], constants: Mapping[int, ir.Value]) -> None:
+    """Turn a node into an operator of ONNX Runtime with integer attributes and constant inputs by place."""
+    node.domain, node.op_type = MICROSOFT, op
+    node.attributes.clear()
+    node.attributes.update({name: ir.AttrInt64(name, value) for name, value in fields.items()})
+    node.resize_inputs(max(constants) + 1)
+    for place, value in constants.items():
+        node.replace_input_with(place, value)
+
+
+def first(graph: ir.Graph, node: ir.Node) -> None:
+    """Insert a node that reads constants only, as early as possible."""
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if maker is None:
+        graph.insert_before(graph[0], node)
+    else:  # constants that are nodes are inserted at the beginning: the first one of several comes last
+        graph.insert_after(maker, node)
 
 
 def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
@@ -72,18 +106,6 @@ def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
     node.replace_input_with(0, made.outputs[0])
     node.replace_input_with(1, bias)
     return made
-
-
-def _as_product(node: ir.Node, weights: Sequence[ir.Value], rounded: Rounded, accuracy: int) -> None:
-    """Turn a node into a `MatMulNBits` with packed weights."""
-    (inputs, outputs), grid = rounded.codes.shape, rounded.grid
-    fields = {"K": inputs, "N": outputs, "bits": grid.bits, "block_size": grid.size, "accuracy_level": accuracy}
-    node.domain, node.op_type = MICROSOFT, "MatMulNBits"
-    node.attributes.clear()
-    node.attributes.update({name: ir.AttrInt64(name, value) for name, value in fields.items()})
-    node.resize_inputs(1 + len(weights))
-    for place, value in enumerate(weights, 1):
-        node.replace_input_with(place, value)
 
 
 def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:

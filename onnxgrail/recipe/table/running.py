@@ -126,6 +126,12 @@ OUTPUT = (
         "most processors.",
     ),
     Option(
+        "qdq",
+        FLAG,
+        "For int4 and int8-weights: store weights with DequantizeLinear (opset 21), for runtimes without the operators "
+        "of ONNX Runtime.",
+    ),
+    Option(
         "pick",
         Value(kind="amount", metavar="K|L"),
         "Write the model of a point: its number, or the smallest one within a loss such as 1%.",

@@ -1,0 +1,109 @@
+"""Quantize the narrowed model, by the tools of ONNX Runtime or to a few bits per weight, and compare the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.both import Pair, run_both
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.runtime import quantize
+from onnxgrail.calibration.runtime.session import Setup
+from onnxgrail.fidelity import Fidelity, entries
+from onnxgrail.finishing.bits.rounding import rounded
+from onnxgrail.finishing.verify import verify
+from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.io.writing import written_bytes
+from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+
+LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
+
+
+def quantised(
+    prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job
+) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
+    """Return the quantized model, its report entry, and its fidelity to the original."""
+    recipe = job.recipe
+    make = _in_few_bits if recipe.quantize in quantize.WEIGHTS else _by_tool
+    final, form = make(prepared, ledger, slim, job)
+    results: tuple[Fidelity, ...] = ()
+    entry: dict[str, Any] = {
+        "kind": recipe.quantize,
+        "kept_float": [],
+        "kept_float_reason": "",
+        "left": [],
+        "matrices": [],
+        **form,
+        "outputs": [],
+        "held_out": None,
+        "judged": None,
+        "headline": None,
+        "to_narrowed": [],
+        "latency_ms": None,
+    }
+    entry["notes"] = [*form.get("notes", ()), *_little(final, entry)]
+    if recipe.check:
+        verification, results = verify(prepared, final, job)
+        entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
+        entry |= {"judged": verification.judged, "headline": verification.headline}
+        batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
+        tally = run_both(Pair(pack(slim), pack(final)), batches, Setup(providers=recipe.providers))
+        entry["to_narrowed"] = entries(tally.results())
+    return final, entry, results
+
+
+def _by_tool(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+    """Quantize with the tools of ONNX Runtime; return the model and its part of the report entry."""
+    del ledger
+    recipe, ports = job.recipe, between(prepared.model, slim)
+    feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
+    symmetric = recipe.target == "tensorrt"
+    probe = fit(prepared.feed, ports)
+    made = quantize.quantise(slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers)
+    return made.model, {
+        "samples": prepared.batches.samples if feeds else 0,
+        "symmetric": symmetric,
+        "kept_float": list(made.kept),
+        "kept_float_reason": made.why if made.kept else "",
+        "ops": dict(made.ops),
+        "bytes_before": made.bytes_before,
+        "bytes_after": made.bytes_after,
+    }
+
+
+def _in_few_bits(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+    """Store the weights of matrices in a few bits; return the model and its part of the report entry."""
+    made = rounded(prepared, slim, ledger, job.alone())
+    return made.model, {
+        "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
+        "symmetric": job.recipe.symmetric,
+        "kept_float": [one.node for one in made.left],
+        "kept_float_reason": "; ".join(dict.fromkeys(one.reason for one in made.left)),
+        "left": [dataclasses.asdict(one) for one in made.left],
+        "matrices": [dataclasses.asdict(one) for one in made.entries],
+        "ops": quantize.added(slim, made.model),
+        "bytes_before": written_bytes(slim),
+        "bytes_after": written_bytes(made.model),
+        "notes": made.notes(),
+    }
+
+
+def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
+    """Return a note if the file is hardly smaller, with the likely reason."""
+    share, kind = entry["bytes_after"] / entry["bytes_before"], entry["kind"]
+    if share < LITTLE:
+        return []
+    conv = kind in ("int8-dynamic", *quantize.WEIGHTS) and any(node.op_type == "Conv" for node in model.graph)
+    why = "convolutions stay in float, --quantize int8 has them" if conv else "few of its bytes are weights of layers"
+    return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
+
+
+def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
+    """Return the feeds that judge, as the narrowed model takes them."""
+    ports = between(prepared.model, slim)
+    return [lambda make=make: fit(make(), ports) for make in prepared.judges.feeds]

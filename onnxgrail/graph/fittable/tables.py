@@ -1,0 +1,60 @@
+"""Find tables whose rows are looked up (embeddings), also those that the model's head multiplies by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.graph.attributes import integer, number
+from onnxgrail.graph.fittable.matrices import turned_in, uses
+from onnxgrail.graph.fittable.trainable import FLOATS
+from onnxgrail.graph.trace.facts import captures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Table:
+    """A weight (rows, columns) and all of its readers.
+
+    Attributes:
+        weight: the initializer.
+        lookups: the Gather nodes that take rows of it.
+        products: the nodes that multiply by its transpose: a tied head.
+    """
+
+    weight: str
+    lookups: tuple[ir.Node, ...]
+    products: tuple[ir.Node, ...]
+
+    def array(self, graph: ir.Graph) -> Array:
+        """Return the numbers, (rows, columns)."""
+        tensor = graph.initializers[self.weight].const_value
+        assert tensor is not None
+        return tensor.numpy()
+
+
+def tables(model: ir.Model) -> list[Table]:
+    """Return every table whose readers are lookups of rows and products with its transpose."""
+    fixed = {name for node in model.graph for name in captures(node)}
+    found = []
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in FLOATS or len(tensor.shape) != 2 or name in fixed:
+            continue
+        if value.is_graph_input() or value.is_graph_output():
+            continue
+        readers = list(uses(value, turned=False))
+        lookups = [node for node, place, turned in readers if not turned and _looks_up(node, place)]
+        products = [node for node, place, turned in readers if turned_in(node, place, turned) is True and _plain(node)]
+        if lookups and len(lookups) + len(products) == len(readers):
+            found.append(Table(weight=name, lookups=tuple(lookups), products=tuple(products)))
+    return found
+
+
+def _looks_up(node: ir.Node, place: int) -> bool:
+    return node.op_type == "Gather" and place == 0 and integer(node, "axis") in (0, -2)
+
+
+def _plain(node: ir.Node) -> bool:
+    return all(number(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))

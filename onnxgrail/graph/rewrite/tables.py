@@ -1,0 +1,55 @@
+"""Store tables of rows in 8 bits as `GatherBlockQuantized`; a tied head reads the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Grid, Rounded
+from onnxgrail.graph.fittable.matrices import swept
+from onnxgrail.graph.fittable.tables import Table
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.bits import become, first, multiply
+from onnxgrail.graph.rewrite.unique import free_name
+
+
+def stored_table_bytes(table: Array, grid: Grid) -> int:
+    """Return the bytes of a table (rows, columns) whose columns divide into blocks of 8-bit numbers."""
+    rows, columns = table.shape
+    return int(rows * (columns + grid.blocks(columns) * (grid.dtype.itemsize + (0 if grid.symmetric else 1))))
+
+
+def pack_table(graph: ir.Graph, table: Table, rounded: Rounded, accuracy: int) -> None:
+    """Replace the lookups of a table, and the products with its transpose.
+
+    Args:
+        graph: changed in place.
+        table: the table; its weight is removed. Its columns divide into blocks.
+        rounded: its transpose on a grid of 8 bits.
+        accuracy: the attribute `accuracy_level` of products.
+    """
+    weight, grid = graph.initializers[table.weight], rounded.grid
+    numbers = {"q": rounded.codes, "scale": rounded.scale, "zero": rounded.zero}
+    names = ("q", "scale") if grid.symmetric else ("q", "scale", "zero")
+    parts = [constant(graph, numbers[n].T, f"{table.weight}/{n}", old=weight) for n in names]
+    fields = {"bits": grid.bits, "block_size": grid.size, "gather_axis": 0, "quantize_axis": 1}
+    for node in table.lookups:
+        become(node, "GatherBlockQuantized", fields, dict(zip((0, 2, 3), parts, strict=False)))
+    if table.products:
+        blocks = _blocks(graph, table, parts[0], rounded)
+        for node in table.products:
+            multiply(graph, node, [blocks, *parts[1:]], rounded, accuracy)
+    swept(graph, weight)
+
+
+def _blocks(graph: ir.Graph, table: Table, codes: ir.Value, rounded: Rounded) -> ir.Value:
+    """Return the codes (rows, columns) as a product reads them, (rows, blocks, size)."""
+    (_, rows), size = rounded.codes.shape, rounded.grid.size
+    shape = (rows, len(rounded.scale), size)
+    target = constant(graph, np.array(shape, np.int64), f"{table.weight}/blocks")
+    name = free_name(graph, f"{table.weight}/product")
+    node = ir.Node("", "Reshape", [codes, target], num_outputs=1, name=name)
+    node.outputs[0].name = name
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(shape)
+    first(graph, node)
+    return node.outputs[0]
