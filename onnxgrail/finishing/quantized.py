@@ -81,7 +81,7 @@ def _in_few_bits(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -
     made = rounded(prepared, slim, ledger, job.alone())
     return made.model, {
         "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
-        "symmetric": job.recipe.symmetric,
+        "symmetric": job.recipe.symmetric or job.recipe.target == "tensorrt",
         "kept_float": [one.node for one in made.left],
         "kept_float_reason": "; ".join(dict.fromkeys(one.reason for one in made.left)),
         "left": [dataclasses.asdict(one) for one in made.left],

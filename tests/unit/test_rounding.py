@@ -36,7 +36,7 @@ def test_carried_errors_change_the_outputs_less(bits: int, symmetric: bool) -> N
     rows = correlated(90)
     gram = rows.T @ rows
     grid = Grid(bits=bits, size=32, symmetric=symmetric)
-    plain, found = (weights - one.values() for one in (nearest(weights, None, grid), carried(weights, gram, grid)))
+    plain, found = (weights - one.values() for one in (nearest(weights, grid), carried(weights, gram, grid)))
     assert squared_error(found, gram) < 0.4 * squared_error(plain, gram)
 
 
@@ -45,7 +45,7 @@ def test_the_search_is_better_than_the_range(symmetric: bool) -> None:
     """A range from the lowest to the highest number wastes codes on outliers."""
     weights = np.random.default_rng(2).normal(size=(32, 200))
     grid = Grid(bits=4, size=32, symmetric=symmetric)
-    found = np.square(weights - nearest(weights, None, grid).values()).sum()
+    found = np.square(weights - nearest(weights, grid).values()).sum()
     if symmetric:
         scale = np.abs(weights).max(axis=0) / 8
         codes = np.clip(np.rint(weights / scale), -8, 7)
@@ -63,14 +63,14 @@ def test_numbers_on_the_grid_stay() -> None:
     codes[[0, 1, 32, 33]] = np.array([0, 15, 0, 15])[:, None]
     weights = (codes - 8) * 0.25
     for grid in (Grid(bits=4, size=32), Grid(bits=4, size=32, symmetric=True)):
-        np.testing.assert_allclose(nearest(weights, None, grid).values(), weights, atol=1e-6)
+        np.testing.assert_allclose(nearest(weights, grid).values(), weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", [np.zeros((40, 3)), np.full((40, 3), 1e-30), np.full((40, 3), 0.7)])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_blocks_of_one_number(weights: Floats, symmetric: bool) -> None:
     grid = Grid(bits=4, size=32, symmetric=symmetric)
-    for found in (nearest(weights, None, grid), carried(weights, np.eye(40), grid)):
+    for found in (nearest(weights, grid), carried(weights, np.eye(40), grid)):
         np.testing.assert_allclose(found.values(), weights, rtol=1e-5, atol=1e-35)
 
 
@@ -99,7 +99,7 @@ def test_the_kernel_reads_the_packed_numbers(body: str, bits: int, size: int, sy
     constants = {"wt": np.ascontiguousarray(weights.T), "b": bias} if "Gemm" in body else {"w": weights}
     model = tiny(f"float[N,{inputs}] x => float[N,{outputs}] y", body, constants)
     (matrix,) = set(matrices(model).values())
-    found = nearest(weights.astype(np.float64), None, Grid(bits=bits, size=size, symmetric=symmetric))
+    found = nearest(weights.astype(np.float64), Grid(bits=bits, size=size, symmetric=symmetric))
     x = np.random.default_rng(6).normal(size=(3, inputs)).astype(np.float32)
     wanted = x.astype(np.float64) @ found.values()
     wanted = 0.5 * wanted + bias if "Gemm" in body else wanted
@@ -130,7 +130,7 @@ def test_a_tied_table_is_stored_once(write: Callable[..., None], size: int, symm
     model, array = tied(64)
     (table,) = tables(model)
     grid = Grid(bits=8, size=size, symmetric=symmetric)
-    found = nearest(array.T.astype(np.float64), None, grid)
+    found = nearest(array.T.astype(np.float64), grid)
     write(model.graph, table, found, *([0] if write is pack_table else []))
     model.opset_imports[MICROSOFT] = 1
     feed = {"i": np.array([3, 0, 20]), "j": np.array([-1, 5, 5])}
@@ -151,7 +151,7 @@ def test_standard_operators_read_the_same_numbers(body: str, bits: int, size: in
     constants = {"wt": np.ascontiguousarray(weights.T), "b": bias} if "Gemm" in body else {"w": weights}
     model = tiny(f"float[N,{inputs}] x => float[N,{outputs}] y", body, constants, opset=21)
     (matrix,) = set(matrices(model).values())
-    found = nearest(weights.astype(np.float64), None, Grid(bits=bits, size=size, symmetric=symmetric))
+    found = nearest(weights.astype(np.float64), Grid(bits=bits, size=size, symmetric=symmetric))
     x = np.random.default_rng(6).normal(size=(3, inputs)).astype(np.float32)
     wanted = x.astype(np.float64) @ found.values()
     wanted = 0.5 * wanted + bias if "Gemm" in body else wanted

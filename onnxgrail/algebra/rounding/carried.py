@@ -31,7 +31,7 @@ def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
     """
     upper = _factor(gram)
     if upper is None:
-        return nearest(weights, np.diagonal(gram), grid)
+        return nearest(weights, grid)
     left = np.array(weights, np.float64, order="C")
     inputs, outputs = left.shape
     codes = np.empty((inputs, outputs), np.uint8)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.core import Floats, Grid, Rounded
+from onnxgrail.core import Array, Floats, Grid, Rounded
 
+TOGETHER = 8192  # outputs that are rounded at once
 SHRINKS = np.linspace(1.15, 0.55, 25)  # factors of the range that the search of a scale tries
 STEPS = (0, -1, 1, -1, 1)  # of the zero point, each with a least-squares fit of the scale to the codes
 
@@ -82,20 +83,23 @@ def _safe(scale: Floats) -> Floats:
     return np.where(scale == 0, 1.0, scale)
 
 
-def nearest(weights: Floats, importance: Floats | None, grid: Grid) -> Rounded:
+def nearest(weights: Array, grid: Grid) -> Rounded:
     """Round a matrix (inputs, outputs) number by number, with scales by search.
 
     Args:
-        weights: the matrix.
-        importance: (inputs,) weights of the squared errors; None for equal ones.
+        weights: the matrix, in any float type; a part of its outputs at a time is converted to float64.
         grid: the form.
     """
     inputs, outputs = weights.shape
-    weight = np.ones(inputs) if importance is None else importance
     codes = np.empty((inputs, outputs), np.uint8)
-    scales, zeros = np.ones((2, grid.blocks(inputs), outputs))
+    scales = np.empty((grid.blocks(inputs), outputs), grid.dtype)
+    zeros = np.empty(scales.shape, np.uint8)
     for number, first in enumerate(range(0, inputs, grid.size)):
         rows = slice(first, first + grid.size)
-        scales[number], zeros[number] = searched(weights[rows], weight[rows], grid)
-        codes[rows] = coded(weights[rows], scales[number], zeros[number], grid)
-    return Rounded(codes, scales.astype(grid.dtype), zeros.astype(np.uint8), grid)
+        for begin in range(0, outputs, TOGETHER):
+            some = slice(begin, begin + TOGETHER)
+            block = np.asarray(weights[rows, some], np.float64)
+            scale, zero = searched(block, np.ones(len(block)), grid)
+            codes[rows, some] = coded(block, scale, zero, grid)
+            scales[number, some], zeros[number, some] = scale, zero
+    return Rounded(codes, scales, zeros, grid)

@@ -53,7 +53,7 @@ def fitted(folds: Sequence[Moments], matrices: Sequence[Floats], grids: Sequence
     for weights, aim, grid in zip(matrices, best, grids, strict=True):
         mine = total.outputs(slice(first, first := first + weights.shape[1]))
         energy = float(mine.energy.sum()) or 1.0
-        plain = nearest(weights, None, grid)
+        plain = nearest(weights, grid)
         rounded = carried(aim.weights, gram, grid)
         shift = aim.shift + mean @ (aim.weights - rounded.values()) if rules.affine else np.zeros(weights.shape[1])
         before, after = (_left(mine, *one) / energy for one in ((plain, np.zeros_like(shift)), (rounded, shift)))

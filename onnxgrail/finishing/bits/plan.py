@@ -87,7 +87,8 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe) -> Plan:
 
 def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | None:
     """Return the form of a matrix (inputs, outputs); None if only `whole` blocks are allowed and none divide it."""
-    grid = Grid(bits=bits, size=recipe.block_size, symmetric=recipe.symmetric, dtype=array.dtype)
+    symmetric = recipe.symmetric or recipe.target == "tensorrt"
+    grid = Grid(bits=bits, size=recipe.block_size, symmetric=symmetric, dtype=array.dtype)
     while whole and len(array) % grid.size:
         if grid.size == LEAST:
             return None

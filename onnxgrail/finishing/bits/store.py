@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.algebra.rounding.grid import nearest
@@ -29,7 +28,7 @@ def store(graph: ir.Graph, matrix: Matrix, rounded: Rounded, recipe: Recipe) -> 
 def store_nearest(graph: ir.Graph, matrix: Matrix, grid: Grid, recipe: Recipe, why: str) -> Entry:
     """Round a matrix to nearest for a reason, store it, and return its report entry."""
     said = entry(matrix.weight, matrix.nodes, grid, "nearest", reason=why)
-    store(graph, matrix, nearest(np.asarray(array_of(matrix, graph), np.float64), None, grid), recipe)
+    store(graph, matrix, nearest(array_of(matrix, graph), grid), recipe)
     return said
 
 
@@ -38,7 +37,7 @@ def store_table(graph: ir.Graph, table: Table, grid: Grid, recipe: Recipe) -> En
     said = entry(
         table.weight, (*table.lookups, *table.products), grid, rounding="nearest", reason="its rows are looked up"
     )
-    rounded = nearest(np.asarray(table.array(graph).T, np.float64), None, grid)
+    rounded = nearest(table.array(graph).T, grid)
     if recipe.qdq:
         dequantize_table(graph, table, rounded)
     else:
