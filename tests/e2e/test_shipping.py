@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxgrail
@@ -18,6 +19,7 @@ from onnxgrail.core import Feed
 from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, UsageError
 from onnxgrail.models import score
 from tests.command import run, said
+from tests.tiny import tiny
 
 from . import nets
 
@@ -230,3 +232,31 @@ def test_a_target_says_what_it_refuses(resnet: Any, tmp_path: Path) -> None:
     target = json.loads(strict.stdout)["target"]
     assert (target["name"], target["strict"], target["passed"]) == ("tensorrt", True, False)
     assert (tmp_path / "o.onnx").exists()
+
+
+def test_small_channels_beside_large_ones_keep_their_values(tmp_path: Path) -> None:
+    """A detector's last layer computes boxes in pixels and scores: one range of 8 bits would drown the scores."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([300.0, 300.0, 300.0, 300.0, 0.5])
+    weights = {
+        "w": rng.normal(size=(16, 3, 3, 3)).astype(np.float32) / 5,
+        "v": (rng.normal(size=(5, 16, 1, 1)) * sizes[:, None, None, None]).astype(np.float32),
+    }
+    body = """
+        a = Conv<pads = [1, 1, 1, 1]>(x, w)
+        b = Relu(a)
+        y = Conv(b, v)
+    """
+    model = ir.to_proto(tiny("float[N,3,6,6] x => float[N,5,6,6] y", body, weights))
+    onnx.save(model, tmp_path / "d.onnx")
+    feed = nets.images(64)
+    words: dict[str, Any] = {"data": feed, "held_out": 0, "ratio": 0, "check": False}
+    result = onnxgrail.compress(tmp_path / "d.onnx", tmp_path / "q.onnx", quantize="int8", **words)
+    entry = result.report.data["quantization"]
+    assert entry["kept_float"] == ["Conv_2"]
+    assert "boxes and scores" in entry["kept_float_reason"]
+    runs = []
+    for name in ("d.onnx", "q.onnx"):
+        with open_session(tmp_path / name) as session:
+            runs.append(next(iter(session.run(feed).values()))[:, 4])
+    assert np.square(runs[1] - runs[0]).sum() < 0.01 * np.square(runs[0]).sum()

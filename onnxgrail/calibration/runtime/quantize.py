@@ -17,12 +17,12 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime import half
-from onnxgrail.calibration.runtime.session import CPU, Setup, open_session, reason, runtime
+from onnxgrail.calibration.runtime.noise import exceptions
+from onnxgrail.calibration.runtime.session import CPU, reason, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
-from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
 
@@ -40,10 +40,7 @@ MARKS = (
     "QGemm",
 )
 INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
-NOISE = 7e-4  # maximum quantization noise as a share of an activation's energy; else its layer stays in float
-STEPS = 255
 FIRST_OPSET = 13  # per-channel scales need it
-OUTLIERS = "outliers in their inputs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -140,7 +137,7 @@ def quantise(
     runtime()
     core, tail = cut(model)
     kept: tuple[str, ...] = ()
-    why = OUTLIERS
+    why = ""
     with scratch() as folder, _quiet():
         source, target = folder / "narrowed.onnx", folder / "quantised.onnx"
         save(core, source)
@@ -152,7 +149,7 @@ def quantise(
                 _dynamic(source, target)
                 found = trial()
             else:
-                kept = _static(source, list(feeds), target, symmetric=symmetric)
+                kept, why = _static(source, list(feeds), target, symmetric=symmetric)
                 found = trial()
         except (ModelError, OSError):
             raise
@@ -223,8 +220,8 @@ def _dynamic(source: Path, target: Path) -> None:
     )
 
 
-def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -> tuple[str, ...]:
-    """Write the statically quantized model; return names of layers that stay in float."""
+def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -> tuple[tuple[str, ...], str]:
+    """Write the statically quantized model; return names of layers that stay in float, and the reason."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -240,7 +237,7 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
     quant_pre_process(source, first, skip_symbolic_shape=True)
     _flatten_biases(first)
     ready = load(first.read_bytes())
-    loud = _loud(ready, feeds)
+    loud = exceptions(ready, feeds, LAYERS)
     weights = ready.graph.initializers
     tables = [
         node.name or ""
@@ -260,7 +257,7 @@ def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -
         nodes_to_exclude=[*loud, *tables],
         extra_options={"ActivationSymmetric": symmetric},
     )
-    return loud
+    return tuple(loud), "; ".join(dict.fromkeys(loud.values()))
 
 
 def _flatten_biases(path: Path) -> None:
@@ -275,37 +272,6 @@ def _flatten_biases(path: Path) -> None:
             del tensor.dims[0]
         del proto.graph.value_info[:]
         onnx.save(proto, path)
-
-
-def _loud(model: ir.Model, feeds: Iterable[Feed]) -> tuple[str, ...]:
-    """Return layers whose inputs have outliers, so that 8 bits over their whole range lose too much.
-
-    A step of size s adds noise of energy s²/12 per element, and outliers make s large although most values are small.
-    """
-    reads: dict[str, list[str]] = {}
-    for node in model.graph:
-        if node.op_type in LAYERS:
-            names = [v.name or "" for v in node.inputs[:2] if v is not None]
-            reads[node.name or ""] = [name for name in names if name not in model.graph.initializers]
-    inputs = {value.name for value in model.graph.inputs}
-    wanted = sorted({name for names in reads.values() for name in names} - inputs)
-    sums: dict[str, tuple[float, float, float, int]] = {}
-    with open_session(pack(model, outputs=wanted), Setup(once=True)) as session:
-        for feed in feeds:
-            for name, array in {**session.run(feed), **feed}.items():
-                if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "f":
-                    sums[name] = _summed(sums.get(name, (0.0, 0.0, 0.0, 0)), np.asarray(array, np.float64))
-    noisy = {
-        name: ((high - low) / STEPS) ** 2 / 12 * count > NOISE * energy
-        for name, (low, high, energy, count) in sums.items()
-    }
-    return tuple(node for node, names in reads.items() if any(noisy.get(name, False) for name in names))
-
-
-def _summed(so_far: tuple[float, float, float, int], array: Any) -> tuple[float, float, float, int]:
-    """Return least and greatest value (including zero, as in quantization), sum of squares, and count."""
-    low, high, energy, count = so_far
-    return min(low, array.min()), max(high, array.max()), energy + float(np.square(array).sum()), count + array.size
 
 
 @contextlib.contextmanager
