@@ -96,9 +96,11 @@ def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
     assert small(wide, "whole.onnx", resume=tmp_path / "kept")[0].read_bytes() == whole
 
 
-def test_it_follows_the_dense_network_after_narrowing(wide: Path) -> None:
+@pytest.mark.parametrize("reducer", ["prune", "fold"])
+def test_it_follows_the_dense_network_after_narrowing(wide: Path, reducer: str) -> None:
     """The fit to the dense outputs also makes up for losses of narrowing, so that four bits cost next to nothing."""
-    slim, four = (small(wide, f"{kind}.onnx", ratio=0.3, quantize=kind)[0] for kind in ("none", "int4"))
+    choices: dict[str, Any] = {"ratio": 0.3, "reducer": reducer}
+    slim, four = (small(wide, f"{kind}.onnx", quantize=kind, **choices)[0] for kind in ("none", "int4"))
     assert four.stat().st_size < 0.4 * slim.stat().st_size
     assert lost(four, wide) < 1.1 * lost(slim, wide) + 0.005
 

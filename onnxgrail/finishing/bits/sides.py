@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Bools, Recipe
-from onnxgrail.graph.fittable.consumers import Consumer, consumers, unmarked
+from onnxgrail.graph.fittable.consumers import Consumer, biased, consumers, unmarked
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import Facts, key
@@ -44,17 +45,20 @@ class Guide:
     Attributes:
         prepared: the dense model.
         ledger: the decisions that narrowed it.
+        averaged: units were merged, so that what is left of a tensor is not a part of the dense one.
         places: positions of its nodes, by key.
     """
 
     prepared: Prepared
     ledger: Ledger
+    averaged: bool
     places: dict[str, int]
 
     @classmethod
-    def of(cls, prepared: Prepared, ledger: Ledger) -> Guide:
+    def of(cls, prepared: Prepared, ledger: Ledger, recipe: Recipe) -> Guide:
         """Return the guide of a narrowing."""
-        return cls(prepared, ledger, {key(node): place for place, node in enumerate(prepared.model.graph)})
+        places = {key(node): place for place, node in enumerate(prepared.model.graph)}
+        return cls(prepared, ledger, not REDUCERS[recipe.reducer].needs_scores, places)
 
     def made(self, task: Task) -> Bools | None:
         """Return which outputs of the dense layer are left, None if its outputs cannot be compared.
@@ -71,7 +75,7 @@ class Guide:
         left = np.ones(shape[task.consumer.made], dtype=bool)
         for mark in survey.marks.get(name, ()):
             gone = self.ledger.dead[mark.labels]
-            if gone.any() and mark.axes != (task.consumer.made,):
+            if gone.any() and (self.averaged or mark.axes != (task.consumer.made,)):
                 return None
             left &= ~gone if gone.any() else True
         return left if int(left.sum()) == task.outputs else None
@@ -102,8 +106,17 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str], parts: int) ->
     """
     limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
     found = [c for c in consumers(slim.model, slim.survey) if c.window is None and c.node in nodes]
-    together = stages_of([_task(consumer, slim.survey.facts) for consumer in found])
+    nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
+    together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts) for c in found])
     return [stage for stage in together if stage.memory(parts) <= limit]
+
+
+def _with_bias(consumer: Consumer, node: ir.Node, facts: Facts) -> Consumer:
+    """Return a layer that is compared after the bias is added: narrowing may have changed the bias."""
+    last, bias = biased(node.outputs[0], facts, facts.shapes[consumer.value][consumer.outward], conv=False)
+    if consumer.total or consumer.inner or bias is None:
+        return consumer
+    return replace(consumer, output=last.name or "", bias=bias)
 
 
 def _task(consumer: Consumer, facts: Facts) -> Task:
@@ -151,7 +164,7 @@ def opened(prepared: Prepared, slim: Prepared, ledger: Ledger, recipe: Recipe) -
         dense, itself, rounded = streams
         starts = starts_of(rounded, slim.feed, empty[1], Steps())
         yield Sides(
-            guide=Guide.of(prepared, ledger),
+            guide=Guide.of(prepared, ledger, recipe),
             slim=slim,
             untouched=empty[1],
             dense=Pair(dense, rounded, empty[0], starts, recipe.seed),

@@ -148,7 +148,7 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
     rank = len(facts.shapes[output.name or ""])
     width = facts.shapes[operand.value][axes[1]]
     bias = _constant(node.inputs[2], facts, width) if len(node.inputs) > 2 else None
-    last, added = (output, None) if len(node.inputs) > 2 else _biased(output, facts, width, conv=conv)
+    last, added = (output, None) if len(node.inputs) > 2 else biased(output, facts, width, conv=conv)
     total, residual = _added(last, facts)
     return Consumer(
         node=key(node),
@@ -190,7 +190,7 @@ def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
     return np.asarray(array, dtype=np.float64).ravel() if array is not None and array.size == width else None
 
 
-def _biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:
+def biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:
     """Follow the output through the Add of a constant bias, if that is the only reader; return the bias too."""
     readers = list(output.uses())
     if conv or len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
