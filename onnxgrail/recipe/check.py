@@ -87,6 +87,9 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(f"--allocate {recipe.allocate} distributes a given amount, and --max-loss has none", hint=hint)
     if recipe.block_size & (recipe.block_size - 1):
         raise UsageError(f"block_size must be a power of two, got {recipe.block_size}", hint="Give --block-size 32")
+    if recipe.accuracy_level not in (0, 1, 4):
+        hint = "Levels 2 and 3 compute in half precision, which --quantize fp16 is for"
+        raise UsageError(f"accuracy_level must be 0, 1 or 4, got {recipe.accuracy_level}", hint=hint)
     if recipe.strict and recipe.target is None:
         raise UsageError("--strict needs --target", hint=f"Choose from {', '.join(FIELDS['target'].value.words)}")
     if recipe.min_cosine is not None and not recipe.check:

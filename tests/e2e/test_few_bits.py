@@ -136,9 +136,11 @@ def test_what_is_not_finite_is_named(name: str, error: type[OnnxGrailError], tmp
         small(tmp_path / "n.onnx", "n4.onnx", check=False)
 
 
-def test_a_block_size_is_a_power_of_two(wide: Path) -> None:
+def test_numbers_that_the_kernels_do_not_take(wide: Path) -> None:
     with pytest.raises(UsageError, match="power of two"):
         small(wide, "no.onnx", block_size=48)
+    with pytest.raises(UsageError, match="0, 1 or 4"):
+        small(wide, "no.onnx", accuracy_level=2)
 
 
 def encoder(opset: int = 21) -> onnx.ModelProto:

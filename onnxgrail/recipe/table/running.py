@@ -122,8 +122,8 @@ OUTPUT = (
     Option(
         "accuracy_level",
         Value(kind="whole", metavar="0|1|4", least=0, most=4),
-        "For int4 and int8-weights: 0 and 1 compute in float32; 4 rounds activations to 8 bits, too, which is faster on "
-        "some processors and slower on others.",
+        "For int4 and int8-weights: 0 and 1 compute in float32; 4 rounds activations to 8 bits, too. Measure which is "
+        "faster.",
     ),
     Option(
         "qdq",
