@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "target params": (VIT, "--target-params 60%"),
     "target macs": (RESNET, "--target-macs 60% --compensate grail"),
     "target size": (RESNET, "--target-size 70% --compensate none"),
-    "global": (VIT, "--allocate global --target-params 70% --samples 64"),
+    "global": (VIT, "--target-params 70% --samples 64"),
     "flap allocation": (VIT, "--allocate flap --target-params 70% --compensate none"),
     "norms": (RESNET, "--norms all --compensate grail"),
     "heads only": (VIT, "--blocks heads --round-to 1"),

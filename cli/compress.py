@@ -161,15 +161,13 @@ def _grasp(entry: Any) -> list[str]:
 
 
 def _allocated(data: Any) -> list[str]:
-    """Return lines on the allocation of widths, unless it is uniform, and on the cost of rounding."""
+    """Return lines on the allocation of widths, unless it is the default or uniform, and on the cost of rounding."""
     allocation = data.get("allocation")
     if not allocation:
         return []
     lines = []
-    if allocation["asked"] != "uniform":
-        used, errors = allocation["used"], allocation["errors"]
-        judged = ", ".join(f"{name} {error:.2e}" for name, error in errors.items() if error is not None)
-        lines.append(f"Allocation: asked {allocation['asked']}, used {used}" + (f" (NMSE {judged})" if judged else ""))
+    if allocation["asked"] not in ("auto", "uniform"):
+        lines.append(f"Allocation: asked {allocation['asked']}, used {allocation['used']}")
     narrowed = [row for row in allocation["rounding"] if row["kept"] < row["units"]]
     rounded = [row for row in narrowed if abs(row["asked"] - row["kept"]) >= 0.5]
     if rounded:

@@ -37,7 +37,7 @@ class Recipe:
     target_latency: str | None = None
     widths: Mapping[str, int] | None = None
     effort: str = "normal"
-    allocate: str = "uniform"
+    allocate: str = "auto"
     blocks: tuple[Kind, ...] = KINDS
     include: str | None = None
     exclude: str | None = None

@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
 from onnxgrail.allocation.ladders import Ideal, Widths, ladders_of
-from onnxgrail.allocation.lagrange import lagrangian, multiplied, prices
-from onnxgrail.allocation.losses import Alone, Search, alone, curves_of, evidence, losses_of
+from onnxgrail.allocation.losses import Search, evidence
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.timed import Timing, fitted_to_time
@@ -26,12 +27,13 @@ from onnxgrail.machine.amounts import Target, target_of
 from onnxgrail.options import Metric
 
 CORRECTIONS = 3
+TIMED = 0.7  # share of the multiply-accumulates near which losses are measured for a latency in milliseconds
 PROVED = 0.5  # share of each block that a proof removes before widths are known
 
 
 def simple(recipe: Recipe) -> bool:
     """Return True if widths follow from the recipe alone, block by block."""
-    alone = recipe.unit_ratio is not None and recipe.allocate in ("uniform", "depth")
+    alone = recipe.unit_ratio is not None and recipe.allocate in ("auto", "uniform", "depth")
     limited = target_of(recipe) is not None or recipe.max_loss is not None
     return recipe.widths is not None or (not limited and (alone or recipe.keeps_everything))
 
@@ -118,13 +120,10 @@ def allocate(search: Search) -> Allocation:
     if target is not None and target.metric == "latency":
         return _within_time(search, target, measure_of(search.prepared, "latency"))
     metric, measure, limit = _limit(search, target)
-    if recipe.allocate == "global":
-        return _validated(search, metric, measure, limit, target)
-    find = functools.partial(
-        balanced, search.ladders, _schedule(search, recipe.allocate), measure, strict=target is not None
-    )
+    used, ideal = _schedule(search, measure, limit)
+    find = functools.partial(balanced, search.ladders, ideal, measure, strict=target is not None)
     best = _corrected(search, metric, measure, limit, find)
-    return _result(search, _counted(target, measure, limit, best), best)
+    return _result(search, _counted(target, measure, limit, best), best, used)
 
 
 def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, float]:
@@ -143,10 +142,18 @@ def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, floa
     return metric, measure, measure(by_units(search.blocks, recipe.unit_ratio, recipe.round_to))
 
 
-def _schedule(search: Search, name: str) -> Ideal:
+def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Ideal]:
+    """Return the schedule of a recipe, with its name; `auto` is `global` where data can tell, else `uniform`."""
+    name, plain = search.recipe.allocate, schedules.uniform(search.ladders)
+    if name == "auto":
+        name = "global" if search.tells else "uniform"
+    if name == "global":
+        even = balanced(search.ladders, plain, measure, limit, strict=False).widths
+        share = 1 - float(np.mean([even[one.name] / one.units for one in search.ladders]))
+        return name, search.least_harm(measure, share)
     if name == "flap":
-        return schedules.flap(search.ladders, evidence(search, fluctuation))
-    return schedules.depth(search.ladders) if name == "depth" else schedules.uniform(search.ladders)
+        return name, schedules.flap(search.ladders, evidence(search, fluctuation))
+    return name, schedules.depth(search.ladders) if name == "depth" else plain
 
 
 def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, find: Callable[[float], Fit]) -> Fit:
@@ -162,58 +169,23 @@ def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, f
     return best
 
 
-def _validated(search: Search, metric: Metric, measure: Measure, limit: float, target: Target | None) -> Allocation:
-    """Return Lagrangian widths, unless uniform widths within the same budget have a lower output error."""
-    plain = schedules.uniform(search.ladders)
-    find = functools.partial(balanced, search.ladders, plain, measure, strict=target is not None)
-    fits = {"uniform": _corrected(search, metric, measure, limit, find)}
-    measured: Mapping[str, Alone] = {}
-    if fits["uniform"].reached:
-        measured = alone(search)
-        for name, losses in losses_of(search.ladders, measured).items():
-            chosen = functools.partial(lagrangian, search.ladders, losses, measure)
-            fits[name] = _corrected(search, metric, measure, limit, chosen)
-    winner, harm = _least_harm(search, fits)
-    budget = _counted(target, measure, limit, fits[winner])
-    return replace(_result(search, budget, fits[winner], used=winner, errors=harm), curves=curves_of(measured))
-
-
-def _least_harm(search: Search, fits: Mapping[str, Fit]) -> tuple[str, dict[str, float]]:
-    """Return the widths with the lowest output error, uniform if all are equal, and the errors of all candidates."""
-    usable = {name: fit for name, fit in fits.items() if fit.reached}
-    if all(fit.widths == fits["uniform"].widths for fit in usable.values()):  # also if nothing is within reach
-        return "uniform", {}
-    harm: dict[str, float] = {}
-    for name, fit in usable.items():
-        twin = next((n for n in harm if usable[n].widths == fit.widths), None)
-        harm[name] = search.trial(fit.widths) if twin is None else harm[twin]
-    return min(harm, key=lambda name: (harm[name], name != "uniform")), harm
-
-
 # ------------------------------------------------------------------------------------------------------ latency
 
 
 def _within_time(search: Search, target: Target, macs: Measure) -> Allocation:
     """Return the widths that keep most multiply-accumulates within the time, over multiples of `round_to`."""
-    watch, asked = stopwatch(search.prepared, search.recipe), search.recipe.allocate
-    measured = alone(search) if asked == "global" else {}
-    found: dict[tuple[str, int], Timing] = {}
+    watch = stopwatch(search.prepared, search.recipe)
+    used, ideal = _schedule(search, macs, (TIMED if target.share is None else target.share) * macs.before)
+    found: dict[int, Timing] = {}
     for multiple in _multiples(search):
         ladders = ladders_of(search.blocks, multiple)
-        ideals = {"uniform": schedules.uniform(ladders)} if asked == "global" else {asked: _schedule(search, asked)}
-        full: Widths = {one.name: one.units for one in ladders}
-        if measured:
-            costs = {one.name: prices(one, macs, full) for one in ladders}
-            ideals |= {name: multiplied(ladders, lost, costs) for name, lost in losses_of(ladders, measured).items()}
-        found |= {(name, multiple): fitted_to_time(ladders, i, watch, target) for name, i in ideals.items()}
-    widest = {name: _widest(found, name, macs) for name, _ in found}
-    fits = {name: found[name, multiple].fit for name, multiple in widest.items()}
-    used, harm = _least_harm(search, fits) if asked == "global" else (asked, {})
-    best = found[used, widest[used]]
+        found[multiple] = fitted_to_time(ladders, ideal, watch, target)
+    widest = _widest(found, macs)
+    best = found[widest]
     budget = Budget(target=target, before=best.before, limit=best.limit, found=best.found)
-    done = replace(_result(search, budget, best.fit, used=used, errors=harm), curves=curves_of(measured))
-    tried = {multiple: macs(timing.fit.widths) for (name, multiple), timing in found.items() if name == used}
-    return replace(done, note="; ".join(filter(None, [done.note, _preferred(widest[used], tried)])))
+    done = _result(search, budget, best.fit, used)
+    tried = {multiple: macs(timing.fit.widths) for multiple, timing in found.items()}
+    return replace(done, note="; ".join(filter(None, [done.note, _preferred(widest, tried)])))
 
 
 def _multiples(search: Search) -> list[int]:
@@ -228,10 +200,10 @@ def _multiples(search: Search) -> list[int]:
     return sorted({asked, math.lcm(asked, channel_block())})
 
 
-def _widest(found: Mapping[tuple[str, int], Timing], schedule: str, macs: Measure) -> int:
-    """Return the multiple with which a schedule keeps most within the time."""
-    tried = {multiple: timing.fit for (name, multiple), timing in found.items() if name == schedule}
-    return max(tried, key=lambda multiple: (tried[multiple].reached, macs(tried[multiple].widths), -multiple))
+def _widest(found: Mapping[int, Timing], macs: Measure) -> int:
+    """Return the multiple that keeps most within the time."""
+    fits = {multiple: timing.fit for multiple, timing in found.items()}
+    return max(fits, key=lambda multiple: (fits[multiple].reached, macs(fits[multiple].widths), -multiple))
 
 
 def _preferred(multiple: int, tried: Mapping[int, float]) -> str:
@@ -251,21 +223,11 @@ def _counted(target: Target | None, measure: Measure, limit: float, fit: Fit) ->
     return Budget(target=target, before=measure.before, limit=limit, found=measure(fit.widths))
 
 
-def _result(
-    search: Search,
-    budget: Budget | None,
-    fit: Fit,
-    *,
-    used: str | None = None,
-    errors: Mapping[str, float] | None = None,
-) -> Allocation:
+def _result(search: Search, budget: Budget | None, fit: Fit, used: str) -> Allocation:
     if budget is not None:
         _reachable(search, budget, fit)
-    used = (used or search.recipe.allocate).removesuffix("-sqrt")
-    ideal = fit.widths if used == "global" else fit.ideal  # global chooses among widths that fit: it rounds nothing
-    done = at_widths(search.prepared, search.blocks, search.recipe, fit.widths, ideal)
-    note = "" if used == done.asked else f"allocation {done.asked} was no better than {used}, which is used"
-    return replace(done, budget=budget, used=used, errors=errors, note=note)
+    done = at_widths(search.prepared, search.blocks, search.recipe, fit.widths, fit.ideal)
+    return replace(done, budget=budget, used=used)
 
 
 def _reachable(search: Search, budget: Budget, fit: Fit) -> None:
@@ -299,7 +261,7 @@ def at_widths(
     weighs = {b.name: _slope(b, widths, meter.near) for b in blocks}
     return Allocation(
         asked=recipe.allocate,
-        used=recipe.allocate,
+        used="uniform" if recipe.allocate == "auto" else recipe.allocate,
         widths=widths,
         rounding=rounding_table(blocks, widths, ideal, weighs, recipe.round_to),
     )

@@ -1,27 +1,25 @@
-"""Measures the effect of narrowing each block alone in the original model."""
+"""The inputs of an allocation, and the effect of narrowing each block alone in the original model."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from onnxgrail.algebra.moments.curves import Narrow, error_curve, widths_measured
-from onnxgrail.allocation.ladders import Ladder, ladders_of
+from onnxgrail.allocation import schedules
+from onnxgrail.allocation.ladders import Cost, Ideal, Ladder, ladders_of
 from onnxgrail.allocation.result import Curve
 from onnxgrail.allocation.statistics import impact, measured
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block, Floats, Recipe, View
+from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.job import Job
 
-SMALL, LARGE = 1e-6, 1e6  # bounds of divisors and of weights
-Trial = Callable[[Mapping[str, int]], float]
-"""Computes the end-to-end error of the model at these widths, on held-out data if there are enough."""
+LeastHarm = Callable[[Cost, float], Ideal]
+"""Returns the schedule that loses least for a cost, from losses measured near a share of the units removed."""
 Alone = tuple[Floats, float]
 """Relative squared error of a block's consumers by units kept, and the error of the outputs with half of it removed."""
 T = TypeVar("T")
@@ -35,7 +33,7 @@ class Search:
         prepared, job, blocks: the model, the run, the blocks that may be narrowed.
         ladders: of the blocks, in order of depth.
         dense: statistics of the original model if they are available.
-        narrow: decides a block at a width; `trial`: computes the end-to-end error of widths.
+        narrow: decides a block at a width; `least_harm`: see `LeastHarm`.
     """
 
     prepared: Prepared
@@ -44,7 +42,13 @@ class Search:
     ladders: tuple[Ladder, ...]
     dense: Dense | None
     narrow: Narrow
-    trial: Trial
+    least_harm: LeastHarm
+
+    @property
+    def tells(self) -> bool:
+        """Return True if data are real, fits follow them, and the model is small enough for a trial of every block."""
+        real = not self.prepared.batches.synthetic and self.recipe.compensate != "none"
+        return real and not in_files(self.prepared.model)
 
     @property
     def recipe(self) -> Recipe:
@@ -59,17 +63,17 @@ def search_of(
     *,
     narrow: Narrow,
     dense: Dense | None = None,
-    trial: Trial = lambda _: 0.0,
 ) -> Search:
-    """Return a search with the ladders of its blocks; see `Search`."""
+    """Return a search with the ladders of its blocks; see `Search`. Without measurements the least harm is uniform."""
+    ladders = ladders_of(blocks, job.recipe.round_to)
     return Search(
         prepared=prepared,
         job=job,
         blocks=tuple(blocks),
-        ladders=ladders_of(blocks, job.recipe.round_to),
+        ladders=ladders,
         dense=dense,
         narrow=narrow,
-        trial=trial,
+        least_harm=lambda *_: schedules.uniform(ladders),
     )
 
 
@@ -98,23 +102,6 @@ def alone(search: Search) -> dict[str, Alone]:
 
     found = evidence(search, read)
     return {one.name: found[one.name] for one in search.ladders}
-
-
-def losses_of(ladders: Sequence[Ladder], found: Mapping[str, Alone]) -> dict[str, dict[str, Floats]]:
-    """Convert errors of blocks to losses of outputs: block name -> loss at each step of its ladder, by two weightings.
-
-    The loss is −w log(1 − e): remaining shares multiply, and a block that loses nearly all costs much. The weight w is
-    the output error with half of this block removed, over its own error e then. Effects that are measured one by one
-    need not add up, so the second weighting takes the root of w (`global-sqrt`).
-    """
-    losses: dict[str, dict[str, Floats]] = {"global": {}, "global-sqrt": {}}
-    for one in ladders:
-        curve, effect = found[one.name]
-        weight = min(effect / max(float(curve[max(1, one.units // 2)]), SMALL), LARGE)
-        lost = -np.log(np.maximum(1 - curve[np.array(one.steps)], SMALL))
-        losses["global"][one.name] = weight * lost
-        losses["global-sqrt"][one.name] = math.sqrt(weight) * lost
-    return losses
 
 
 def curves_of(found: Mapping[str, Alone]) -> tuple[Curve, ...]:

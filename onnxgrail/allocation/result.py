@@ -58,11 +58,10 @@ class Allocation:
     """The widths of all blocks, and how they were chosen.
 
     Attributes:
-        asked, used: schedules; they differ if validation preferred uniform widths.
+        asked, used: schedules; they differ if the request was `auto`.
         widths: block name -> units that stay.
         rounding: one per block.
         budget: None if a ratio was given.
-        errors: schedule -> end-to-end error in the comparison; empty if there was none.
         note: a message for the user.
         curves: the error of each block over its width, if measured.
         found: the search that found the widths, if there was one.
@@ -73,7 +72,6 @@ class Allocation:
     widths: Mapping[str, int]
     rounding: tuple[Rounding, ...]
     budget: Budget | None = None
-    errors: Mapping[str, float] | None = None
     note: str = ""
     curves: tuple[Curve, ...] = ()
     found: Found | None = None
@@ -87,7 +85,6 @@ class Allocation:
         return {
             "asked": self.asked,
             "used": self.used,
-            "errors": dict(self.errors or {}),
             "note": self.note,
             "rounding": [asdict(row) for row in self.rounding],
             "curves": [asdict(curve) for curve in self.curves],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Progress
 
-TRIED = 4  # feeds that judge a trial
 ALONE = 2  # feeds that measure the impact of one block
 
 
@@ -103,23 +102,6 @@ def measured(
     nothing = weights.empty(prepared.survey)
     with stream_of(prepared, recipe, group) as stream:
         yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
-
-
-def harm(prepared: Prepared, recipe: Recipe, decide: Callable[[Prepared], Ledger]) -> float:
-    """Compute the mean NMSE over the outputs of a narrowed model, fitted on the first three quarters of the feeds.
-
-    The last quarter is used for the error. A single feed is used for both.
-
-    Args:
-        prepared: the model and its data.
-        recipe: providers.
-        decide: decides the model on the given part of the data.
-    """
-    feeds = prepared.batches.feeds
-    apart = -(-len(feeds) // 4) if len(feeds) > 1 else 0
-    fit, judge = (feeds[:-apart], feeds[-apart:]) if apart else (feeds, feeds)
-    part = dataclasses.replace(prepared, batches=dataclasses.replace(prepared.batches, feeds=fit))
-    return _distance(prepared, recipe, decide(part), dataclasses.replace(prepared.batches, feeds=judge[:TRIED]))
 
 
 def impact_macs(prepared: Prepared) -> int:

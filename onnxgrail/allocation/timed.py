@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.allocation.balance import Fit
-from onnxgrail.allocation.fit import rounded
 from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.machine.amounts import Target
 
@@ -77,6 +76,14 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
         if again <= limit * (1 + NOISE):
             return timing(_fit_at(widths[s], ideal, s, reached=True), again)
     return timing(_fit_at(widths[1.0], ideal, 1.0, reached=False), shares[1.0])
+
+
+def rounded(ladders: Sequence[Ladder], ideal: Ideal, s: float) -> Widths:
+    """Return the nearest allowed widths; the largest at s = 0 and the smallest at s = 1 for any schedule."""
+    if s <= 0 or s >= 1:
+        return {one.name: one.steps[-1] if s <= 0 else one.steps[0] for one in ladders}
+    wanted = ideal(s)
+    return {one.name: one.nearest(wanted[one.name]) for one in ladders}
 
 
 def _guess(shares: Mapping[float, float], wanted: float) -> float:

@@ -11,7 +11,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Refusal
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import ready
-from onnxgrail.narrowing.widths import frontier_task
+from onnxgrail.narrowing.searching import frontier_task
 from onnxgrail.recipe import selection
 from onnxgrail.search.latency import modeled
 from onnxgrail.search.points import Spot, spots_of

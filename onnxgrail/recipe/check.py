@@ -82,7 +82,7 @@ def _check(recipe: Recipe) -> None:
         hint = f"Choose from {', '.join(FIELDS['refine'].value.words)}, each once"
         raise UsageError(f"refine cannot be {','.join(recipe.refine)}", hint=hint)
     _check_methods(recipe)
-    if recipe.max_loss is not None and recipe.allocate != "uniform":
+    if recipe.max_loss is not None and recipe.allocate != "auto":
         hint = "Give --ratio, --unit-ratio or a target, or leave out --allocate"
         raise UsageError(f"--allocate {recipe.allocate} distributes a given amount, and --max-loss has none", hint=hint)
     if recipe.block_size & (recipe.block_size - 1):

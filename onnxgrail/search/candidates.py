@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from onnxgrail.allocation.found import Judged, judged_of
+from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of
@@ -23,7 +24,7 @@ from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.steps.codec import Codec, Record
-from onnxgrail.search.path import Cost, Widths
+from onnxgrail.search.harms import Near
 
 Settle = Callable[[Prepared, Mapping[str, int]], Ledger]
 """Decides and fits a model at given widths."""
@@ -39,7 +40,7 @@ class Task:
         settle: decides and fits a candidate.
         cost: of the model at given widths.
         minimize: name of the cost.
-        limit: largest loss.
+        near: where losses matter: the largest loss, or a share of the units.
         decide: decides a model without fits of other layers; None if `settle` has no such fits.
     """
 
@@ -47,8 +48,18 @@ class Task:
     settle: Settle
     cost: Cost
     minimize: str
-    limit: float
+    near: Near
     decide: Settle | None = None
+
+    @property
+    def limit(self) -> float:
+        """Return the largest loss."""
+        return self.near.limit
+
+    @property
+    def judged(self) -> bool:
+        """Return True if some samples can judge fits to the others."""
+        return self.search.prepared.held_out is not None or len(self.search.prepared.batches) > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

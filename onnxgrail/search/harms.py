@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,52 @@ SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 HALFWAY = tuple((low + high) / 2 for low, high in itertools.pairwise(SHARES))
 FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
-TRIALS = 3  # most trials of a block
+TRIALS = 3  # most trials of a block around a limit
+TWICE, DEEPER = 2, 2.0  # trials near a share, the second one with that part of the width
+HALF = 0.5  # least width at which a block is tried with fits, as a share of its units
 POWERS = {"classes": 2.0, "scores": 2.0}
 """Powers of the losses that add up over blocks, by kind of output; 1 for others.
 
 Errors of blocks are nearly independent, so that their squares add up. Differences of probabilities grow with the root
 of a squared error, NMSE and KL divergence with the squared error itself.
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Near:
+    """The region in which losses matter: around a limit of the loss, or around a share of the units removed.
+
+    Attributes:
+        limit: infinite for a share.
+        share: None for a limit.
+    """
+
+    limit: float = math.inf
+    share: float | None = None
+
+    @property
+    def least(self) -> float:
+        """Return the least width, as a share of the units, at which a block is tried with fits."""
+        return HALF if self.share is None else 1 - self.share
+
+    def next(self, levels: Sequence[int], units: int, tried: Mapping[int, float]) -> int | None:
+        """Return the number of the level to try after others, whose losses are known; None if these suffice."""
+        last = len(levels) - 1
+        if self.share is not None:
+            wanted = (1 - self.share) * units / DEEPER ** len(tried)
+            place = min(range(last + 1), key=lambda number: abs(levels[number] - wanted))
+            return place if len(tried) < TWICE and place not in tried else None
+        if not tried:
+            return min(FIRST, last)
+        now = list(tried)[-1]
+        place = min(now + LEAP, last) if tried[now] < self.limit else max(now - LEAP + 1, 0)
+        return place if len(tried) < TRIALS and place not in tried else None
+
+    @property
+    def trials(self) -> int:
+        """Return the most trials of a block."""
+        return TRIALS if self.share is None else TWICE
+
 
 Tried = tuple[float, str]
 """The loss of a model's worst output, and the kind of that output."""
@@ -64,19 +104,19 @@ def levels_of(ladder: Ladder, shares: Sequence[float] = SHARES + HALFWAY) -> tup
     return tuple(sorted(widths - {ladder.units}, reverse=True))
 
 
-def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: float) -> Harm:
+def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near) -> Harm:
     """Compute the losses of a block at all levels from the errors of its consumers, and from a few trials.
 
     The error of the consumers' outputs follows from second moments, at the levels of `SHARES`; in between, its root is
-    linear. The loss of the model's outputs is measured at up to `TRIALS` levels around the limit; in between, its power
-    is proportional to the error.
+    linear. The loss of the model's outputs is measured at up to `TRIALS` levels around a limit, or at two levels from a
+    share on; elsewhere, its power is proportional to the error.
 
     Args:
         view: the block, with second moments.
         ladder: its widths.
         narrow: decides it at a width.
         trial: measures the model with that change.
-        limit: the largest loss of interest.
+        near: where losses matter.
     """
     levels = levels_of(ladder, SHARES)
     if not levels:
@@ -84,16 +124,14 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, limit: flo
     changes = [narrow(view, width) for width in levels]
     errors = np.maximum.accumulate(np.clip([error_of(change) for change in changes], 0.0, 1.0))
     tried: dict[int, float] = {}
-    place, kind = min(FIRST, len(levels) - 1), ""
-    for _ in range(TRIALS):
-        tried[levels[place]], kind = trial(changes[place])
-        up = tried[levels[place]] < limit
-        place = min(place + LEAP, len(levels) - 1) if up else max(place - LEAP + 1, 0)
-        if levels[place] in tried:
-            break
+    kind = ""
+    while (place := near.next(levels, ladder.units, tried)) is not None:
+        tried[place], kind = trial(changes[place])
     every = levels_of(ladder)
     roots = np.interp(-np.array(every), [-ladder.units, *(-width for width in levels)], [0.0, *np.sqrt(errors)])
-    losses = _between(roots**2, {every.index(width): loss for width, loss in tried.items()}, POWERS.get(kind, 1.0))
+    losses = _between(
+        roots**2, {every.index(levels[place]): loss for place, loss in tried.items()}, POWERS.get(kind, 1.0)
+    )
     return Harm(ladder.name, ladder.units, kind, every, tuple(losses.tolist()), tuple((roots**2).tolist()))
 
 

@@ -6,13 +6,13 @@ Pure functions on losses of single blocks and on a cost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from onnxgrail.allocation.ladders import Cost, Ideal, Widths
 from onnxgrail.search.harms import Harm
 
-Widths = dict[str, int]
-Cost = Callable[[Mapping[str, int]], float]
+ON_PATH = 0.9  # share of a schedule that is the path
 TINY = 1e-12  # harm of a step that was measured as none: such steps go by what they save
 
 
@@ -126,3 +126,19 @@ def _best(harm: Harm, widths: Widths, spent: float, cost: Cost, now: float, powe
         if saved > 0 and (found is None or rate < found[0]):
             found = rate, width
     return found
+
+
+def schedule_of(path: Path) -> Ideal:
+    """Return the schedule that follows a path, and after its end takes all blocks down to nothing."""
+    least = path.widths(len(path))
+
+    def ideal(s: float) -> dict[str, float]:
+        place = min(s / ON_PATH, 1.0) * len(path)
+        widths = {name: float(width) for name, width in path.widths(int(place)).items()}
+        if place < len(path):
+            step = path.steps[int(place)]
+            widths[step.block] += (place - int(place)) * (step.width - widths[step.block])
+        beyond = max(s - ON_PATH, 0.0) / (1 - ON_PATH)
+        return widths if not beyond else {name: width * (1 - beyond) for name, width in least.items()}
+
+    return ideal

@@ -6,10 +6,11 @@ import functools
 from dataclasses import dataclass
 
 from onnxgrail.allocation.found import Judged
+from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
 from onnxgrail.search.bisect import TRIES, farthest
 from onnxgrail.search.candidates import Candidates, Task
-from onnxgrail.search.path import Path, Widths
+from onnxgrail.search.path import Path
 from onnxgrail.search.trials import path_within
 from onnxgrail.search.within import BEYOND, SLACK
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from onnxgrail.allocation.ladders import Ladder
+from onnxgrail.allocation.ladders import Ideal, Ladder
 from onnxgrail.allocation.losses import evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of, spread
@@ -18,8 +18,8 @@ from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.candidates import Settle, Task, folds_of
-from onnxgrail.search.harms import TRIALS, Harm, Tried, harm_from, harm_of, power_of
-from onnxgrail.search.path import Path, path_of
+from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
+from onnxgrail.search.path import Path, path_of, schedule_of
 from onnxgrail.search.repairs import repaired
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
@@ -40,7 +40,7 @@ class _Parts:
     trials: int
 
 
-def path_within(task: Task, most: float) -> Path:
+def path_within(task: Task, most: float = math.inf) -> Path:
     """Return the path of least harm, from the losses of all blocks alone and of a few blocks after fits.
 
     Args:
@@ -51,7 +51,7 @@ def path_within(task: Task, most: float) -> Path:
         DataError: no samples can judge a trial.
     """
     blocks = len(task.search.ladders)
-    parts = None if task.decide is None else _parts(task.search.prepared)
+    parts = _parts(task.search.prepared) if task.decide is not None and task.judged else None
     tick = ticking(task.search.job.progress, "trying blocks", blocks + (0 if parts is None else parts.trials))
     harms = _alone(task, tick)
     power = power_of(harms)
@@ -60,13 +60,18 @@ def path_within(task: Task, most: float) -> Path:
     return path_of(harms, task.cost, power, most)
 
 
+def schedule_near(task: Task) -> Ideal:
+    """Return the schedule that follows the path of least harm."""
+    return schedule_of(path_within(task))
+
+
 def _alone(task: Task, tick: Tick) -> list[Harm]:
     """Return the losses of all blocks alone, without fits of other layers."""
     search, steps = task.search, task.search.job.steps.alone()
     prepared = search.prepared
     ladders = {ladder.name: ladder for ladder in search.ladders}
     nothing = weights.empty(prepared.survey)
-    some = _some(prepared, len(ladders))
+    some = _some(prepared, len(ladders), task.near)
     with Judge(prepared.model, some, search.recipe.providers) as judge:
         every = range(len(some))
 
@@ -78,7 +83,7 @@ def _alone(task: Task, tick: Tick) -> list[Harm]:
         def read(view: View) -> Harm:
             ladder: Ladder = ladders[view.block.name]
             harm = steps.once(
-                f"harm {ladder.name}", lambda: harm_of(view, ladder, search.narrow, trial, task.limit), HARM
+                f"harm {ladder.name}", lambda: harm_of(view, ladder, search.narrow, trial, task.near), HARM
             )
             tick()
             return harm
@@ -111,7 +116,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: _Parts, ti
             tick()
             return found
 
-        return repaired(harms, parts.trials, power_of(harms), task.limit, left)
+        return repaired(harms, parts.trials, power_of(harms), task.near, left)
 
 
 def _parts(prepared: Prepared) -> _Parts:
@@ -128,9 +133,9 @@ def _parts(prepared: Prepared) -> _Parts:
     return _Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
 
 
-def _some(prepared: Prepared, blocks: int) -> Batches:
+def _some(prepared: Prepared, blocks: int, near: Near) -> Batches:
     """Return feeds for the trials of single blocks, spread over all: so many that the trials do not take too long."""
-    batches, trials = prepared.batches, TRIALS * max(blocks, 1)
+    batches, trials = prepared.batches, near.trials * max(blocks, 1)
     macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
     samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, LEAST), MOST)
     each = max(1, batches.samples // max(len(batches), 1))

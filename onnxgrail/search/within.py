@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 
 from onnxgrail.allocation.found import Candidate, Found
+from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
 from onnxgrail.search.candidates import Candidates, Task
-from onnxgrail.search.path import Path, Widths
+from onnxgrail.search.path import Path
 from onnxgrail.search.trials import path_within
 
 BEYOND = 3.0  # times the limit: predicted loss at which the path ends

@@ -51,17 +51,16 @@ def test_a_budget_is_printed_instead_of_the_ratio(monkeypatch, metric, numbers, 
         {"block": n, "units": 9, "asked": 4.6, "kept": k, "multiple": k, "params": p}
         for n, k, p in (("b", 4, -70), ("c", 8, 1234))
     ]
-    errors = {"uniform": 0.2, "global": 0.05}
     shown = data(
         model={**data()["model"], "asked_ratio": None, "budget": budget},
-        allocation={"asked": "global", "used": "global", "errors": errors, "note": "", "rounding": rounding},
+        allocation={"asked": "global", "used": "global", "note": "", "rounding": rounding},
     )
     result = SimpleNamespace(report=Report(data=shown), output=None, gates_passed=True)
     replace_compress(monkeypatch, lambda: result)
     text = run("compress", "m.onnx").stdout
     assert line in text
     assert "Ratio: " not in text
-    assert "Allocation: asked global, used global (NMSE uniform 2.00e-01, global 5.00e-02)" in text
+    assert "Allocation: asked global, used global" in text
     assert "Widths rounded (--round-to 8): 2 blocks, 1,164 parameters more than without" in text
     assert "Finer steps, where 8 is too coarse for a block or the total: 2 blocks by 4" in text
     assert "1 block left at full width: not selected" in text

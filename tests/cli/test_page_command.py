@@ -66,11 +66,9 @@ def test_data_without_a_file_are_not_taken_for_one(source, word):
     assert words[words.index("--data") + 1] == word
 
 
-def test_curves_are_asked_for_again_where_nothing_else_asks():
-    recipe = encoder()["recipe"]
-    for allocate, curves in (("uniform", True), ("uniform", False), ("global", True)):
-        data = encoder(curves=curves, recipe=recipe | {"allocate": allocate})
-        assert ("--curves" in command_of(data)) == (curves and allocate == "uniform")
+def test_curves_are_asked_for_again():
+    for curves in (True, False):
+        assert ("--curves" in command_of(encoder(curves=curves))) == curves
 
 
 def held_out(asked):

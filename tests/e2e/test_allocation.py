@@ -19,7 +19,7 @@ from onnxgrail.cli import main
 from onnxgrail.commands.compare import compare
 from onnxgrail.core import Refusal
 from onnxgrail.errors import NothingToCompressError
-from onnxgrail.narrowing import decide, widths
+from onnxgrail.narrowing import decide
 
 from . import nets
 
@@ -77,7 +77,7 @@ def test_budgets_are_met_within_one_per_cent(source: Any, metric: str, allocate:
 def test_a_small_model_without_rounding(share: float, tmp_path: Path) -> None:
     onnx.save(nets.mlp(), tmp_path / "m.onnx")
     data = compressed(tmp_path / "m.onnx", nets.vectors(), tmp_path / "o.onnx", target_params=f"{share:%}", round_to=1)
-    held(data, "params", share, promise=0.015)  # single units weigh more than 1 % here
+    held(data, "params", share, promise=0.02)  # single units weigh more than 1 % here
 
 
 @pytest.mark.parametrize("source", [DIGITS, LLAMA], ids=["digits", "llama"])
@@ -91,32 +91,39 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
         reports[name] = result.report.data
         with np.load(source.heldout) as file:
             inputs = {
-                n: file[n][:64] for n in file.files if n in ("image", "images", "x", "input", "input_ids", "pixels")
+                n: file[n][:256] for n in file.files if n in ("image", "images", "x", "input", "input_ids", "pixels")
             }
         (output,) = compare(source.model, target, data=inputs).outputs
-        errors[name] = output.nmse
+        errors[name] = output.verdicts[0].loss
     assert reports["global"]["model"]["macs_after"] <= reports["uniform"]["model"]["macs_after"]
     assert reports["global"]["model"]["asked_ratio"] == 0.5
-    decided = reports["global"]["allocation"]
-    assert decided["used"] == "global"
-    assert decided["errors"]["uniform"] > min(decided["errors"].values())
+    assert reports["global"]["allocation"]["used"] == "global"
     assert errors["global"] < errors["uniform"]
-    assert {row["params"] for row in decided["rounding"]} == {0}  # what fills the budget is chosen, not rounded
 
 
-def test_global_stays_uniform_where_that_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harm = iter((0.2, 0.3, 0.2))  # uniform, and two sets of Lagrangian widths of which one is as good
-    monkeypatch.setattr(widths, "_trial", lambda *_: next(harm))
-    choices: dict[str, Any] = {"target_params": "50%", "selector": "wanda", "compensate": "grail", "held_out": 0}
-    data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "g.onnx", allocate="global", **choices)
-    plain = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "u.onnx", **choices)
-    assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("global", "uniform")
-    assert data["allocation"]["errors"] == {"uniform": 0.2, "global": 0.3, "global-sqrt": 0.2}
-    assert any("global was no better" in note for note in data["notes"])
-    one, two = (onnx.load(tmp_path / name).graph for name in ("g.onnx", "u.onnx"))  # without their recipes
-    assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
-    held(data, "params", 0.5)
-    assert plain["allocation"]["errors"] == {}
+def test_data_decide_the_widths_and_random_inputs_do_not(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"ratio": 0.3, "compensate": "none"}
+    for choices, used in (
+        ({}, "global"),
+        (plain, "uniform"),
+        ({"data": None}, "uniform"),
+        ({"unit_ratio": 0.3}, "uniform"),
+    ):
+        given = {"data": DIGITS.calibration, "ratio": None if "unit_ratio" in choices else 0.3, **choices}
+        data = compressed(DIGITS.model, given.pop("data"), tmp_path / "o.onnx", force=True, **given)
+        assert (data["allocation"]["asked"], data["allocation"]["used"]) == ("auto", used)
+
+
+def test_measured_losses_beat_equal_shares(tmp_path: Path) -> None:
+    """The default loses at most two thirds of what the same share of every block loses, at the same parameters."""
+    model, nmse = models.load("digits_vit"), {}
+    with np.load(model.heldout) as file:
+        inputs = {name: file[name][:128] for name in file.files if name != "labels"}
+    for name in ("auto", "uniform"):
+        target = tmp_path / f"{name}.onnx"
+        compressed(model.model, model.calibration, target, ratio=0.3, samples=128, allocate=name)
+        nmse[name] = compare(model.model, target, data=inputs).outputs[0].nmse
+    assert nmse["auto"] < nmse["uniform"] / 1.5
 
 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +211,7 @@ def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> Non
 
 def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True}
+    common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True, "allocate": "uniform"}
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
     assert first == 8  # all at once, then 7 blocks behind others; the first one is known

@@ -56,7 +56,7 @@ def test_refusals_know_their_place(tmp_path: Path) -> None:
     assert all(0 <= block["span"][0] <= block["span"][1] < nodes for block in report["blocks"])
 
 
-def test_global_allocation_leaves_its_curves(tmp_path: Path) -> None:
+def test_curves_are_in_the_report_and_on_the_page(tmp_path: Path) -> None:
     page, data = tmp_path / "x.HTML", tmp_path / "x.json"
     succeeds(
         *(
@@ -69,7 +69,7 @@ def test_global_allocation_leaves_its_curves(tmp_path: Path) -> None:
             "--compensate",
             "none",
         ),
-        *("--allocate", "global", "--samples", 32, "--report", page, "--report", data),
+        *("--curves", "--samples", 32, "--report", page, "--report", data),
     )
     curves = json.loads(data.read_text())["allocation"]["curves"]
     assert {c["block"] for c in curves} == {b["name"] for b in json.loads(data.read_text())["blocks"]}

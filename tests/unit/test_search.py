@@ -16,7 +16,7 @@ from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
-from onnxgrail.search.harms import Harm, harm_of, levels_of, power_of
+from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
 
 
@@ -148,7 +148,7 @@ def test_losses_between_trials_follow_the_errors_of_the_consumers(kind: str, pow
         tried.append(len(change.reducer.kept))
         return loss(tried[-1]), kind
 
-    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, 0.02)
+    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02))
     assert found.levels == levels_of(Ladder("b", 64, 8))
     assert 1 <= len(tried) <= 3
     np.testing.assert_allclose(found.losses, [loss(width) for width in found.levels], rtol=1e-6)
@@ -160,7 +160,9 @@ def test_blocks_whose_error_is_zero_cost_nothing() -> None:
         error = BlockError(plain=0.0 if width >= 32 else 0.5)
         return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
 
-    found = harm_of(view(), Ladder("b", 64, 1), narrow, lambda c: (0.0 if len(c.reducer.kept) >= 32 else 0.2, ""), 0.02)
+    found = harm_of(
+        view(), Ladder("b", 64, 1), narrow, lambda c: (0.0 if len(c.reducer.kept) >= 32 else 0.2, ""), Near(limit=0.02)
+    )
     assert all(loss == 0 for width, loss in zip(found.levels, found.losses, strict=True) if width >= 32)
     assert found.losses[-1] > 0
 
@@ -174,3 +176,14 @@ def test_a_found_search_survives_plain_data() -> None:
         limit=0.2, minimize="macs", before=9.0, cost=5.0, crossed=True, tried=(one,), chosen=0, cheapest=("b", 3, 4)
     )
     assert found_of(json.loads(json.dumps(asdict(found)))) == found
+
+
+@pytest.mark.parametrize(("near", "wanted"), [(Near(share=0.25), [48, 24]), (Near(share=0.5), [32, 16])])
+def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Near, wanted: list[int]) -> None:
+    def narrow(view: View, width: int) -> Change:
+        error = BlockError(plain=((64 - width) / 64) ** 2)
+        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
+
+    tried: list[int] = []
+    harm_of(view(), Ladder("b", 64, 8), narrow, lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near)  # type: ignore[func-returns-value]
+    assert tried == wanted

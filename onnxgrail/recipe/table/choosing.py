@@ -68,9 +68,9 @@ REMOVE = (
     ),
     Option(
         "allocate",
-        one_of("uniform", "depth", "flap", "global"),
-        "Distribution of the narrowing over blocks: equal, more with depth, by standardized scores, or by measured "
-        "effect on the outputs (used only if it is better than uniform).",
+        one_of("auto", "uniform", "depth", "flap", "global"),
+        "Distribution of an amount over blocks: equal, more with depth, by standardized scores, or by measured loss of "
+        "the outputs. auto: global if there are data that fits follow, else uniform; with --unit-ratio uniform.",
     ),
     Option(
         "round_to", COUNT, "Keep multiples of this number if the width allows it; 1 turns it off.", commands=NARROWING

@@ -35,7 +35,7 @@ def command_of(data: Mapping[str, Any]) -> str:
     if held != "auto":
         words.append(["--held-out", "OTHER_DATA" if IN_MEMORY.match(held) else held])
     words += [] if given else options_of(recipe)
-    if (data.get("allocation") or {}).get("curves") and recipe.get("allocate") != "global":
+    if (data.get("allocation") or {}).get("curves"):
         words.append(["--curves"])
     if not model.get("output"):
         words.append(["--dry-run"])

@@ -1,0 +1,125 @@
+"""Searches for widths: what a block becomes at any width, and what candidates become."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnxgrail.algebra.fit.compensate import BEST
+from onnxgrail.algebra.moments.curves import Narrow
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.allocation.choose import simple
+from onnxgrail.allocation.ladders import Cost, Ideal
+from onnxgrail.allocation.losses import Search, search_of
+from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
+from onnxgrail.core import Block, Change, Recipe, View
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.choosing import Run, decided, needs_data
+from onnxgrail.narrowing.grail import bring_back, settle
+from onnxgrail.search.candidates import Task
+from onnxgrail.search.harms import Near
+from onnxgrail.search.trials import schedule_near
+
+PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics
+
+
+def _reads_original(recipe: Recipe) -> bool:
+    """Return True if widths follow from statistics of the original model."""
+    return not simple(recipe) and (recipe.max_loss is not None or recipe.allocate in ("auto", "flap", "global"))
+
+
+def serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
+    """Return True if statistics of the original model serve to decide the blocks, and not only their widths."""
+    small = sum(map(size_of, blocks)) <= TOGETHER
+    original = recipe.compensate == BEST or not recipe.closed_loop
+    return (_reads_original(recipe) and original and small and needs_data(recipe)) or files != NO_FILES
+
+
+def dense_of(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, *, twice: bool) -> Dense | None:
+    """Read or measure statistics of the original model; None if nothing needs them more than once."""
+    shared = twice or (_reads_original(job.recipe) and job.group.size > 1)
+    together = sys.maxsize if twice else TOGETHER
+    return known(prepared, blocks, job, files, shared=shared, together=together)
+
+
+def narrow_of(recipe: Recipe) -> Narrow:
+    """Return a function that decides a block at any width; the scores of its units are computed once."""
+    scores = functools.lru_cache(maxsize=1)(
+        lambda view: SELECTORS[recipe.selector](view, np.random.default_rng((recipe.seed, int(view.block.ids[0]))))
+    )
+
+    def narrow(view: View, kept: int) -> Change:
+        return decided(view, kept, recipe, lambda one, _: scores(one))
+
+    return narrow
+
+
+def _settled(
+    part: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int], dense: Dense | None = None
+) -> Ledger:
+    """Decide and compensate a candidate, in this process alone."""
+    run = Run(part, Job(recipe=recipe), widths, dense)
+    settle(run, [b for b in blocks if widths[b.name] < b.units])
+    bring_back(run)
+    return run.ledger
+
+
+def least_harm(search: Search, cost: Cost, share: float) -> Ideal:
+    """Return the schedule that loses least for a cost, from losses measured near a share of the units removed."""
+    return schedule_near(task_of(search, cost, Near(share=share)))
+
+
+def task_of(search: Search, cost: Cost, near: Near) -> Task:
+    """Return the search for widths that lose little for their cost.
+
+    Args:
+        search: the blocks; statistics of parts of its data are measured once if they serve to decide the blocks.
+        cost: of the model at given widths.
+        near: where losses matter.
+    """
+    prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
+    parts = serves_twice(recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
+
+    @functools.cache
+    def dense(part: Prepared) -> Dense | None:
+        alone = Job(recipe=recipe)
+        return (
+            search.dense if part is prepared else dense_of(part, alone, blocks, NO_FILES, twice=True) if parts else None
+        )
+
+    def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
+        return _settled(part, recipe, blocks, widths, dense(part))
+
+    def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
+        plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
+        return _settled(part, plain, blocks, widths, dense(part))
+
+    return Task(
+        search=search,
+        settle=settled,
+        cost=cost,
+        minimize=recipe.minimize,
+        near=near,
+        decide=unfitted if recipe.compensate == BEST else None,
+    )
+
+
+def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost) -> Task:
+    """Measure the statistics of the original model, and return the search for points of its frontier."""
+    with job.clock.stage("measure"):
+        dense = dense_of(prepared, job, blocks, NO_FILES, twice=serves_twice(job.recipe, NO_FILES, blocks))
+    search = search_of(prepared, job, blocks, narrow=narrow_of(job.recipe), dense=dense)
+    return task_of(search, cost, limit_of(job.recipe))
+
+
+def limit_of(recipe: Recipe) -> Near:
+    """Return the region around the largest loss of a recipe."""
+    assert recipe.max_loss is not None
+    return Near(limit=recipe.max_loss)
