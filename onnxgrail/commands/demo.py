@@ -193,6 +193,7 @@ def _compressed(
                 embedded.model,
                 target,
                 ratio=ratio,
+                allocate="uniform",  # the same widths with and without compensation
                 compensate=compensate,
                 data=embedded.calibration,
                 held_out=embedded.heldout,

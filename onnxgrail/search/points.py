@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from onnxgrail.allocation.found import Judged
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import TRIES, farthest
+from onnxgrail.search.bisect import farthest
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path
 from onnxgrail.search.trials import path_within
-from onnxgrail.search.within import BEYOND, SLACK
+from onnxgrail.search.within import BEYOND, PATIENCE, SLACK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,8 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
         DataError: no samples can judge a candidate.
     """
     path = path_within(task, BEYOND * task.limit + SLACK)
-    tick = ticking(task.search.job.progress, "judging points", count + TRIES)
+    tries, close = PATIENCE[task.search.recipe.effort]
+    tick = ticking(task.search.job.progress, "judging points", count + tries)
     with Candidates(task) as candidates:
 
         @functools.cache
@@ -50,7 +51,10 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
             tick()
             return Spot(widths=widths, predicted=path.loss(steps), loss=candidates.loss(widths))
 
-        last = max(farthest(path, task.limit, lambda steps: judged(steps).loss.bound), 1) if len(path) else 0
+        def bound(steps: int) -> float:
+            return judged(steps).loss.bound
+
+        last = max(farthest(path, task.limit, bound, tries=tries, close=close), 1) if len(path) else 0
         return tuple(map(judged, spread(path, last, count))), candidates.crossed
 
 

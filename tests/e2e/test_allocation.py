@@ -85,8 +85,8 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
     reports, errors = {}, {}
     for name in ("uniform", "global"):
         target = tmp_path / f"{name}.onnx"
-        samples = None if source is DIGITS else 32
-        choices = {"unit_ratio": 0.5, "selector": "wanda", "compensate": "grail", "allocate": name}
+        samples, ratio = (None, 0.3) if source is DIGITS else (32, 0.5)
+        choices = {"unit_ratio": ratio, "selector": "wanda", "compensate": "grail", "allocate": name}
         result = onnxgrail.compress(source.model, target, data=source.calibration, samples=samples, **choices)
         reports[name] = result.report.data
         with np.load(source.heldout) as file:
@@ -96,7 +96,7 @@ def test_global_beats_uniform_at_equal_macs(source: Any, tmp_path: Path) -> None
         (output,) = compare(source.model, target, data=inputs).outputs
         errors[name] = output.verdicts[0].loss
     assert reports["global"]["model"]["macs_after"] <= reports["uniform"]["model"]["macs_after"]
-    assert reports["global"]["model"]["asked_ratio"] == 0.5
+    assert reports["global"]["model"]["asked_ratio"] == ratio
     assert reports["global"]["allocation"]["used"] == "global"
     assert errors["global"] < errors["uniform"]
 

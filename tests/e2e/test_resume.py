@@ -95,7 +95,7 @@ def test_goes_on_behind_the_last_fitted_layer(
     name: str, place: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, (module, function) = models.load(name), PLACES[place]
-    words = {"data": source.calibration, "ratio": 0.3, "check": False, **choices}
+    words = {"data": source.calibration, "ratio": 0.3, "check": False, "allocate": "uniform", **choices}
     real, calls = getattr(module, function), list[int]()
 
     def counted(*args: Any, **named: Any) -> Any:
