@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench import equal_params
 from bench.fidelity import methods, page, store, summary
 from bench.fidelity.__main__ import main
 from bench.fidelity.subjects import DEFAULT, SUBJECTS
@@ -152,3 +153,10 @@ def test_slow_methods_are_beside_the_table_with_their_price(committed: dict[str,
     point = summary.series(committed, "digits_vit-mlp-heads")["wanda/laco"][0.5]
     assert f"`wanda` laco | {100 * point.score:.1f} (" in text
     assert f", {point.seconds:.0f} s)" in text
+
+
+def test_the_default_widths_lose_less_than_uniform_ones_at_equal_parameters() -> None:
+    rows = json.loads(equal_params.RESULTS.read_text(encoding="utf-8"))["rows"]
+    lines = [line for line in equal_params.table(rows).splitlines() if line.startswith("| ")][2:]
+    assert lines
+    assert all(line.split(" | ")[3].startswith("**") for line in lines)

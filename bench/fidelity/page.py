@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bench import equal_params
 from bench.fidelity import summary
 from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, efforts, every, further, named
 from bench.fidelity.plots import figure
@@ -80,6 +82,8 @@ def page(data: Data) -> str:
         names = ", ".join(f"`{name}`" for name in grouped(data["skipped"]))
         parts.append(f"Not measured, because the installed version does not have them: {names}.\n")
     parts.append(HARM + "".join(_harm_rows(data)))
+    if equal_params.RESULTS.exists():
+        parts.append(equal_params.table(json.loads(equal_params.RESULTS.read_text(encoding="utf-8"))["rows"]))
     parts += [_subject(data, name) for name in SUBJECTS if name in data["subjects"]]
     return "\n".join(parts)
 
