@@ -117,6 +117,8 @@ def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, 
     text = f"the result would take {after:,} bytes, more than the {before:,} of the input; nothing is written"
     if recipe.simplify:
         return text, "Leave out --simplify, which writes repeated constants out"
+    if recipe.quantize in quantize.WEIGHTS and any(node.op_type == "Conv" for node in model.graph):
+        return text, f"--quantize {recipe.quantize} stores matrices only; --quantize int8 has convolutions too"
     if recipe.quantize != "none":
         return text, "Leave out --quantize: few bytes of this model are weights of layers"
     return text, "Remove more, or choose other blocks; --compensate none writes no new weights"

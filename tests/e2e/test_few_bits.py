@@ -14,7 +14,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.errors import DataError, ModelError, OnnxGrailError, UsageError
+from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
 from onnxgrail.finishing.bits import stage
 from tests.tiny import tiny
 
@@ -199,3 +199,12 @@ def test_inputs_that_do_not_divide_into_blocks(tmp_path: Path) -> None:
     assert [m["block_size"] for m in report["quantization"]["matrices"]] == [16]
     reasons = {left["reason"] for left in report["quantization"]["left"]}
     assert reasons == {f"its {n} inputs do not divide into blocks of 16" for n in (24, 72)}
+
+
+def test_a_model_of_convolutions_is_sent_to_the_other_kind(tmp_path: Path) -> None:
+    weights = {"w": (80, 3, 9, 9), "v": (5, 80, 1, 1)}
+    model = tiny("float[N,3,10,10] x => float[N,5,2,2] y", "a = Conv(x, w)\nb = Relu(a)\ny = Conv(b, v)", weights)
+    onnx.save(ir.to_proto(model), tmp_path / "c.onnx")
+    with pytest.raises(NothingToCompressError) as caught:
+        onnxgrail.compress(tmp_path / "c.onnx", tmp_path / "o.onnx", check=False, **WHOLE)
+    assert "--quantize int8 has convolutions" in str(caught.value.hint)
