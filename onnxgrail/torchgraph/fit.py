@@ -1,7 +1,7 @@
 """Training of the weights of a subgraph with Adam; the result is the best candidate on held-out batches.
 
-Candidates are the weights after every epoch, their running mean, and points on the line from the initial weights to the
-best of these.
+Candidates are the weights after some of the epochs, their running means, and points on the line from the initial
+weights to the best of these.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from onnxgrail.torchgraph.program import Program, program_of, tensors
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 WARM = 0.05  # share of all steps in which the learning rate warms up
 PARTS = (0.4, 0.6, 0.8)  # step lengths on the line from the initial weights to the best ones
+LOOKS = 10  # most times that a descent is evaluated on held-out batches, unless its time is limited
 FAR = 100.0  # times the initial error: a descent this bad does not recover and ends
 
 
@@ -156,6 +157,7 @@ def _trained(
     each = settings.each or len(batches)
     total = max(settings.epochs, math.ceil(settings.steps / each))
     order = _shuffled(len(batches), settings.seed)
+    apart = -(-total // LOOKS) if settings.seconds is None else 1
     for epoch in range(total):
         spent = time.perf_counter() - started
         if not math.isfinite(before) or (settings.seconds is not None and spent >= settings.seconds):
@@ -163,9 +165,11 @@ def _trained(
         share = 0.0 if settings.seconds is None else (spent - first) / (settings.seconds - first)
         for number, k in enumerate(itertools.islice(order, each)):
             fitted.step(batches[k](), _share(max((epoch + number / each) / total, share)))
+        tick()
+        if (total - epoch - 1) % apart:
+            continue
         late = max((epoch + 1) / total, share) >= settings.late
         now, mean = fitted.error(held, fitted.weights), fitted.error(held, fitted.mean) if late else math.inf
-        tick()
         if late and min(now, mean) < best:
             best, found = min(now, mean), _copy(fitted.mean if mean < now else fitted.weights)
         elif not now < FAR * before:

@@ -47,6 +47,21 @@ def test_a_fit_finds_the_weights_behind_the_goals() -> None:
     )
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(None, 2 * fitting.LOOKS), (1e6, 2 * 80)])
+def test_a_long_descent_is_evaluated_a_few_times_unless_it_may_end_at_any_epoch(
+    seconds: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 steps over five batches are 80 epochs; the last one is always evaluated."""
+    seen: list[int] = []
+    real = fitting._Fitted.error
+    monkeypatch.setattr(fitting._Fitted, "error", lambda self, *given: seen.append(self.taken) or real(self, *given))
+    _, found, _ = run_fit(seconds=seconds)
+    assert found.epochs == 80
+    looked = [taken for taken in seen if taken]
+    assert max(looked) == 400
+    assert len(looked) == most + len(fitting.PARTS)
+
+
 def test_padding_is_left_out_of_a_fit() -> None:
     """Goals at padded positions are nonsense here, and the fit does not notice."""
     model = tiny("float[N,5,4] x => float[] y", "y = MatMul(x, w)", {"w": (4, 3)}, recorded=False)
