@@ -33,7 +33,7 @@ def data(rows: int = 96, seed: int = 1) -> dict[str, Any]:
 
 
 def prepared(model: ir.Model, **choices: Any) -> Prepared:
-    return prepare(ir.to_proto(model), data(), Job(recipe=Recipe(**choices)))
+    return prepare(ir.to_proto(model), data(), Job(recipe=Recipe(**choices)), held_out=0)
 
 
 def test_gradients_of_a_norm_have_a_closed_form() -> None:
@@ -105,6 +105,7 @@ def kept(model: ir.Model, **choices: Any) -> dict[str, list[int]]:
         "round_to": 1,
         "blocks": ("mlp",),
         "check": False,
+        "held_out": 0,
         "compensate": "none",
     }
     report = onnxgrail.compress(ir.to_proto(model), data=data(), **{**common, **choices}).report.data
@@ -153,6 +154,7 @@ def refined(model: ir.Model, **choices: Any) -> list[dict[str, Any]]:
         "round_to": 1,
         "blocks": ("mlp",),
         "check": False,
+        "held_out": 0,
         "compensate": "none",
     }
     found = onnxgrail.compress(ir.to_proto(model), data=data(), **{**common, "refine": "regional", **choices})
@@ -164,9 +166,9 @@ def test_regional_optimisation_takes_few_samples_and_small_steps(monkeypatch: py
     seen: list[tuple[int, float, int]] = []
     real = fitting.fit
 
-    def watched(piece: Any, names: Any, batches: Any, held: Any, settings: Any, **rest: Any) -> Any:
-        seen.append((len(batches), settings.rate, settings.steps))
-        return real(piece, names, batches, held, settings, **rest)
+    def watched(piece: Any, names: Any, samples: fitting.Samples, settings: fitting.Settings, **rest: Any) -> Any:
+        seen.append((len(samples.learnt), settings.rate, settings.steps))
+        return real(piece, names, samples, settings, **rest)
 
     monkeypatch.setattr(fitting, "fit", watched)
     entries = refined(mlp(3, 16))
