@@ -38,7 +38,7 @@ FIELDS = {
         "bytes_before bytes_after asked_ratio achieved_ratio ratio_of ratio_total model_ratio "
         "sha256_data_before sha256_data_after budget"
     ),
-    "allocation": "asked used errors note rounding curves",
+    "allocation": "asked used note rounding curves",
     "verification": "checker ort_load outputs held_out judged headline",
     "block": "name kind units unit_size span kept selector exact members error outcome",
     "member": "initializer axis role kept cluster",
@@ -95,7 +95,7 @@ def test_every_field_of_schema_1(tmp_path: Path) -> None:
 
 
 def test_entries_of_refits(tmp_path: Path) -> None:
-    data, _ = report_of(nets.convnet(), nets.images(), tmp_path, "--compensate", "best")
+    data, _ = report_of(nets.convnet(), nets.images(), tmp_path, "--allocate", "uniform")
     assert data["refits"]
     for entry in data["refits"]:
         has(entry, "refit")
