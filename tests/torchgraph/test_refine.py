@@ -226,7 +226,7 @@ def test_weights_keep_their_type(kind: str) -> None:
     weights = {"w": rng.normal(size=(6, 16)).astype(dtype), "v": (rng.normal(size=(16, 6)) / 4).astype(dtype)}
     model = tiny(f"{kind}[N,6] x => {kind}[N,6] y", text, weights)
     given = {"x": data(96, 6)["x"].astype(dtype)}
-    plain, found = (refined(model, r, given=given) for r in ("", "laco"))
+    plain, found = refined(model, given=fitted(given)), refined(model, "laco", given=given)
     assert {v.const_value.numpy().dtype for v in found.model.graph.initializers.values()} == {np.dtype(dtype)}
     fresh = {"x": data(96, 6, seed=7)["x"].astype(dtype)}
     assert error(model, found.model, fresh) < error(model, plain.model, fresh)
