@@ -101,13 +101,14 @@ class Block:
 
     Attributes:
         name: readable and unique in the model.
-        kind: `conv`, `mlp`, `heads` or `stream`.
+        kind: `conv`, `mlp`, `heads`, `stream` or `embedding`.
         units: u.
         unit_size: features of one unit as its consumers see it (head size times query heads for heads, else 1).
         slots: all weights touched; probes: one per distinct consumer input.
         ids: (u,) global unit numbers used by the tracer's marks.
         span: positions in node order of the first and the last node that holds one of the slots.
         nodes: names of the nodes that hold producers and consumers, for `--include/--exclude` and the report.
+        ranked: name of the rotation that left the units in falling order of importance; '' if there was none.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Block:
     ids: Ints
     span: tuple[int, int]
     nodes: tuple[str, ...]
+    ranked: str = ""
 
     @property
     def producers(self) -> tuple[Slot, ...]:

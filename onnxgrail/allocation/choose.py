@@ -131,7 +131,7 @@ def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, floa
     prepared, recipe = search.prepared, search.recipe
     if target is not None:
         measure = measure_of(prepared, target.metric)
-        return target.metric, measure, target.limit(measure.before)
+        return target.metric, measure, target.limit(measure.given)
     if recipe.unit_ratio is None:
         measure = measure_of(prepared, "params")
         return "params", measure, measure.share(search.blocks, recipe.ratio or 0.0)
@@ -175,7 +175,7 @@ def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, f
 def _within_time(search: Search, target: Target, macs: Measure) -> Allocation:
     """Return the widths that keep most multiply-accumulates within the time, over multiples of `round_to`."""
     watch = stopwatch(search.prepared, search.recipe)
-    used, ideal = _schedule(search, macs, (TIMED if target.share is None else target.share) * macs.before)
+    used, ideal = _schedule(search, macs, (TIMED if target.share is None else target.share) * macs.given)
     found: dict[int, Timing] = {}
     for multiple in _multiples(search):
         ladders = ladders_of(search.blocks, multiple)
@@ -220,7 +220,7 @@ def _preferred(multiple: int, tried: Mapping[int, float]) -> str:
 def _counted(target: Target | None, measure: Measure, limit: float, fit: Fit) -> Budget | None:
     if target is None:
         return None
-    return Budget(target=target, before=measure.before, limit=limit, found=measure(fit.widths))
+    return Budget(target=target, before=measure.given, limit=limit, found=measure(fit.widths))
 
 
 def _result(search: Search, budget: Budget | None, fit: Fit, used: str) -> Allocation:

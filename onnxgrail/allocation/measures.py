@@ -28,11 +28,13 @@ class Measure:
     """A cost of the whole model.
 
     Attributes:
-        before: cost of the original.
+        given: cost of the model as it was read.
+        before: cost of the model that is narrowed; another one if streams or tables were rotated.
         meter: counts savings.
         per: divisor of the meter's numbers.
     """
 
+    given: float
     before: float
     meter: Meter
     per: int = 1
@@ -48,15 +50,21 @@ class Measure:
 
 def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     """Return the measure of parameters, multiply-accumulates per sample or bytes; latency uses multiply-accumulates."""
-    model, survey = prepared.model, prepared.survey
-    if metric == "params":
-        return Measure(counting.parameters(model), meter_of(model, survey, "params"))
+    first = prepared.baseline
     if metric == "size":
         path = prepared.path
-        before = bytes_on_disk(model, path) if path is not None else len(to_bytes(prepared.given, run=False))
-        return Measure(before, meter_of(model, survey, "bytes"))
-    total = counting.macs(model, survey) / prepared.samples
-    return Measure(total, meter_of(model, survey, "macs"), prepared.samples)
+        size = bytes_on_disk(first.model, path) if path is not None else len(to_bytes(prepared.given, run=False))
+        more = 0 if first is prepared else weight_bytes(prepared.model) - weight_bytes(first.model)
+        return Measure(size, size + more, meter_of(prepared.model, prepared.survey, "bytes"))
+    given, before = (_counted(one, metric) for one in (first, prepared))
+    meter = meter_of(prepared.model, prepared.survey, "params" if metric == "params" else "macs")
+    return Measure(given, before, meter, 1 if metric == "params" else prepared.samples)
+
+
+def _counted(prepared: Prepared, metric: Metric) -> float:
+    if metric == "params":
+        return counting.parameters(prepared.model)
+    return counting.macs(prepared.model, prepared.survey) / prepared.samples
 
 
 def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int]) -> float | None:

@@ -178,11 +178,11 @@ def _slim(trial: Trial, dead: Bools) -> ir.Model:
 
 
 def _masked(trial: Trial, blocks: Sequence[Block], dead: Bools) -> ir.Model:
-    """Return the graph of full width whose consumers have zero weights for the dead channels."""
+    """Return the graph of full width in which the dead channels are not read, or if a norm reads them too, not made."""
     model, survey = trial.model, trial.survey
     arrays: dict[str, Array] = {}
     for block in blocks:
-        for slot in block.consumers:
+        for slot in (s for s in block.slots if (s.role == "consumer") != bool(block.ranked)):
             array = arrays.get(slot.param)
             array = np.array(weights.original(slot.initializer, model, survey) if array is None else array)
             np.moveaxis(array, slot.axis, 0)[slot.index[dead[block.ids]].ravel()] = 0

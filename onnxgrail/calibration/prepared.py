@@ -19,6 +19,7 @@ from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import changed, note
+from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
@@ -39,6 +40,8 @@ class Prepared:
         asked: the user's request for held-out samples.
         metric: the user's own loss, None for that of the outputs' kinds.
         unlisted: weights that were inputs of the graph and no longer are.
+        unrotated: the model before its residual streams and tables were rotated; None if they were not.
+        bases: of the rotated streams and tables, by name.
     """
 
     source: Any
@@ -53,11 +56,18 @@ class Prepared:
     metric: Metric | None = None
     unlisted: Unlisted = NOTHING
     routes: Mapping[Maker, Route] = field(default_factory=dict)
+    unrotated: Prepared | None = None
+    bases: Mapping[str, Floats] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> Prepared:
+        """Return the model as it was read, with which results are compared."""
+        return self.unrotated or self
 
     @property
     def given(self) -> ir.Model:
         """Return the model with the inputs it was given with, the baseline of speed comparisons."""
-        return relisted(self.model, self.unlisted)
+        return relisted(self.baseline.model, self.unlisted)
 
     @property
     def samples(self) -> int:
@@ -103,6 +113,7 @@ def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
     note(slim, changed(prepared.model, prepared.survey, ledger.dead))
+    restore(slim)
     return folded(slim)
 
 

@@ -20,7 +20,7 @@ from onnxgrail.job.places import places_of, reads, target_of
 from onnxgrail.job.resume import agree, bind, stats_files
 from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.progress import Progress, silent
-from onnxgrail.narrowing.decide import decide
+from onnxgrail.narrowing.rotation import decided
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import Choices
 from onnxgrail.recipe.keywords import checked
@@ -112,7 +112,7 @@ def compress(
             agree(job.group, source)
             shipping.check(source.model, recipe)
             bind(job, source, stored, writes=places.beside())
-            decision = decide(source, job, stored, sensitivity=curves)
+            source, decision = decided(source, job, stored, curves)
             if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):
                 raise nothing(source, decision, job, places)
             with job.clock.stage("narrow"):

@@ -22,6 +22,7 @@ from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.rotation import unmeasured
 from onnxgrail.recipe import selection
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.report import Inspection
@@ -75,6 +76,7 @@ def inspect(
     with registered(custom_ops):
         prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
+        prepared = unmeasured(prepared, recipe)
     found = _inspected(prepared, path_of(model) or Path("model"), recipe)
     places.save_report(found)
     return found
@@ -82,8 +84,8 @@ def inspect(
 
 def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
     survey = prepared.survey
-    params, macs = counting.parameters(prepared.model), counting.macs(prepared.model, survey)
-    size = bytes_on_disk(prepared.model, path) if path.exists() else len(_serialised(prepared))
+    params, macs = counting.parameters(prepared.baseline.model), counting.macs(prepared.model, survey)
+    size = bytes_on_disk(prepared.baseline.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):
         some = [b for b in survey.blocks if kind in (b.kind, "all")]

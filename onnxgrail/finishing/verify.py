@@ -34,10 +34,11 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
-    narrow = has_bfloat16(prepared.model)
-    held = in_files(prepared.model)
-    inside = held and not weight_files(prepared.model)  # ONNX Runtime would load the whole file
-    before = prepared.path if prepared.path is not None and not narrow and not inside else pack(prepared.model)
+    given = prepared.baseline.model
+    narrow = has_bfloat16(given)
+    held = in_files(given)
+    inside = held and not weight_files(given)  # ONNX Runtime would load the whole file
+    before = prepared.path if prepared.path is not None and not narrow and not inside else pack(given)
     apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
     pair = Pair(before, pack(slim), ports)
     setup = Setup.as_is(job.recipe.providers) if held else Setup(providers=job.recipe.providers)

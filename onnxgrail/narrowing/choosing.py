@@ -152,13 +152,18 @@ def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted
     change = reduce_and_compensate(
         view,
         kept,
-        selector=selector,
+        selector=_first if view.block.ranked else selector,
         reducer=reducer,
         compensator=Plain(measured=False) if fitted else _compensator(recipe),
         rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
     )
-    scored = reducer.needs_scores and kept < view.block.units
+    scored = reducer.needs_scores and kept < view.block.units and not view.block.ranked
     return dataclasses.replace(change, selector=selectors.taken(recipe.selector, view)) if scored else change
+
+
+def _first(view: View, rng: np.random.Generator) -> Floats:  # noqa: ARG001  the interface of a selector
+    """Score units by their order."""
+    return -np.arange(view.block.units, dtype=np.float64)
 
 
 def _compensator(recipe: Recipe) -> Compensator:
@@ -179,7 +184,9 @@ def needs_data(recipe: Recipe) -> bool:
 def needs_gram(recipe: Recipe, block: Block) -> bool:
     """Return True if selecting units of a block needs products of its channels."""
     reducer = REDUCERS[recipe.reducer]
-    return reducer.needs_data or (reducer.needs_scores and selectors.needs_gram_of(recipe.selector, block))
+    return reducer.needs_data or (
+        reducer.needs_scores and not block.ranked and selectors.needs_gram_of(recipe.selector, block)
+    )
 
 
 def key(block: Block) -> str:

@@ -65,13 +65,13 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     slim, written, final = made.slim, made.written, made.final or made.slim
     added = tuple(Applied(entry={}, macs=-m * prepared.samples, bytes=-size) for m, size in _grown(made.worked.refined))
     applied, share = (*made.worked.applied.values(), *added), _share(prepared, recipe, decision, made.worked.applied)
-    model, survey, ledger = prepared.model, prepared.survey, decision.ledger
-    params = counting.parameters(model)
+    model, survey, ledger, before = prepared.model, prepared.survey, decision.ledger, prepared.baseline
+    params = counting.parameters(before.model)
     gone, gone_bytes = counting.removed(survey, ledger.dead)
-    after = params - gone if slim is None else counting.parameters(slim)
+    after = counting.parameters(model) - gone if slim is None else counting.parameters(slim)
     output = next(iter(written), None)
     path = prepared.path
-    given = files_of(prepared.given, None) if path is None else files_of(model, path)
+    given = files_of(prepared.given, None) if path is None else files_of(before.model, path)
     if written:
         size = sum(file.stat().st_size for file in written)
     elif final is not None and final is not slim:
@@ -86,7 +86,7 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
         sha256_after=None if output is None else written[output],
         params_before=params,
         params_after=after,
-        macs_before=counting.macs(model, survey) // prepared.samples,
+        macs_before=counting.macs(before.model, before.survey) // prepared.samples,
         macs_after=macs,
         bytes_before=given.bytes,
         bytes_after=size,

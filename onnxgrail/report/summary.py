@@ -14,6 +14,7 @@ UNITS = {
     "mlp": "MLP neurons",
     "heads": "Attention heads",
     "stream": "Residual stream channels",
+    "embedding": "Embedding channels",
 }
 SHARES = {
     "blocks": "parameters in blocks that can be narrowed",

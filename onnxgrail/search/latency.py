@@ -89,7 +89,7 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
             known = features.kind_at(sample.node, sample.kind, None) == sample.kind
             groups[blocks].append(_Term(sample, of if known else {sample.kind: of[sample.kind]}))
     parts = [Part(blocks, _Saved(features, tuple(terms))) for blocks, terms in groups.items()]
-    return Measure(full.ms, Meter(prepared.survey, parts))
+    return Measure(full.ms, full.ms, Meter(prepared.survey, parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

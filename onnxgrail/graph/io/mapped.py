@@ -199,6 +199,14 @@ def discard(model: ir.Model) -> None:
             _remove(Path(tensor.path))
 
 
+def keep(model: ir.Model) -> ir.Model:
+    """Exempt the temporary files of a model from `discard`, which copies of it then do not remove; return the model."""
+    for tensor in _tensors(model):
+        if isinstance(tensor, Mapped):
+            tensor.temporary = False
+    return model
+
+
 def shelved(array: Array) -> Array:
     """Move a large array to an unnamed temporary file; return small arrays, and all if there is no room, unchanged."""
     if array.nbytes < SHELF or len(_shelves) >= SHELVED:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
+from onnxgrail.graph.rotate.marked import MARK, is_rotated
 from onnxgrail.graph.trace.causes import cause
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -180,6 +181,10 @@ def _block(
     acting = [u.node for e in members if e.role != "passenger" for u in e.uses]
     acting = sorted(set(acting), key=order.__getitem__)
     first = probes[0]
+    marked = [nodes[u.node] for e in members if e.role != "producer" for u in e.uses]
+    rotated = next((n.metadata_props[MARK] for n in marked if MARK in n.metadata_props), "")
+    if rotated and not any(map(is_rotated, marked)):
+        kind = "embedding"
     return Block(
         name=f"{common_scope([nodes[n] for n in acting])}.{kind}".lstrip("."),
         kind=kind,
@@ -190,6 +195,7 @@ def _block(
         ids=ids,
         span=(places[0], places[-1]),
         nodes=tuple(scope(nodes[n]) for n in acting),
+        ranked=rotated,
     )
 
 
@@ -251,10 +257,11 @@ def _final_marks(flow: Flow, numbers: Ints) -> dict[str, tuple[Mark, ...]]:
 def _operands(flow: Flow, params: dict[tuple[str, int], str], numbers: Ints) -> dict[tuple[str, int], Operand]:
     units: dict[tuple[str, int], dict[int, Ints]] = defaultdict(dict)
     values: dict[tuple[str, int], str] = {}
+    scaled = {(use.node, use.operand) for use in flow.uses if use.scaled}
     for use in flow.uses:
         if len(use.mark.axes) == 1:
             found = _numbered(flow, use.mark, numbers)
             if found.any():
                 units[use.node, use.operand][use.mark.axes[0]] = found
                 values[use.node, use.operand] = use.value
-    return {w: Operand(params[w], values[w], u) for w, u in units.items()}
+    return {w: Operand(params[w], values[w], u, w in scaled) for w, u in units.items()}

@@ -33,6 +33,7 @@ class Use:
         role: as in `core.Slot`.
         source: for a consumer, its input activation and that activation's channel axis.
         inside: place of the activation inside a fused node, as in `core.Probe`; `source` is then the node's input.
+        scaled: as in `Operand`.
     """
 
     node: str
@@ -42,6 +43,7 @@ class Use:
     role: Role
     source: tuple[str, int] | None = None
     inside: tuple[str, ...] = ()
+    scaled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -208,6 +210,8 @@ class Site:
         role: Role = "passenger",
         source: tuple[str, int] | None = None,
         inside: tuple[str, ...] = (),
+        *,
+        scaled: bool = False,
     ) -> None:
         """Record that a constant operand carries the channels and is cut with them.
 
@@ -219,11 +223,12 @@ class Site:
             role: as in `core.Slot`.
             source: for a consumer, its input activation and that activation's channel axis.
             inside: as in `core.Probe`.
+            scaled: as in `Operand`.
         """
         stored = self.flow.facts.stored.get(self.source(operand))
         if stored is not None:
             self._tie_blocks(stored, mark)
-        self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source, inside))
+        self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source, inside, scaled))
 
     def _tie_blocks(self, stored: Stored, mark: Mark) -> None:
         for position, axis in enumerate(mark.axes):

@@ -22,11 +22,14 @@ class Operand:
     Attributes:
         param: key of its working array; value: name of the constant in the model.
         units: per axis the unit number of every position, 0 if it always stays.
+        scaled: its numbers are divided by the root of the share of positions that are left, so that a root mean
+            square over the channels that are left stands for one over all channels.
     """
 
     param: str
     value: str
     units: Mapping[int, Ints]
+    scaled: bool = False
 
     def changes(self, dead: Bools) -> bool:
         """Return True if the constant loses positions when the dead units are removed."""
@@ -42,6 +45,8 @@ class Operand:
         """Return the constant without the positions of dead units."""
         for axis, numbers in self.units.items():
             array = np.compress(~dead[numbers], array, axis=axis)
+            if self.scaled:
+                array = (array / np.sqrt((~dead[numbers]).mean())).astype(array.dtype)
         return np.array(array, order="C")
 
 

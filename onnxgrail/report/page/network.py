@@ -14,6 +14,7 @@ KINDS = {
     "mlp": ("MLP", "neuron"),
     "heads": ("attention", "head"),
     "stream": ("residual stream", "channel"),
+    "embedding": ("embedding", "channel"),
 }
 END = 2**62
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import onnx_ir as ir
 
+from onnxgrail.graph.attributes import number
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.rotate.marked import PLAIN, is_rotated
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -76,9 +79,31 @@ def layer_normalisation(site: Site) -> None:
     """Tie the normalized axes; pass the leading axes (heads under a query norm)."""
     rank = len(site.shape(0))
     axis = int(site.attribute("axis", -1)) % rank
+    if is_rotated(site.node):
+        _rotated(site, axis)
+        return
     passing = mix(site, site.marks(0), set(range(axis, rank)))
     for output in range(len(site.node.outputs)):
         site.emit(passing, output)
+
+
+def _rotated(site: Site, axis: int) -> None:
+    """Pass all axes; the root mean square of the channels that are left is taken over the old width."""
+    passing = site.marks(0)
+    for mark in passing:
+        if axis in mark.axes:
+            labels = site.collapse(mark, axis)
+            site.kind(labels, "stream")
+            site.carry(1, Mark((0,), labels), scaled=True)
+    site.emit(site.marks(0))
+
+
+@narrow(PLAIN)
+def narrow_rotated(cut: Cut) -> None:
+    """Enlarge epsilon by as much as the mean over fewer channels is larger; the gain grows by the root of that."""
+    stays = cut.alive(cut.input_name(0)).get(len(cut.shape(cut.input_name(0))) - 1)
+    if stays is not None:
+        cut.node.attributes["epsilon"] = ir.AttrFloat32("epsilon", number(cut.node, "epsilon") / stays.mean())
 
 
 def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:

@@ -1,0 +1,180 @@
+"""Change the basis of residual streams without changing the function of the model (SliceGPT, Ashkboos et al. 2024).
+
+The mean that a layer normalization subtracts is removed by what writes into the stream, and its gain and shift move
+into the weights that read from it. What is left is a division by the root mean square, which is the same in any
+orthogonal basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Floats, Refusal
+from onnxgrail.graph import slots
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.rewrite.unique import free_name, names_kept
+from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
+from onnxgrail.graph.rotate.layers import Slot
+from onnxgrail.graph.rotate.marked import MARK, PLAIN
+from onnxgrail.graph.rotate.norms import Norm, norms_of
+from onnxgrail.graph.rotate.streams import Stream, streams_of
+from onnxgrail.graph.rotate.tables import bridged, tables_of
+from onnxgrail.graph.rotate.unfused import separate
+from onnxgrail.graph.trace.facts import Facts, captures, constant_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rotatable:
+    """A copy of a model whose streams can change their basis.
+
+    Attributes:
+        model: the copy; fused sums are separated, and streams and tables have matrices of their own where they need
+            them.
+        facts: of the copy.
+        streams: by name; tables have no normalizations.
+        refusals: why the basis of other streams stays.
+    """
+
+    model: ir.Model
+    facts: Facts
+    streams: Mapping[str, Stream]
+    refusals: tuple[Refusal, ...] = ()
+
+
+def rotatable(model: ir.Model, facts: Facts, *, tables: bool = False, only: Collection[str] | None = None) -> Rotatable:
+    """Find the streams of a model whose basis can be changed.
+
+    Args:
+        model: the graph; it is not changed.
+        facts: shapes and values.
+        tables: embedding tables get a basis of their own, too.
+        only: names of the streams and tables that are wanted; None for all.
+    """
+    found = _found(model, facts, only, apart=True, tables=tables)
+    if not found.refusals:
+        return found
+    return replace(_found(model, facts, only, apart=False, tables=tables), refusals=found.refusals)
+
+
+def _found(model: ir.Model, facts: Facts, only: Collection[str] | None, *, apart: bool, tables: bool) -> Rotatable:
+    """Find the streams, with fused sums separated or not: of a stream that keeps its basis, they stay fused."""
+    model = copy(model)
+    chosen: dict[str, Stream] = {}
+    with names_kept(model.graph):
+        facts = separate(model, facts) if apart else facts
+        for name, looked_up in tables_of(model, facts).items() if tables else ():
+            if only is None or name in only:
+                facts, chosen[name] = bridged(model, facts, name, looked_up)
+        every = streams_of(model, facts, norms_of(model, facts))
+        whys = {stream.name: refusal(stream, facts) for stream in every}
+        streams = [s for s in every if whys[s.name] is None and (only is None or s.name in only)]
+        walls = [wall for stream in streams for wall in walls_of(stream, facts)]
+        for wall in walls:
+            facts = bridge(model.graph, wall, facts)
+        names = {stream.name for stream in streams}
+        if walls:
+            streams = [s for s in streams_of(model, facts, norms_of(model, facts)) if s.name in names]
+    chosen |= {stream.name: stream for stream in streams}
+    return Rotatable(
+        model=model, facts=facts, streams=chosen, refusals=tuple(w for w in whys.values() if w is not None)
+    )
+
+
+def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
+    """Change the basis of all streams, in place, and return the model.
+
+    Args:
+        found: the streams.
+        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels.
+    """
+    with names_kept(found.model.graph):
+        for name, stream in found.streams.items():
+            _rotate(found.model.graph, stream, found.facts, bases[name])
+    return found.model
+
+
+def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> None:
+    captured = {name for node in graph for name in captures(node)}
+    centered = any(norm.centered for norm in stream.norms)
+    for slot in stream.slots:
+        array = constant_of(slot.value, slot.value.name or "", facts)
+        assert array is not None
+        values = array.astype(np.float64)
+        if slot.norm is not None and slot.norm.shift is not None and slot.norm.shift.any():
+            _shift(graph, slot, _along(values, slot.axis, slot.norm.shift[:, None]).ravel(), facts, captured)
+        if slot.norm is not None and slot.norm.gain is not None:
+            values = values * _stretched(slot.norm.gain, values.ndim, slot.axis)
+        if centered and not slot.reads:
+            values = values - values.mean(axis=slot.axis, keepdims=True)
+        values = _along(values, slot.axis, basis)
+        limit = slots.largest(array.dtype)
+        set_operands(graph, [(slot.node, slot.operand)], np.clip(values, -limit, limit).astype(array.dtype), captured)
+    for norm in stream.norms:
+        _simplify(graph, norm, stream.name, facts.dtypes[norm.source.name or ""])
+
+
+def _stretched(vector: Floats, rank: int, axis: int) -> Floats:
+    return vector.reshape([-1 if a == axis else 1 for a in range(rank)])
+
+
+def _along(array: Floats, axis: int, matrix: Floats) -> Floats:
+    """Return the array with its vectors along an axis multiplied by the columns of a matrix."""
+    moved = np.moveaxis(array, axis, -1)
+    return np.ascontiguousarray(np.moveaxis(moved @ matrix, -1, axis))
+
+
+def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: set[str]) -> None:
+    """Add a vector to the bias of a layer, or add a bias."""
+    node = slot.node
+    place = (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else _bias_of(node, facts, vector.size)
+    value = None if place is None else place[0].inputs[place[1]]
+    old = None if value is None else constant_of(value, value.name or "", facts)
+    if place is not None and old is not None:
+        set_operands(graph, [place], (old + vector.reshape(old.shape)).astype(old.dtype), captured)
+        return
+    out = node.outputs[0]
+    numbers = constant(graph, vector.astype(facts.dtypes[slot.value.name or ""]), f"{out.name}/shift")
+    if node.op_type != "MatMul":
+        node.resize_inputs(3)
+        node.replace_input_with(2, numbers)
+        return
+    readers = [use.node for use in out.uses()]
+    add = ir.Node("", "Add", [out, numbers], num_outputs=1, name=free_name(graph, f"{out.name}/shifted"))
+    follow(graph, add, out, readers, output=True)
+
+
+def _bias_of(node: ir.Node, facts: Facts, width: int) -> tuple[ir.Node, int] | None:
+    """Return the operand with the bias that is added to a product, if the sum is its only reader."""
+    readers = list(node.outputs[0].uses())
+    if len(readers) != 1 or node.outputs[0].is_graph_output() or readers[0].node.op_type != "Add":
+        return None
+    operand = 1 - readers[0].idx
+    value = readers[0].node.inputs[operand]
+    name = (value.name or "") if value is not None else ""
+    shape = facts.shapes.get(name, ())
+    fits = name in facts.constants and name not in facts.stored and int(np.prod(shape)) == width == (shape or (0,))[-1]
+    return (readers[0].node, operand) if fits else None
+
+
+def _simplify(graph: ir.Graph, norm: Norm, stream: str, dtype: np.dtype) -> None:
+    """Replace a normalization by a division by the root mean square."""
+    result = norm.result
+    ones = constant(graph, np.ones(norm.width).astype(dtype), f"{result.name}/gain")
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
+    node = ir.Node("", PLAIN, [norm.source, ones], attributes, num_outputs=1, name=norm.nodes[-1].name)
+    node.metadata_props[MARK] = stream
+    fresh, name = node.outputs[0], result.name
+    fresh.type, fresh.shape = result.type, result.shape
+    graph.insert_after(norm.nodes[-1], node)
+    result.replace_all_uses_with(fresh)
+    for old in reversed(norm.nodes):
+        if not any(v.uses() or v.is_graph_output() for v in old.outputs):
+            graph.remove(old, safe=True)
+    result.name = None if result.producer() is None else f"{name}/old"
+    fresh.name = name

@@ -1,0 +1,136 @@
+"""Places that depend on the basis of a stream: a matrix of their own takes a change of basis, or nothing can."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Refusal
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.rotate.layers import Slot
+from onnxgrail.graph.rotate.streams import Stream, Wall
+from onnxgrail.graph.trace.facts import Facts
+
+BRIDGES = 4  # most matrices that are added to a stream
+
+
+def refusal(stream: Stream, facts: Facts) -> Refusal | None:
+    """Return why the basis of a stream stays, None if it can be changed."""
+    walls, centered = walls_of(stream, facts), {norm.centered for norm in stream.norms}
+    source = stream.norms[0].source.name or ""
+    if len(centered) > 1:
+        return Refusal(value=source, node="", op="", reason="layer and RMS normalizations read the same stream")
+    for wall in walls:
+        node, op = (
+            ("", "output" if wall.ahead else "input")
+            if wall.node is None
+            else (wall.node.name or "", wall.node.op_type)
+        )
+        if centered == {True} and wall.ahead and wall.norm is None:
+            return Refusal(value=source, node=node, op=op, reason="it reads the stream without a normalization")
+        if wall.axis != len(facts.shapes[wall.value.name or ""]) - 1 or (
+            wall.value.is_graph_output() and not wall.ahead
+        ):
+            return Refusal(value=source, node=node, op=op, reason="its result depends on the basis of the stream")
+    if len(walls) > BRIDGES:
+        first = next((w.node for w in walls if w.node is not None), None)
+        node, op = ("", "output") if first is None else (first.name or "", first.op_type)
+        reason = f"{len(walls)} places like this one depend on the basis of the stream"
+        return Refusal(value=source, node=node, op=op, reason=reason)
+    return None
+
+
+def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
+    """Return the places that need a matrix of their own: walls, and layers that share their weight."""
+    readers: dict[ir.Value, list[Slot]] = {}
+    for slot in stream.slots:
+        if len(facts.shapes[slot.value.name or ""]) > 1:
+            readers.setdefault(_root(slot.value), []).append(slot)
+    shared = [slot for same in readers.values() if len(same) > 1 or _others(same) for slot in same]
+    walls = {(w.value, w.node, w.ahead): w for w in stream.walls}
+    for slot in shared:
+        value = slot.node.inputs[0] if slot.reads else slot.node.outputs[0]
+        assert value is not None
+        axis = stream.tensors[value][0]
+        walls[value, slot.node, slot.reads] = Wall(value, axis, slot.norm, slot.node, ahead=slot.reads)
+    return list(walls.values())
+
+
+def _root(value: ir.Value) -> ir.Value:
+    """Return the stored numbers that a constant is a view of."""
+    node = value.producer()
+    while (
+        node is not None and node.op_type in ("Transpose", "Identity", "Reshape", "Cast") and node.inputs[0] is not None
+    ):
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def _others(same: Sequence[Slot]) -> bool:
+    """Return True if anything else reads the stored numbers."""
+    queue, seen = [_root(same[0].value)], set()
+    places = {(slot.node, slot.operand) for slot in same}
+    while queue:
+        value = queue.pop()
+        if value.is_graph_output():
+            return True
+        for use in value.uses():
+            if (use.node, use.idx) in places:
+                continue
+            if use.node.op_type not in ("Transpose", "Identity", "Reshape", "Cast", "Shape"):
+                return True
+            if use.node not in seen and use.node.op_type != "Shape":
+                seen.add(use.node)
+                queue += use.node.outputs
+    return False
+
+
+def bridge(graph: ir.Graph, wall: Wall, facts: Facts) -> Facts:
+    """Insert a product with the identity, which takes the change of basis; return the facts with the new tensors."""
+    value, name = wall.value, wall.value.name or ""
+    shape, dtype = facts.shapes[name], facts.dtypes[name]
+    eye = constant(graph, np.eye(shape[wall.axis]).astype(dtype), f"{name}/basis")
+    node = ir.Node("", "MatMul", [value, eye], num_outputs=1, name=free_name(graph, f"{name}/rebased"))
+    if not wall.ahead:
+        follow(graph, node, value, [use.node for use in value.uses() if use.node is not node])
+    else:
+        follow(graph, node, value, [] if wall.node is None else [wall.node], output=wall.node is None)
+    found = {v.name or "": shape for v in (value, *node.outputs)} | {eye.name or "": (shape[wall.axis],) * 2}
+    return replace(
+        facts,
+        shapes={**facts.shapes, **found},
+        dtypes={**facts.dtypes, **dict.fromkeys(found, dtype)},
+        constants=facts.constants | {eye.name or ""},
+    )
+
+
+def follow(
+    graph: ir.Graph, node: ir.Node, value: ir.Value, readers: Collection[ir.Node], *, output: bool = False
+) -> None:
+    """Insert a node that reads a value; these readers then read the node's output.
+
+    Args:
+        graph: changed in place.
+        node: a new node with one output and a name.
+        value: of which the node reads.
+        readers: nodes that read the value.
+        output: if the value is an output of the graph, the node's output takes its place and name.
+    """
+    fresh, maker = node.outputs[0], value.producer()
+    fresh.name, fresh.type, fresh.shape = node.name, value.type, value.shape
+    for reader, operand in [(use.node, use.idx) for use in value.uses() if use.node in readers]:
+        reader.replace_input_with(operand, fresh)
+    if maker is None:
+        graph.insert_before(graph[0], node)
+    else:
+        graph.insert_after(maker, node)
+    if output and value.is_graph_output():
+        fresh.name, value.name = value.name, free_name(graph, f"{value.name}/inner")
+        for position, made in enumerate(graph.outputs):
+            if made is value:
+                graph.outputs[position] = fresh

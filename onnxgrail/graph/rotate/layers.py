@@ -1,0 +1,87 @@
+"""Matrices and convolutions that write into a residual stream or read from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.rotate.norms import Norm
+from onnxgrail.graph.trace.facts import Facts
+
+QUANTIZED = "its weight is quantized"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Slot:
+    """A constant operand with one axis in the basis of a stream.
+
+    Attributes:
+        node, operand: where it is read.
+        axis: the axis.
+        norm: for a weight that reads normalized values, their normalization.
+        reads: the weight contracts the axis; otherwise the operand is added to the stream, or computes what is.
+    """
+
+    node: ir.Node
+    operand: int
+    axis: int
+    norm: Norm | None = None
+    reads: bool = False
+
+    @property
+    def value(self) -> ir.Value:
+        """Return the constant."""
+        value = self.node.inputs[self.operand]
+        assert value is not None
+        return value
+
+
+def writing(node: ir.Node, axis: int, facts: Facts) -> list[Slot] | None:
+    """Return the operands that make the channels of a node's output; None if these are no linear map of its input."""
+    shape = facts.shapes[node.outputs[0].name or ""]
+    weight = _weight(node, facts)
+    if weight is None:
+        return None
+    rank = len(facts.shapes[weight.name or ""])
+    if node.op_type == "MatMul":
+        return [Slot(node=node, operand=1, axis=rank - 1)] if axis == len(shape) - 1 and rank > 1 else None
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None and facts.shapes.get(bias.name or "", ())[-1:] != (shape[axis],):
+        return None
+    if axis != 1 or (bias is not None and bias.name not in facts.constants):
+        return None
+    at = 0 if node.op_type == "Conv" or integer(node, "transB") else 1
+    found = [Slot(node=node, operand=1, axis=at)]
+    if bias is not None:
+        found.append(Slot(node=node, operand=2, axis=len(facts.shapes[bias.name or ""]) - 1))
+    return found
+
+
+def reading(node: ir.Node, operand: int, axis: int, norm: Norm | None, facts: Facts) -> Slot | None:
+    """Return the weight that contracts the channels of a node's input; None if the node is no linear map of them."""
+    weight = _weight(node, facts)
+    if weight is None or operand != 0:
+        return None
+    shape, rank = facts.shapes[node.inputs[0].name or ""], len(facts.shapes[weight.name or ""])  # type: ignore[union-attr]
+    shifted = norm is not None and norm.shift is not None
+    if node.op_type == "MatMul":
+        fits = axis == len(shape) - 1 and rank > 1 and (rank == 2 or not shifted)
+        return Slot(node=node, operand=1, axis=rank - 2, norm=norm, reads=True) if fits else None
+    padded = node.op_type == "Conv" and set(facts.shapes[weight.name or ""][2:]) != {1}
+    if axis != 1 or (padded and shifted):
+        return None
+    at = 1 if node.op_type == "Conv" or integer(node, "transB") else 0
+    return Slot(node=node, operand=1, axis=at, norm=norm, reads=True)
+
+
+def _weight(node: ir.Node, facts: Facts) -> ir.Value | None:
+    """Return the constant float weight of a matrix product or a convolution without groups."""
+    known = node.op_type in ("MatMul", "Gemm", "Conv") and node.domain in ("", "ai.onnx")
+    if not known or integer(node, "transA") or integer(node, "group", 1) != 1:
+        return None
+    value = node.inputs[1]
+    if value is None or value.name not in facts.constants or value.name in facts.stored:
+        return None
+    return value if facts.has_floats(value.name or "") else None

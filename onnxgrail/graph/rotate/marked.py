@@ -1,0 +1,13 @@
+"""Nodes whose input is in a basis that a rotation chose, while a model is narrowed."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean square * gain
+MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table
+
+
+def is_rotated(node: ir.Node) -> bool:
+    """Return True for a normalization in an orthogonal basis that a rotation chose: it can lose channels."""
+    return node.op_type == PLAIN and MARK in node.metadata_props

@@ -1,0 +1,218 @@
+"""Find layer and RMS normalizations over the last axis, as one node or as the nodes that exporters write for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array, Floats
+from onnxgrail.graph.attributes import integer, integers, number
+from onnxgrail.graph.trace.facts import Facts, constant_of
+
+EPSILON = 1e-5  # the default of LayerNormalization
+FUSED = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Norm:
+    """A normalization over the last axis: y = (x - mean) / sqrt(mean square + epsilon) * gain + shift.
+
+    Attributes:
+        nodes: its nodes, in graph order.
+        source: x; result: y.
+        width: length of the last axis.
+        epsilon: as above.
+        centered: the mean is subtracted (layer normalization); else it is not (RMS normalization).
+        gain, shift: (width,), or None.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    source: ir.Value
+    result: ir.Value
+    width: int
+    epsilon: float
+    centered: bool
+    gain: Floats | None = None
+    shift: Floats | None = None
+
+
+def norms_of(model: ir.Model, facts: Facts) -> list[Norm]:
+    """Return the normalizations of a graph, in graph order."""
+    found = []
+    for node in model.graph:
+        norm = _fused(node, facts) if node.op_type in FUSED else _written_out(node, facts)
+        if norm is not None:
+            found.append(norm)
+    return found
+
+
+def _fused(node: ir.Node, facts: Facts) -> Norm | None:
+    source, result = node.inputs[0], node.outputs[0]
+    shape = facts.shapes.get(source.name or "") if source is not None else None
+    if source is None or not shape or node.domain not in ("", "ai.onnx"):
+        return None
+    if integer(node, "axis", -1) % len(shape) != len(shape) - 1 or any(v.uses() for v in node.outputs[1:]):
+        return None
+    vectors = [_vector(node, k, facts, shape[-1]) for k in (1, 2)]
+    if any(
+        vector is None and len(node.inputs) > k and node.inputs[k] is not None for k, vector in enumerate(vectors, 1)
+    ):
+        return None
+    return Norm(
+        nodes=(node,),
+        source=source,
+        result=result,
+        width=shape[-1],
+        epsilon=number(node, "epsilon", EPSILON),
+        centered=FUSED[node.op_type],
+        gain=vectors[0],
+        shift=vectors[1],
+    )
+
+
+def _vector(node: ir.Node, operand: int, facts: Facts, width: int) -> Floats | None:
+    """Return a constant operand with one number per position of the last axis; None for anything else."""
+    value = node.inputs[operand] if operand < len(node.inputs) else None
+    if value is None or value.name not in facts.constants or value.name in facts.stored:
+        return None
+    array = constant_of(value, value.name or "", facts)
+    if array is None or array.size != width or array.shape[-1:] != (width,):
+        return None
+    return np.asarray(array, dtype=np.float64).ravel()
+
+
+def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
+    """Return the normalization whose mean of squares this node computes."""
+    if node.op_type != "ReduceMean" or not _over_last(node, facts):
+        return None
+    square = _maker(node.inputs[0])
+    centered = _squared(square, facts)
+    if square is None or centered is None:
+        return None
+    steps = [square, node]
+    epsilon, after = _epsilon(node, facts)
+    if after is None:
+        return None
+    steps.append(after)
+    divided = _divided(after, centered, facts)
+    if divided is None:
+        return None
+    steps += divided
+    source, before = _uncentered(centered, facts)
+    width = facts.shapes[centered.name or ""][-1]
+    norm = Norm(
+        nodes=(*before, *steps),
+        source=source,
+        result=steps[-1].outputs[0],
+        width=width,
+        epsilon=epsilon,
+        centered=bool(before),
+    )
+    return _with_vectors(norm, facts)
+
+
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    return value.producer() if value is not None else None
+
+
+def _sole(value: ir.Value) -> ir.Node | None:
+    """Return the only reader of a value; None if there are several, or if it is an output."""
+    readers = {use.node for use in value.uses()}
+    return next(iter(readers)) if len(readers) == 1 and not value.is_graph_output() else None
+
+
+def _over_last(node: ir.Node, facts: Facts) -> bool:
+    """Return True if a node reduces the last axis alone and keeps it with length 1."""
+    source = node.inputs[0]
+    shape = facts.shapes.get(source.name or "") if source is not None else None
+    if not shape or not integer(node, "keepdims", 1):
+        return False
+    given = facts.values.get(node.inputs[1].name or "") if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    axes = integers(node, "axes") if given is None else tuple(int(a) for a in given.ravel())
+    return len(axes) == 1 and axes[0] % len(shape) == len(shape) - 1
+
+
+def _scalar(value: ir.Value | None, facts: Facts) -> float | None:
+    if value is None or value.name not in facts.constants:
+        return None
+    array: Array | None = constant_of(value, value.name or "", facts)
+    return float(array.ravel()[0]) if array is not None and array.size == 1 else None
+
+
+def _squared(node: ir.Node | None, facts: Facts) -> ir.Value | None:
+    """Return x if a node computes x * x."""
+    if node is None or node.op_type not in ("Pow", "Mul") or len(node.inputs) < 2:
+        return None
+    first, second = node.inputs[0], node.inputs[1]
+    square = first is second if node.op_type == "Mul" else _scalar(second, facts) == 2.0
+    return first if square else None
+
+
+def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
+    """Return the constant that is added to a mean, and the node that adds it."""
+    reader = _sole(node.outputs[0])
+    if reader is None or reader.op_type != "Add":
+        return 0.0, None
+    other = next((v for v in reader.inputs if v is not node.outputs[0]), None)
+    found = _scalar(other, facts)
+    return (0.0, None) if found is None else (found, reader)
+
+
+def _divided(node: ir.Node, x: ir.Value, facts: Facts) -> list[ir.Node] | None:
+    """Return the nodes that divide x by the root of this node's output."""
+    root = _sole(node.outputs[0])
+    if root is None:
+        return None
+    power = _scalar(root.inputs[1], facts) if root.op_type == "Pow" else None
+    if root.op_type != "Sqrt" and power not in (0.5, -0.5):
+        return None
+    last = _sole(root.outputs[0])
+    if last is None:
+        return None
+    if power == -0.5:
+        return [root, last] if _takes(last, "Mul", x, root.outputs[0]) else None
+    if last.op_type == "Div" and last.inputs[0] is x and last.inputs[1] is root.outputs[0]:
+        return [root, last]
+    inverse = last.op_type == "Reciprocal" or (last.op_type == "Div" and _scalar(last.inputs[0], facts) == 1.0)
+    product = _sole(last.outputs[0]) if inverse else None
+    return [root, last, product] if product is not None and _takes(product, "Mul", x, last.outputs[0]) else None
+
+
+def _takes(node: ir.Node, op: str, *values: ir.Value) -> bool:
+    return node.op_type == op and len(node.inputs) == len(values) and set(node.inputs) == set(values)
+
+
+def _uncentered(value: ir.Value, facts: Facts) -> tuple[ir.Value, list[ir.Node]]:
+    """Return x and the nodes that subtract its mean; the value itself if it is no such difference."""
+    node = value.producer()
+    if node is None or node.op_type != "Sub":
+        return value, []
+    source, mean = node.inputs[0], _maker(node.inputs[1])
+    own = source is not None and mean is not None and mean.op_type == "ReduceMean" and mean.inputs[0] is source
+    if not own or mean is None or source is None or not _over_last(mean, facts):
+        return value, []
+    return source, [mean, node]
+
+
+def _with_vectors(norm: Norm, facts: Facts) -> Norm:
+    """Add the gain and the shift that the next nodes apply, if nothing else reads the values between."""
+    for op, name in (("Mul", "gain"), ("Add", "shift")):
+        value, between = _uncast(norm.result)
+        reader = _sole(value)
+        vector = None
+        if reader is not None and reader.op_type == op and len(reader.inputs) == 2:
+            operand = 1 if reader.inputs[0] is value else 0
+            vector = _vector(reader, operand, facts, norm.width)
+        if vector is None or reader is None:
+            break
+        norm = replace(norm, nodes=(*norm.nodes, *between, reader), result=reader.outputs[0])
+        norm = replace(norm, gain=vector) if name == "gain" else replace(norm, shift=vector)
+    return norm
+
+
+def _uncast(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+    """Return the value, followed through a Cast that is its only reader."""
+    reader = _sole(value)
+    return (reader.outputs[0], [reader]) if reader is not None and reader.op_type == "Cast" else (value, [])

@@ -1,0 +1,86 @@
+"""Write rotated normalizations with standard operators, in the form that runtimes fuse into one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Array
+from onnxgrail.graph.attributes import number
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.unique import free_name, names_kept
+from onnxgrail.graph.rotate.marked import is_rotated
+
+FLOAT = ir.DataType.FLOAT
+AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
+
+
+def restore(model: ir.Model) -> None:
+    """Replace rotated normalizations by standard operators, in place."""
+    graph = model.graph
+    found = [node for node in graph if is_rotated(node)]
+    if not found:
+        return
+    with names_kept(graph):
+        writer = _Writer(graph, model.opset_imports.get("", 0))
+        for node in found:
+            writer.write(node)
+
+
+class _Writer:
+    """Replaces normalizations; constants that are alike are stored once."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self.graph, self.opset = graph, opset
+        self._constants: dict[tuple[str, bytes], ir.Value] = {}
+
+    def write(self, node: ir.Node) -> None:
+        """Replace one normalization by the nodes x / sqrt(mean(x²) + epsilon) * gain."""
+        x, gain = node.inputs[0], node.inputs[1]
+        assert x is not None
+        assert gain is not None
+        assert gain.const_value is not None
+        stored, name = gain.const_value.dtype, node.outputs[0].name or ""
+        wide = stored.itemsize >= FLOAT.itemsize  # squares of half floats overflow
+        numbers = (stored if wide else FLOAT).numpy()
+        long = x if wide else self._cast(node, x, FLOAT, f"{name}/float")
+        square = self._node(node, "Pow", [long, self._constant(np.array(2, numbers), "two")], f"{name}/square")
+        mean = self._mean(node, square, f"{name}/mean")
+        epsilon = self._constant(np.array(number(node, "epsilon"), numbers), "epsilon")
+        total = self._node(node, "Add", [mean, epsilon], f"{name}/stable")
+        root = self._node(node, "Sqrt", [total], f"{name}/root")
+        unit = self._node(node, "Div", [long, root], f"{name}/unit")
+        unit = unit if wide else self._cast(node, unit, stored, f"{name}/short")
+        out = node.outputs[0]
+        out.name = None
+        last = self._node(node, "Mul", [unit, gain], name)
+        last.type, last.shape = out.type, out.shape
+        out.replace_all_uses_with(last)
+        self.graph.remove(node, safe=True)
+
+    def _cast(self, node: ir.Node, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
+        return self._node(node, "Cast", [value], name, [ir.AttrInt64("to", int(to))])
+
+    def _mean(self, node: ir.Node, square: ir.Value, name: str) -> ir.Value:
+        if self.opset < AXES_INPUT:
+            return self._node(node, "ReduceMean", [square], name, [ir.AttrInt64s("axes", [-1])])
+        axes = self._constant(np.array([-1], np.int64), "last")
+        return self._node(node, "ReduceMean", [square, axes], name)
+
+    def _node(
+        self, before: ir.Node, op: str, inputs: Sequence[ir.Value], name: str, attributes: Sequence[ir.Attr] = ()
+    ) -> ir.Value:
+        node = ir.Node(
+            "", op, list(inputs), list(attributes), num_outputs=1, name=free_name(self.graph, f"{name}/{op}")
+        )
+        node.outputs[0].name = name
+        self.graph.insert_before(before, node)
+        return node.outputs[0]
+
+    def _constant(self, array: Array, name: str) -> ir.Value:
+        key = name, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = constant(self.graph, array, f"rms/{name}")
+        return self._constants[key]

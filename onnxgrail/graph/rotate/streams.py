@@ -1,0 +1,167 @@
+"""Find residual streams: tensors that share a basis, what is added to them, and what reads them.
+
+The search starts at the input of every normalization and follows all operators that do the same in any basis. It ends
+at normalizations, at matrices, convolutions and tables, which can take a change of basis into their weights, and at
+walls: nodes that cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgrail.graph.rotate.layers import Slot, reading, writing
+from onnxgrail.graph.rotate.norms import Norm
+from onnxgrail.graph.rotate.passing import Step, passed
+from onnxgrail.graph.trace.facts import Facts, captures
+
+SIZES = ("Shape", "Size")  # read the size of a tensor, not its numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wall:
+    """A place where a stream meets a node that depends on its basis.
+
+    Attributes:
+        value: the tensor of the stream; axis: its channel axis; norm: the normalization it comes from, if any.
+        node: the node, None for an input or output of the model.
+        ahead: True if the node reads the tensor, False if it computes it.
+    """
+
+    value: ir.Value
+    axis: int
+    norm: Norm | None
+    node: ir.Node | None
+    ahead: bool
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Tensors that share a basis.
+
+    Attributes:
+        name: of the first normalized tensor, or of a table.
+        width: number of channels.
+        norms: the normalizations that read it.
+        slots: constants in its basis.
+        walls: places that do not allow a change of basis.
+        tensors: name -> the tensor, its channel axis, and the normalization it comes from.
+        sums: number of nodes that add two tensors of the stream.
+    """
+
+    name: str
+    width: int
+    norms: list[Norm] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    walls: list[Wall] = field(default_factory=list)
+    tensors: dict[ir.Value, tuple[int, Norm | None]] = field(default_factory=dict)
+    sums: int = 0
+
+
+def streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm]) -> list[Stream]:
+    """Return the residual streams of a graph: to which something is added, and that several normalizations read.
+
+    If every sum is normalized before the next (BERT), each has a basis of its own, and none is a stream.
+    """
+    inner = {name for node in model.graph for name in captures(node)}
+    finder = _Finder(facts, norms, inner)
+    found = []
+    for norm in norms:
+        if norm.source not in finder.seen:
+            axis = len(facts.shapes[norm.source.name or ""]) - 1
+            stream = finder.follow(norm.source, axis, norm.result.name or "")
+            if stream.sums and len(stream.norms) > 1:
+                found.append(stream)
+    return found
+
+
+def stream_at(facts: Facts, value: ir.Value, axis: int, name: str) -> Stream:
+    """Return everything in the basis of a tensor that no normalization reads."""
+    return _Finder(facts, (), set()).follow(value, axis, name)
+
+
+class _Finder:
+    def __init__(self, facts: Facts, norms: Sequence[Norm], inner: set[str]) -> None:
+        self.facts, self.inner = facts, inner
+        self.begins = {node: norm for norm in norms for node in norm.nodes if norm.source in node.inputs}
+        self.results = {norm.result: norm for norm in norms}
+        self.seen: set[ir.Value] = set()
+        self.queue: list[ir.Value] = []
+
+    def follow(self, value: ir.Value, axis: int, name: str) -> Stream:
+        """Return everything in the basis of a tensor."""
+        stream = Stream(name, self.facts.shapes[value.name or ""][axis])
+        self._push(stream, value, axis, None)
+        done: set[ir.Node] = set()
+        while self.queue:
+            value = self.queue.pop()
+            self.seen.add(value)
+            axis, own = stream.tensors[value]
+            if own is None or value is not own.result:
+                self._back(stream, value, axis, own, done)
+            if value.is_graph_output() or value.name in self.inner:
+                stream.walls.append(Wall(value, axis, own, None, ahead=True))
+            for use in (use for use in value.uses() if use.node.op_type not in SIZES):
+                self._ahead(stream, value, (use.node, use.idx), done)
+        return stream
+
+    def _push(self, stream: Stream, value: ir.Value, axis: int, norm: Norm | None) -> bool:
+        """Add a tensor; return False if it is known with another axis or from another normalization."""
+        known = stream.tensors.get(value)
+        if known is not None:
+            return known == (axis, norm)
+        if self.facts.shapes.get(value.name or "", ())[axis : axis + 1] != (stream.width,):
+            return False
+        if norm is None and value in self.results:
+            return False
+        stream.tensors[value] = (axis, norm)
+        self.queue.append(value)
+        return True
+
+    def _back(self, stream: Stream, value: ir.Value, axis: int, norm: Norm | None, done: set[ir.Node]) -> None:
+        node = value.producer()
+        if node is None:
+            stream.walls.append(Wall(value, axis, norm, None, ahead=False))
+        elif node not in done and not self._through(stream, Step(node, None, axis, self.facts), norm, done):
+            slots = writing(node, axis, self.facts) if norm is None else None
+            done.add(node)
+            if slots is None:
+                stream.walls.append(Wall(value, axis, norm, node, ahead=False))
+            else:
+                stream.slots += slots
+
+    def _ahead(self, stream: Stream, value: ir.Value, place: tuple[ir.Node, int], done: set[ir.Node]) -> None:
+        (node, operand), (axis, own) = place, stream.tensors[value]
+        norm = self.begins.get(node)
+        if norm is not None and value is norm.source:
+            if own is not None:
+                stream.walls.append(Wall(value, axis, own, node, ahead=True))
+            elif norm not in stream.norms:
+                stream.norms.append(norm)
+                self._push(stream, norm.result, len(self.facts.shapes[norm.result.name or ""]) - 1, norm)
+            return
+        if node in done or self._through(stream, Step(node, operand, axis, self.facts), own, done):
+            return
+        slot = reading(node, operand, axis, own, self.facts)
+        if slot is None:
+            stream.walls.append(Wall(value, axis, own, node, ahead=True))
+        else:
+            stream.slots.append(slot)
+
+    def _through(self, stream: Stream, step: Step, norm: Norm | None, done: set[ir.Node]) -> bool:
+        """Follow a node that does the same in any basis; return False for another node."""
+        found = passed(step)
+        outputs = len(step.node.outputs)
+        if found is None or (norm is not None and (found.constants or len(found.tensors) > outputs + 1)):
+            return False
+        done.add(step.node)
+        strange = [place for place in found.tensors if not self._push(stream, *place, norm)]
+        for value, axis in strange:
+            own = value in step.node.outputs
+            stream.walls.append(Wall(value, axis, norm, step.node if own else value.producer(), ahead=own))
+        stream.slots += [Slot(node=step.node, operand=k, axis=axis) for k, axis in found.constants]
+        joined = step.node.op_type in ("Add", "Sum") and norm is None
+        stream.sums += joined and len(found.tensors) > 2
+        return True

@@ -1,0 +1,90 @@
+"""Runs that narrow a residual stream in a basis of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from onnxgrail.core import Array
+from onnxgrail.models import load
+from tests.oracle import run
+from tests.prenorm import HIDDEN, VOCABULARY, WIDTH, prenorm
+from tests.tiny import numbers
+
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def ids() -> dict[str, Array]:
+    """Calibration data."""
+    return {"ids": np.random.default_rng(3).integers(0, VOCABULARY, (SAMPLES, 6))}
+
+
+def stream_of(result: Any) -> dict[str, Any]:
+    """The report entry of the only stream."""
+    (found,) = [block for block in result.report.data["blocks"] if block["kind"] == "stream"]
+    return dict(found)
+
+
+def test_a_stream_is_narrowed_like_any_block(ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5)
+    assert stream_of(result)["units"] == WIDTH
+    assert stream_of(result)["kept"] == WIDTH // 2
+    assert run(result.model, {"ids": ids["ids"][:3]})["y"].shape == (3, 6, 5)
+    kinds = {node.op_type for node in result.model.graph}
+    assert "SimplifiedLayerNormalization" not in kinds
+
+
+def test_a_stream_that_keeps_all_channels_stays_as_it_is(ids: dict[str, Array]) -> None:
+    name = next(
+        b["name"] for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp") and b["units"] == HIDDEN
+    )
+    result = onnxgrail.compress(prenorm(), data=ids, widths={name: 4})
+    alone = onnxgrail.compress(prenorm(), data=ids, widths={name: 4}, blocks=("mlp", "heads"))
+    assert numbers(result) == numbers(alone)
+    assert sum(node.op_type == "LayerNormalization" for node in result.model.graph) == 3
+
+
+def test_without_data_there_is_no_basis() -> None:
+    result = onnxgrail.compress(prenorm(), unit_ratio=0.5)
+    assert not [block for block in result.report.data["blocks"] if block["kind"] == "stream"]
+
+
+@pytest.mark.parametrize("choice", [{"compensate": "grail"}, {"reducer": "fold"}, {"blocks": ("mlp",)}])
+def test_other_methods_leave_the_basis(choice: dict[str, Any], ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, **choice)
+    assert sum(node.op_type == "LayerNormalization" for node in result.model.graph) == 3
+
+
+def test_inspect_lists_the_stream() -> None:
+    (stream,) = [b for b in onnxgrail.inspect(prenorm()).blocks if b["kind"] == "stream"]
+    assert stream["units"] == WIDTH
+    assert {"table", "down0", "mix_out0"} <= set(stream["producers"])
+    assert {"query0", "up0", "head"} <= set(stream["consumers"])
+
+
+def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Array]) -> None:
+    given = tmp_path / "model.onnx"
+    ir.save(prenorm(), given)
+    for number in range(2):
+        out = tmp_path / f"out{number}.onnx"
+        onnxgrail.compress(given, out, data=ids, ratio=0.4, resume=tmp_path / f"folder{number}")
+    again = tmp_path / "out1.onnx"
+    onnxgrail.compress(given, again, data=ids, ratio=0.4, resume=tmp_path / "folder1", force=True)
+    assert (tmp_path / "out0.onnx").read_bytes() == again.read_bytes()
+
+
+def test_the_vision_transformer_loses_less_than_without_its_stream() -> None:
+    vit = load("digits_vit")
+    held_out = np.load(vit.heldout)
+
+    def right(**choices: Any) -> float:
+        found = onnxgrail.compress(vit.model, data=vit.calibration, target_params="50%", dry_run=True, **choices).model
+        return float((run(found, {"images": held_out["images"]})["logits"].argmax(axis=1) == held_out["labels"]).mean())
+
+    assert right() > right(blocks=("mlp", "heads"))

@@ -1,0 +1,214 @@
+"""Residual streams in another basis: the same function, and without channels, that of a projected stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.algebra.rotation import basis_of, unnormed
+from onnxgrail.calibration.observe import observe
+from onnxgrail.core import Array, Floats, Stats
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.norms import norms_of
+from onnxgrail.graph.rotate.restore import restore
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
+from tests.oracle import check_same, passes_checker, run, survey_of
+from tests.prenorm import BEGINS, ENDS, FORMS, LAYERED, WIDTH, prenorm
+from tests.tiny import feed, tiny
+
+KEPT = 7
+NETS = [
+    ("LayerNormalization", begin, end)
+    for begin in BEGINS
+    for end in ENDS
+    if end != "tied" or begin in ("table", "positions")
+] + [(form, "table", "scores") for form in FORMS if form != "LayerNormalization"]
+
+
+def orthogonal(seed: int = 0) -> Floats:
+    """A random basis; its last vector is constant, as the one that layer normalizations leave without energy."""
+    draws = np.random.default_rng(seed).normal(size=(WIDTH, WIDTH))
+    draws[:, 0] = 1
+    return np.roll(np.linalg.qr(draws)[0], -1, axis=1)
+
+
+def found_in(model: ir.Model) -> Rotatable:
+    """The streams of a model."""
+    return rotatable(model, survey_of(model, feed(model)).facts)
+
+
+def turned(model: ir.Model, basis: Floats) -> tuple[ir.Model, Survey]:
+    """The model in another basis, and its trace."""
+    found = found_in(model)
+    assert not found.refusals
+    (name,) = found.streams
+    other = rotate(found, {name: basis})
+    return other, trace(other, observe(other, feed(other)))
+
+
+def without(model: ir.Model, survey: Survey, kept: int) -> ir.Model:
+    """A model without the last channels of its stream."""
+    (block,) = [b for b in survey.blocks if b.ranked]
+    dead = np.zeros(survey.ids, dtype=bool)
+    dead[block.ids[kept:]] = True
+    slim = model.clone()
+    apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
+    restore(slim)
+    return slim
+
+
+def projected(model: ir.Model, basis: Floats, *, layered: bool) -> ir.Model:
+    """The original, with the input of every normalization projected on the columns of a basis."""
+    other = model.clone()
+    projection = basis @ basis.T
+    if layered:
+        projection = (np.eye(WIDTH) - 1 / WIDTH) @ projection
+    numbers = ir.tensor(projection.astype(np.float32), name="projection")
+    matrix = ir.Value(name="projection", const_value=numbers, type=ir.TensorType(numbers.dtype), shape=numbers.shape)
+    other.graph.register_initializer(matrix)
+    for norm in norms_of(other, survey_of(model, feed(model)).facts):
+        node = ir.Node("", "MatMul", [norm.source, matrix], num_outputs=1)
+        node.outputs[0].name = f"{norm.source.name}/projected"
+        for reader in norm.nodes:
+            for operand, value in enumerate(reader.inputs):
+                if value is norm.source:
+                    reader.replace_input_with(operand, node.outputs[0])
+        other.graph.insert_before(norm.nodes[0], node)
+    return other
+
+
+@pytest.mark.parametrize(("form", "begin", "end"), NETS)
+def test_another_basis_is_the_same_function(form: str, begin: str, end: str) -> None:
+    model = prenorm(form, begin, end)
+    other, _ = turned(model, orthogonal())
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    restore(other)
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert not any(node.op_type == "SimplifiedLayerNormalization" for node in other.graph)
+
+
+@pytest.mark.parametrize(("form", "begin", "end"), NETS)
+def test_fewer_channels_are_a_projection(form: str, begin: str, end: str) -> None:
+    model, basis = prenorm(form, begin, end), orthogonal()
+    slim = without(*turned(model, basis), KEPT)
+    want = run(projected(model, basis[:, :KEPT], layered=form in LAYERED), feed(model))
+    check_same(run(slim, feed(model)), want)
+    assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-2
+    if passes_checker(ir.to_proto(model).SerializeToString()):
+        onnx.checker.check_model(ir.to_proto(slim), full_check=True)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_norms_are_written_for_the_opset_of_the_model(opset: int) -> None:
+    model = prenorm("written out" if opset >= 18 else "reciprocal")
+    if opset < 18:
+        model = older(model)
+    other, survey = turned(model, orthogonal())
+    slim = without(other, survey, KEPT)
+    onnx.checker.check_model(ir.to_proto(slim), full_check=True)
+    assert run(slim, feed(model))["y"].shape == run(model, feed(model))["y"].shape
+
+
+def older(model: ir.Model) -> ir.Model:
+    """The same model in opset 13, where axes are attributes."""
+    for node in model.graph:
+        if node.op_type == "ReduceMean":
+            node.attributes["axes"] = ir.AttrInt64s("axes", [-1])
+            node.resize_inputs(1)
+    model.graph.opset_imports[""] = 13
+    return model
+
+
+def test_a_sum_inside_a_fused_normalization_is_found() -> None:
+    text = """
+        x0 = Gather(table, ids)
+        y0 = LayerNormalization <axis=-1, epsilon=0.001> (x0, g0, s0)
+        h0 = MatMul(y0, up)
+        r0 = Relu(h0)
+        d0 = MatMul(r0, down)
+        y1, m1, v1, x1 = com.microsoft.SkipLayerNormalization <epsilon=0.001> (x0, d0, g1, s1, bias)
+        h1 = MatMul(y1, up1)
+        r1 = Relu(h1)
+        d1 = MatMul(r1, down1)
+        y2 = com.microsoft.SkipLayerNormalization <epsilon=0.001> (x1, d1, g2, s2)
+        y = MatMul(y2, head)"""
+    shapes = {"table": (7, WIDTH), "bias": (WIDTH,), "up": (WIDTH, 8), "down": (8, WIDTH), "head": (WIDTH, 3)}
+    shapes |= {"up1": (WIDTH, 8), "down1": (8, WIDTH), **{f"{v}{i}": (WIDTH,) for v in "gs" for i in range(3)}}
+    model = tiny("int64[N,S] ids => float[N,S,3] y", text, shapes, imports={"com.microsoft": 1}, recorded=False)
+    found = found_in(model)
+    assert [len(stream.norms) for stream in found.streams.values()] == [3]
+    other, survey = turned(model, orthogonal())
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert [b.units for b in survey.blocks if b.kind == "stream"] == [WIDTH]
+
+
+REFUSED = {
+    "read as it is": ("c = Relu(x1)\nz = LayerNormalization(c, g1, s1)", "it reads the stream without a normalization"),
+    "two kinds of normalization": (
+        "z = SimplifiedLayerNormalization(x1, g1)",
+        "layer and RMS normalizations read the same stream",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_other_streams_are_refused_by_name(what: str) -> None:
+    text, why = REFUSED[what]
+    body = f"""
+        x0 = Gather(table, ids)
+        y0 = LayerNormalization(x0, g0, s0)
+        h0 = MatMul(y0, up)
+        r0 = Relu(h0)
+        d0 = MatMul(r0, down)
+        x1 = Add(x0, d0)
+        {text}
+        y9 = LayerNormalization(x1, g0, s0)
+        z9 = Add(y9, z)
+        y = MatMul(z9, head)"""
+    shapes = {"table": (7, WIDTH), "up": (WIDTH, 8), "down": (8, WIDTH), "head": (WIDTH, 3)}
+    shapes |= dict.fromkeys(("g0", "s0", "g1", "s1"), (WIDTH,))
+    used = {name: shape for name, shape in shapes.items() if f"{name})" in body or f"{name}," in body}
+    found = found_in(tiny("int64[N,S] ids => float[N,S,3] y", body, used))
+    assert not found.streams
+    assert [refusal.reason for refusal in found.refusals] == [why]
+
+
+def test_norms_after_every_sum_are_no_stream() -> None:
+    body = """
+        x0 = Gather(table, ids)
+        d0 = MatMul(x0, a)
+        x1 = Add(x0, d0)
+        y1 = LayerNormalization(x1, g, s)
+        d1 = MatMul(y1, b)
+        x2 = Add(y1, d1)
+        y2 = LayerNormalization(x2, g, s)
+        y = MatMul(y2, head)"""
+    shapes = {"table": (7, WIDTH), "a": (WIDTH, WIDTH), "b": (WIDTH, WIDTH), "head": (WIDTH, 3)}
+    found = found_in(tiny("int64[N,S] ids => float[N,S,3] y", body, {**shapes, "g": (WIDTH,), "s": (WIDTH,)}))
+    assert not found.streams
+    assert not found.refusals
+
+
+def test_the_basis_holds_the_most_energy_first() -> None:
+    rng = np.random.default_rng(0)
+    draws = [rng.normal(size=(50, 5)) * [1, 5, 2, 0.1, 3] for _ in range(2)]
+    grams = [d.T @ d for d in draws]
+    basis = basis_of(grams)
+    energy = np.diag(basis.T @ sum(g / np.trace(g) for g in grams) @ basis)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(5), atol=1e-12)
+    assert (np.diff(energy) <= 0).all()
+    np.testing.assert_array_equal(basis, basis_of(grams))
+
+
+def test_gain_and_shift_are_taken_out_of_second_moments() -> None:
+    rng = np.random.default_rng(1)
+    z, gain, shift = rng.normal(size=(40, 4)), np.array([0.5, 2, -1, 0]), rng.normal(size=4)
+    y: Array = z * gain + shift
+    found = unnormed(Stats(gram=y.T @ y, total=y.sum(axis=0), count=len(y)), gain, shift)
+    known = z.copy()
+    known[:, 3] = 0
+    np.testing.assert_allclose(found, known.T @ known, atol=1e-9)
