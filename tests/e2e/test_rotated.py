@@ -14,7 +14,7 @@ from onnxgrail.core import Array
 from onnxgrail.models import load
 from tests.oracle import run
 from tests.prenorm import HIDDEN, VOCABULARY, WIDTH, prenorm
-from tests.tiny import numbers
+from tests.tiny import numbers, tiny
 
 SAMPLES = 64
 
@@ -77,6 +77,29 @@ def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Arra
     again = tmp_path / "out1.onnx"
     onnxgrail.compress(given, again, data=ids, ratio=0.4, resume=tmp_path / "folder1", force=True)
     assert (tmp_path / "out0.onnx").read_bytes() == again.read_bytes()
+
+
+def with_a_table() -> ir.Model:
+    """A model of which most parameters are in a table of low rank."""
+    rng = np.random.default_rng(0)
+    table = (rng.normal(size=(200, 4)) @ rng.normal(size=(4, WIDTH))).astype(np.float32)
+    text = "e = Gather(table, ids)\nr = Relu(e)\nh = MatMul(r, up)\na = Relu(h)\ny = MatMul(a, down)"
+    weights = {"table": table, "up": (WIDTH, HIDDEN), "down": (HIDDEN, 3)}
+    return tiny("int64[N,S] ids => float[N,S,3] y", text, weights)
+
+
+def test_a_table_is_narrowed_if_a_size_is_asked_for() -> None:
+    data = {"ids": np.random.default_rng(5).integers(0, 200, (SAMPLES, 6))}
+    result = onnxgrail.compress(with_a_table(), data=data, target_params="50%")
+    (table,) = [block for block in result.report.data["blocks"] if block["kind"] == "embedding"]
+    assert table["kept"] < WIDTH
+    sizes = result.report.data["model"]
+    assert sizes["params_before"] == 200 * WIDTH + WIDTH * HIDDEN + HIDDEN * 3
+    assert sizes["params_after"] <= sizes["params_before"] / 2
+    want = run(with_a_table(), data)["y"]
+    assert np.abs(run(result.model, data)["y"] - want).max() < 0.2 * np.abs(want).max()
+    macs = onnxgrail.compress(with_a_table(), data=data, target_macs="60%")
+    assert not [block for block in macs.report.data["blocks"] if block["kind"] == "embedding"]
 
 
 def test_the_vision_transformer_loses_less_than_without_its_stream() -> None:

@@ -193,6 +193,44 @@ def test_norms_after_every_sum_are_no_stream() -> None:
     assert not found.refusals
 
 
+def looked_up() -> ir.Model:
+    """A large table, and layers that bend what is looked up."""
+    text = """
+        e = Gather(table, ids)
+        r = Relu(e)
+        h = MatMul(r, up)
+        a = Relu(h)
+        y = MatMul(a, down)"""
+    return tiny("int64[N,S] ids => float[N,S,3] y", text, {"table": (60, WIDTH), "up": (WIDTH, 9), "down": (9, 3)})
+
+
+def test_a_table_gets_a_basis_of_its_own() -> None:
+    model, basis = looked_up(), orthogonal()
+    facts = survey_of(model, feed(model)).facts
+    assert not rotatable(model, facts).streams
+    found = rotatable(model, facts, tables=True)
+    assert list(found.streams) == ["table"]
+    other = rotate(found, {"table": basis})
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    survey = trace(other, observe(other, feed(other)))
+    (block,) = [b for b in survey.blocks if b.kind == "embedding"]
+    assert block.ranked == "table"
+    projected_table = model.clone()
+    values = model.graph.initializers["table"].const_value
+    assert values is not None
+    narrow = basis[:, :KEPT]
+    numbers = (values.numpy() @ narrow @ narrow.T).astype(np.float32)
+    projected_table.graph.initializers["table"].const_value = ir.tensor(numbers, name="table")
+    check_same(run(without(other, survey, KEPT), feed(model)), run(projected_table, feed(model)))
+
+
+def test_tables_that_something_else_reads_stay() -> None:
+    for text in ("y = Identity(e)\nz = Relu(table)", "y = Relu(e)\nz = Gather <axis=1> (table, ids)"):
+        body = f"e = Gather(table, ids)\n{text}"
+        model = tiny("int64[N,S] ids => float[] y, float[] z", body, {"table": (60, WIDTH)}, recorded=False)
+        assert not rotatable(model, survey_of(model, feed(model)).facts, tables=True).streams
+
+
 def test_the_basis_holds_the_most_energy_first() -> None:
     rng = np.random.default_rng(0)
     draws = [rng.normal(size=(50, 5)) * [1, 5, 2, 0.1, 3] for _ in range(2)]
