@@ -57,7 +57,7 @@ def before(function: Callable[..., Any], change: Callable[[], None]) -> Callable
 
 
 STAGES = [
-    (compress, "decide"),
+    (compress, "decided"),
     (compress, "narrowed"),
     (model_file, "save"),
     (model_file, "write_inline"),
@@ -115,7 +115,7 @@ def test_data_that_change(suffix: str, place: Path, monkeypatch: pytest.MonkeyPa
         np.save(data, nets.vectors()["x"])
     else:
         np.savez(data, **nets.vectors())
-    monkeypatch.setattr(compress, "decide", before(compress.decide, lambda: cut(data)))
+    monkeypatch.setattr(compress, "decided", before(compress.decided, lambda: cut(data)))
     with pytest.raises(DataError, match=f"d{suffix}' changed while it was used"):
         onnxgrail.compress(place / "inline.onnx", place / "o.onnx", data=data, check=False, ratio=0.3)
     assert not (place / "o.onnx").exists()
