@@ -14,7 +14,7 @@ from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
 from onnxgrail.allocation.ladders import Ideal, Widths, ladders_of
-from onnxgrail.allocation.losses import Search, evidence
+from onnxgrail.allocation.losses import Search, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
 from onnxgrail.allocation.timed import Timing, fitted_to_time
@@ -146,7 +146,7 @@ def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Idea
     """Return the schedule of a recipe, with its name; `auto` is `global` where data can tell, else `uniform`."""
     name, plain = search.recipe.allocate, schedules.uniform(search.ladders)
     if name == "auto":
-        name = "global" if search.tells else "uniform"
+        name = "global" if tells(search.prepared, search.recipe) else "uniform"
     if name == "global":
         even = balanced(search.ladders, plain, measure, limit, strict=False).widths
         share = 1 - float(np.mean([even[one.name] / one.units for one in search.ladders]))

@@ -45,15 +45,15 @@ class Search:
     least_harm: LeastHarm
 
     @property
-    def tells(self) -> bool:
-        """Return True if data are real, fits follow them, and the model is small enough for a trial of every block."""
-        real = not self.prepared.batches.synthetic and self.recipe.compensate != "none"
-        return real and not in_files(self.prepared.model)
-
-    @property
     def recipe(self) -> Recipe:
         """Return the choices of the run."""
         return self.job.recipe
+
+
+def tells(prepared: Prepared, recipe: Recipe) -> bool:
+    """Return True if data are real, fits follow them, and the model is small enough for a trial of every block."""
+    real = not prepared.batches.synthetic and recipe.compensate != "none"
+    return real and not in_files(prepared.model)
 
 
 def search_of(

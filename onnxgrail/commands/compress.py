@@ -108,9 +108,10 @@ def compress(
     with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
         check_data(recipe, data)
         source = prepare(model, data, job, held_out, metric)
-        with unchanged(source.model):
+        given = source.model
+        with unchanged(given):
             agree(job.group, source)
-            shipping.check(source.model, recipe)
+            shipping.check(given, recipe)
             bind(job, source, stored, writes=places.beside())
             source, decision = decided(source, job, stored, curves)
             if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):
@@ -123,8 +124,8 @@ def compress(
             shipped = shipping.ship(source, decision.ledger, slim, job, latency=latency)
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
-                apart = external(source.model, save_as_external_data)
-                written = places.write(shipped.model, job, apart=apart, sources=[source.model])
+                apart = external(given, save_as_external_data)
+                written = places.write(shipped.model, job, apart=apart, sources=[given])
                 left_out = places.save_recipe(recipe, data, held_out)
     told = shipped.told(report_of(source, job, decision, shipped.made(worked, written)), left_out)
     places.save_report(told)

@@ -104,7 +104,7 @@ def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, 
     are tolerated.
     """
     path = prepared.path
-    before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.model, path)
+    before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.baseline.model, path)
     if weight_bytes(model) + LARGEST_GRAPH < before:
         return None
     after = written_bytes(model)

@@ -14,7 +14,7 @@ from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.allocation.choose import simple
 from onnxgrail.allocation.ladders import Cost, Ideal
-from onnxgrail.allocation.losses import Search, search_of
+from onnxgrail.allocation.losses import Search, search_of, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
@@ -30,21 +30,22 @@ from onnxgrail.search.trials import schedule_near
 PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics
 
 
-def _reads_original(recipe: Recipe) -> bool:
+def _reads_original(prepared: Prepared, recipe: Recipe) -> bool:
     """Return True if widths follow from statistics of the original model."""
-    return not simple(recipe) and (recipe.max_loss is not None or recipe.allocate in ("auto", "flap", "global"))
+    measured = recipe.allocate in ("flap", "global") or (recipe.allocate == "auto" and tells(prepared, recipe))
+    return not simple(recipe) and (recipe.max_loss is not None or measured)
 
 
-def serves_twice(recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
+def serves_twice(prepared: Prepared, recipe: Recipe, files: StatsFiles, blocks: Sequence[Block]) -> bool:
     """Return True if statistics of the original model serve to decide the blocks, and not only their widths."""
     small = sum(map(size_of, blocks)) <= TOGETHER
     original = recipe.compensate == BEST or not recipe.closed_loop
-    return (_reads_original(recipe) and original and small and needs_data(recipe)) or files != NO_FILES
+    return (_reads_original(prepared, recipe) and original and small and needs_data(recipe)) or files != NO_FILES
 
 
 def dense_of(prepared: Prepared, job: Job, blocks: Sequence[Block], files: StatsFiles, *, twice: bool) -> Dense | None:
     """Read or measure statistics of the original model; None if nothing needs them more than once."""
-    shared = twice or (_reads_original(job.recipe) and job.group.size > 1)
+    shared = twice or (_reads_original(prepared, job.recipe) and job.group.size > 1)
     together = sys.maxsize if twice else TOGETHER
     return known(prepared, blocks, job, files, shared=shared, together=together)
 
@@ -85,7 +86,7 @@ def task_of(search: Search, cost: Cost, near: Near) -> Task:
         near: where losses matter.
     """
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
-    parts = serves_twice(recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
+    parts = serves_twice(prepared, recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
 
     @functools.cache
     def dense(part: Prepared) -> Dense | None:
@@ -114,7 +115,7 @@ def task_of(search: Search, cost: Cost, near: Near) -> Task:
 def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost) -> Task:
     """Measure the statistics of the original model, and return the search for points of its frontier."""
     with job.clock.stage("measure"):
-        dense = dense_of(prepared, job, blocks, NO_FILES, twice=serves_twice(job.recipe, NO_FILES, blocks))
+        dense = dense_of(prepared, job, blocks, NO_FILES, twice=serves_twice(prepared, job.recipe, NO_FILES, blocks))
     search = search_of(prepared, job, blocks, narrow=narrow_of(job.recipe), dense=dense)
     return task_of(search, cost, limit_of(job.recipe))
 

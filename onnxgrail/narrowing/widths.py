@@ -47,7 +47,7 @@ def allocated(
     with clock.stage("measure"):
         widths = allocation if done is None else allocation_of(done)
         over = (given or done is not None) and steps.finished(key(b) for b in blocks if widths.narrows(b))
-        twice = serves_twice(recipe, files, blocks)
+        twice = serves_twice(prepared, recipe, files, blocks)
         dense = None if over and files.write is None else dense_of(prepared, job, blocks, files, twice=twice)
     if not given:
         with clock.stage("allocate"):

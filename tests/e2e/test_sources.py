@@ -142,7 +142,7 @@ def test_a_split_output_can_be_compressed_again_and_replaced(inline: Path) -> No
     assert again.exit_code == 0, again.stderr
     assert run(split.with_name("split.compressed.onnx")).shape == (24, 10, 6)
     # With another ratio both files must be new, or the weights would not fit the graph.
-    assert command(inline, split, *first, "--ratio", 0.5, "--force").exit_code == 0
+    assert command(inline, split, *first, "--ratio", 0.5, "--allocate", "uniform", "--force").exit_code == 0
     assert dict(onnx_shapes(split))["up0"] == (32, 24)
     assert run(split).shape == (24, 10, 6)
 
