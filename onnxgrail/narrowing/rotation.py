@@ -13,7 +13,7 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Floats, Probe, Recipe, Refusal, Stats
+from onnxgrail.core import Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
@@ -59,11 +59,12 @@ def rotates(recipe: Recipe) -> bool:
     return usual and not recipe.keeps_everything
 
 
-def _tables(recipe: Recipe) -> bool:
-    """Return True if tables may be narrowed: it costs multiply-accumulates, so sizes have to be asked for."""
+def _kinds(recipe: Recipe) -> list[Kind]:
+    """Return what is rotated: tables cost multiply-accumulates, so parameters or bytes have to be asked for."""
     searched = recipe.max_loss is not None and recipe.minimize in ("params", "size")
     sizes = (recipe.ratio, recipe.target_params, recipe.target_size, recipe.widths)
-    return "embedding" in recipe.blocks and (searched or any(size is not None for size in sizes))
+    sized = searched or any(size is not None for size in sizes)
+    return [kind for kind in recipe.blocks if kind == "stream" or (kind == "embedding" and sized)]
 
 
 def rotated(prepared: Prepared, job: Job) -> Prepared:
@@ -76,12 +77,10 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         job: the run; the bases are cached in its folder.
     """
     recipe = job.recipe
-    if prepared.batches.synthetic or not rotates(recipe) or not {"stream", "embedding"} & set(recipe.blocks):
+    kinds = _kinds(recipe)
+    if prepared.batches.synthetic or not rotates(recipe) or not kinds:
         return prepared
-    found = rotatable(prepared.model, prepared.survey.facts, tables=_tables(recipe))
-    if "stream" not in recipe.blocks:
-        only = [name for name, stream in found.streams.items() if not stream.norms]
-        found = rotatable(prepared.model, prepared.survey.facts, tables=_tables(recipe), only=only)
+    found = rotatable(prepared.model, prepared.survey.facts, kinds)
     if not found.streams:
         return _in_bases(prepared, found, {}, recipe)
     with job.clock.stage("rotate"):
@@ -97,13 +96,13 @@ def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) ->
     before = prepared.baseline
     if not names:
         return before
-    found = rotatable(before.model, before.survey.facts, tables=True, only=names)
+    found = rotatable(before.model, before.survey.facts, only=names)
     return _in_bases(before, found, prepared.bases, recipe)
 
 
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return the model with streams and tables that can lose channels, in their own basis, to count what they hold."""
-    found = rotatable(prepared.model, prepared.survey.facts, tables=True)
+    found = rotatable(prepared.model, prepared.survey.facts)
     return _in_bases(prepared, found, {name: np.eye(one.width) for name, one in found.streams.items()}, recipe)
 
 

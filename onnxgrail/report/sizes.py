@@ -18,6 +18,7 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.mapped import weight_files
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.made import Made
@@ -76,6 +77,8 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
         size = sum(file.stat().st_size for file in written)
     elif final is not None and final is not slim:
         size = len(to_bytes(final, run=False))
+    elif slim is not None and before is not prepared:  # a rotation added some
+        size = written_bytes(slim)
     else:
         size = given.bytes - gone_bytes - sum(a.bytes for a in applied)
     macs = (counting.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples

@@ -50,6 +50,15 @@ def test_a_stream_that_keeps_all_channels_stays_as_it_is(ids: dict[str, Array]) 
     assert sum(node.op_type == "LayerNormalization" for node in result.model.graph) == 3
 
 
+def test_a_dry_run_predicts_the_file(tmp_path: Path, ids: dict[str, Array]) -> None:
+    made = [
+        onnxgrail.compress(prenorm(), tmp_path / "out.onnx", data=ids, ratio=0.4, dry_run=dry).report.data["model"]
+        for dry in (True, False)
+    ]
+    assert made[0]["bytes_after"] == pytest.approx(made[1]["bytes_after"], rel=0.02)
+    assert made[0]["params_after"] == made[1]["params_after"]
+
+
 def test_without_data_there_is_no_basis() -> None:
     result = onnxgrail.compress(prenorm(), unit_ratio=0.5)
     assert not [block for block in result.report.data["blocks"] if block["kind"] == "stream"]
@@ -98,6 +107,7 @@ def test_a_table_is_narrowed_if_a_size_is_asked_for() -> None:
     assert sizes["params_after"] <= sizes["params_before"] / 2
     want = run(with_a_table(), data)["y"]
     assert np.abs(run(result.model, data)["y"] - want).max() < 0.2 * np.abs(want).max()
+    assert not any("onnxgrail.rotated" in node.metadata_props for node in result.model.graph)
     macs = onnxgrail.compress(with_a_table(), data=data, target_macs="60%")
     assert not [block for block in macs.report.data["blocks"] if block["kind"] == "embedding"]
 

@@ -207,8 +207,8 @@ def looked_up() -> ir.Model:
 def test_a_table_gets_a_basis_of_its_own() -> None:
     model, basis = looked_up(), orthogonal()
     facts = survey_of(model, feed(model)).facts
-    assert not rotatable(model, facts).streams
-    found = rotatable(model, facts, tables=True)
+    assert not rotatable(model, facts, ("stream",)).streams
+    found = rotatable(model, facts, ("embedding",))
     assert list(found.streams) == ["table"]
     other = rotate(found, {"table": basis})
     check_same(run(other, feed(model)), run(model, feed(model)))
@@ -228,7 +228,7 @@ def test_tables_that_something_else_reads_stay() -> None:
     for text in ("y = Identity(e)\nz = Relu(table)", "y = Relu(e)\nz = Gather <axis=1> (table, ids)"):
         body = f"e = Gather(table, ids)\n{text}"
         model = tiny("int64[N,S] ids => float[] y, float[] z", body, {"table": (60, WIDTH)}, recorded=False)
-        assert not rotatable(model, survey_of(model, feed(model)).facts, tables=True).streams
+        assert not rotatable(model, survey_of(model, feed(model)).facts, ("embedding",)).streams
 
 
 def test_the_basis_holds_the_most_energy_first() -> None:

@@ -7,13 +7,13 @@ orthogonal basis.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Floats, Refusal
+from onnxgrail.core import KINDS, Floats, Kind, Refusal
 from onnxgrail.graph import slots
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
@@ -47,33 +47,37 @@ class Rotatable:
     refusals: tuple[Refusal, ...] = ()
 
 
-def rotatable(model: ir.Model, facts: Facts, *, tables: bool = False, only: Collection[str] | None = None) -> Rotatable:
+def rotatable(
+    model: ir.Model, facts: Facts, kinds: Collection[Kind] = KINDS, only: Collection[str] | None = None
+) -> Rotatable:
     """Find the streams of a model whose basis can be changed.
 
     Args:
         model: the graph; it is not changed.
         facts: shapes and values.
-        tables: embedding tables get a basis of their own, too.
+        kinds: with `stream` and `embedding` (for tables), or one of them.
         only: names of the streams and tables that are wanted; None for all.
     """
-    found = _found(model, facts, only, apart=True, tables=tables)
-    if not found.refusals:
-        return found
-    return replace(_found(model, facts, only, apart=False, tables=tables), refusals=found.refusals)
+
+    def wanted(kind: Kind, name: str) -> bool:
+        return kind in kinds and (only is None or name in only)
+
+    found = _found(model, facts, wanted, apart=True)
+    return replace(_found(model, facts, wanted, apart=False), refusals=found.refusals) if found.refusals else found
 
 
-def _found(model: ir.Model, facts: Facts, only: Collection[str] | None, *, apart: bool, tables: bool) -> Rotatable:
+def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *, apart: bool) -> Rotatable:
     """Find the streams, with fused sums separated or not: of a stream that keeps its basis, they stay fused."""
     model = copy(model)
     chosen: dict[str, Stream] = {}
     with names_kept(model.graph):
         facts = separate(model, facts) if apart else facts
-        for name, looked_up in tables_of(model, facts).items() if tables else ():
-            if only is None or name in only:
+        for name, looked_up in tables_of(model, facts).items():
+            if wanted("embedding", name):
                 facts, chosen[name] = bridged(model, facts, name, looked_up)
         every = streams_of(model, facts, norms_of(model, facts))
         whys = {stream.name: refusal(stream, facts) for stream in every}
-        streams = [s for s in every if whys[s.name] is None and (only is None or s.name in only)]
+        streams = [s for s in every if whys[s.name] is None and wanted("stream", s.name)]
         walls = [wall for stream in streams for wall in walls_of(stream, facts)]
         for wall in walls:
             facts = bridge(model.graph, wall, facts)

@@ -11,16 +11,18 @@ from onnxgrail.core import Array
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import is_rotated
+from onnxgrail.graph.rotate.marked import MARK, is_rotated
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
 
 
 def restore(model: ir.Model) -> None:
-    """Replace rotated normalizations by standard operators, in place."""
+    """Replace rotated normalizations by standard operators, in place; no mark of a rotation is left."""
     graph = model.graph
     found = [node for node in graph if is_rotated(node)]
+    for node in graph:
+        node.metadata_props.pop(MARK, None)
     if not found:
         return
     with names_kept(graph):
