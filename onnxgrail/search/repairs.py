@@ -9,7 +9,7 @@ Pure functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,20 @@ Share = Callable[[str, int], float]
 """Returns the loss after fits over the loss without, with a block at a width and all others whole."""
 
 
-def repaired(harms: Sequence[Harm], count: int, power: float, near: Near, left: Share) -> list[Harm]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The blocks that are tried with fits.
+
+    Attributes:
+        count: most blocks to try.
+        apart: blocks that run alongside all others; they are tried first, and say nothing about others.
+    """
+
+    count: int
+    apart: frozenset[str] = frozenset()
+
+
+def repaired(harms: Sequence[Harm], plan: Plan, power: float, near: Near, left: Share) -> list[Harm]:
     """Return the losses of all blocks that are left after fits.
 
     The share that fits leave is measured for blocks that are spread evenly over the depth, and interpolated for the
@@ -29,21 +42,28 @@ def repaired(harms: Sequence[Harm], count: int, power: float, near: Near, left: 
 
     Args:
         harms: losses of all blocks alone, in order of depth.
-        count: most blocks to measure.
+        plan: the blocks to try.
         power: see `harms.POWERS`.
         near: where losses matter.
         left: see `Share`.
     """
-    able = [number for number, harm in enumerate(harms) if harm.levels and harm.losses[-1] > 0]
     found = list(harms)
-    if not able or not count:
-        return found
-    spread = np.unique(np.linspace(0, len(able) - 1, min(count, len(able))).round().astype(int))
-    chosen = [able[place] for place in spread]
-    shares = [left(harms[n].block, harms[n].levels[_place(harms[n], near)]) for n in chosen]
-    logs = np.interp(able, chosen, np.log(np.clip(shares, LEAST, MOST)))
-    for number, log in zip(able, logs, strict=True):
-        found[number] = _scaled(harms[number], float(np.exp(log)), power, _place(harms[number], near))
+
+    def share(number: int) -> float:
+        return float(np.clip(left(harms[number].block, harms[number].levels[places[number]]), LEAST, MOST))
+
+    able = [number for number, harm in enumerate(harms) if harm.levels and harm.losses[-1] > 0]
+    places = {number: _place(harms[number], near) for number in able}
+    wide = [number for number in able if harms[number].block in plan.apart][: plan.count]
+    deep = [number for number in able if harms[number].block not in plan.apart]
+    shares = {number: share(number) for number in wide}
+    spread = np.linspace(0, len(deep) - 1, min(plan.count - len(wide), len(deep))).round().astype(int)
+    chosen = [deep[place] for place in np.unique(spread)]
+    if chosen:
+        logs = np.interp(deep, chosen, np.log([share(number) for number in chosen]))
+        shares |= dict(zip(deep, np.exp(logs).tolist(), strict=True))
+    for number, one in shares.items():
+        found[number] = _scaled(harms[number], one, power, places[number])
     return found
 
 

@@ -20,7 +20,7 @@ from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.candidates import Settle, Task, folds_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
 from onnxgrail.search.path import Path, path_of, schedule_of
-from onnxgrail.search.repairs import repaired
+from onnxgrail.search.repairs import Plan, repaired
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
 PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
@@ -116,7 +116,8 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: _Parts, ti
             tick()
             return found
 
-        return repaired(harms, parts.trials, power_of(harms), task.near, left)
+        apart = frozenset(block.name for block in task.search.blocks if block.ranked)
+        return repaired(harms, Plan(parts.trials, apart), power_of(harms), task.near, left)
 
 
 def _parts(prepared: Prepared) -> _Parts:

@@ -7,7 +7,7 @@ import pytest
 
 from onnxgrail.search.harms import Harm, Near
 from onnxgrail.search.path import path_of
-from onnxgrail.search.repairs import LEAST, repaired
+from onnxgrail.search.repairs import LEAST, Plan, repaired
 
 LEVELS = (28, 24, 20, 16, 12, 8)
 ERRORS = tuple(float(((32 - level) / 32) ** 2) for level in LEVELS)
@@ -26,7 +26,7 @@ def test_shares_of_a_few_blocks_are_interpolated_over_the_depth() -> None:
         asked.append((block, width))
         return shares[block]
 
-    found = repaired(harms, 3, 1.0, Near(limit=0.02), left)
+    found = repaired(harms, Plan(3), 1.0, Near(limit=0.02), left)
     assert [block for block, _ in asked] == list(shares)
     assert {width for _, width in asked} == {16}  # half of the units, with a loss near the limit
     rates = [after.losses[3] / before.losses[3] for after, before in zip(found, harms, strict=True)]
@@ -38,21 +38,21 @@ def test_the_more_is_repaired_the_more_losses_follow_the_errors_of_the_consumers
     steep = Harm("b", 32, "classes", LEVELS, tuple(measured.tolist()), ERRORS)
     followed = np.sqrt(np.array(ERRORS) / ERRORS[3])
     for share in (1.0, 0.5, 0.01):
-        (found,) = repaired([steep], 1, 2.0, Near(limit=0.01), lambda *_, share=share: share)
+        (found,) = repaired([steep], Plan(1), 2.0, Near(limit=0.01), lambda *_, share=share: share)
         wanted = share * 0.01 * (measured / 0.01) ** share * followed ** (1 - share)
         np.testing.assert_allclose(found.losses, wanted)
 
 
 def test_a_share_is_never_above_one_or_nothing() -> None:
     for share, expected in ((3.0, 1.0), (0.0, LEAST)):
-        (found,) = repaired([harm("b")], 1, 1.0, Near(limit=0.02), lambda *_, share=share: share)
+        (found,) = repaired([harm("b")], Plan(1), 1.0, Near(limit=0.02), lambda *_, share=share: share)
         assert found.losses[3] == pytest.approx(expected * harm("b").losses[3])
 
 
 def test_blocks_without_harm_or_levels_stay_as_they_are() -> None:
     nothing = [Harm("a", 1, "", (), (), ()), Harm("b", 32, "values", LEVELS, (0.0,) * 6, (0.0,) * 6)]
-    assert repaired(nothing, 4, 1.0, Near(limit=0.02), lambda *_: pytest.fail("tried")) == nothing
-    assert repaired([harm("a")], 0, 1.0, Near(limit=0.02), lambda *_: pytest.fail("tried")) == [harm("a")]
+    assert repaired(nothing, Plan(4), 1.0, Near(limit=0.02), lambda *_: pytest.fail("tried")) == nothing
+    assert repaired([harm("a")], Plan(0), 1.0, Near(limit=0.02), lambda *_: pytest.fail("tried")) == [harm("a")]
 
 
 def test_a_search_takes_more_of_blocks_whose_losses_later_fits_repair() -> None:
@@ -62,5 +62,14 @@ def test_a_search_takes_more_of_blocks_whose_losses_later_fits_repair() -> None:
         path = path_of(blocks, lambda widths: float(sum(widths.values())), 1.0, 0.02)
         return path.widths(len(path))
 
-    found = repaired(harms, 2, 1.0, Near(limit=0.02), lambda block, _: {"early": 0.1, "late": 1.0}[block])
+    found = repaired(harms, Plan(2), 1.0, Near(limit=0.02), lambda block, _: {"early": 0.1, "late": 1.0}[block])
     assert narrowed(found)["early"] < narrowed(found)["late"]
+
+
+def test_a_block_beside_all_others_says_nothing_about_them() -> None:
+    harms = [harm("early"), harm("late"), harm("stream")]
+    shares = {"early": 0.1, "late": 1.0, "stream": 0.02}
+    found = repaired(harms, Plan(3, frozenset({"stream"})), 1.0, Near(limit=0.02), lambda block, _: shares[block])
+    apart = repaired(harms[:2], Plan(2), 1.0, Near(limit=0.02), lambda block, _: shares[block])
+    assert found[:2] == apart
+    assert max(found[2].losses) < max(found[0].losses)
