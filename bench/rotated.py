@@ -1,6 +1,6 @@
 """Compare what can be narrowed in the embedded transformers, at equal parameters: `python -m bench.rotated`.
 
-Prints JSON: the held-out score of each choice of blocks, with the default method and `--allocate uniform` or `global`.
+Prints JSON: the held-out score of each choice of blocks with the default method, and of all of them with equal shares.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "stream": {"blocks": ("stream",)},
     "stream and neurons": {"blocks": ("mlp", "stream")},
     "all": {},
-    "all, `--allocate global`": {"allocate": "global"},
+    "all, `--allocate uniform`": {"allocate": "uniform"},
 }
 
 
