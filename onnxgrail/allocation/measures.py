@@ -56,7 +56,8 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
         size = bytes_on_disk(first.model, path) if path is not None else len(to_bytes(prepared.given, run=False))
         more = 0 if first is prepared else weight_bytes(prepared.model) - weight_bytes(first.model)
         return Measure(size, size + more, meter_of(prepared.model, prepared.survey, "bytes"))
-    given, before = (_counted(one, metric) for one in (first, prepared))
+    given = _counted(first, metric)
+    before = given if first is prepared else _counted(prepared, metric)
     meter = meter_of(prepared.model, prepared.survey, "params" if metric == "params" else "macs")
     return Measure(given, before, meter, 1 if metric == "params" else prepared.samples)
 

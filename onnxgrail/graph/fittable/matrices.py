@@ -58,15 +58,8 @@ def array_of(matrix: Matrix, graph: ir.Graph) -> Array:
 
 def matrices(model: ir.Model) -> dict[ir.Node, Matrix]:
     """Return the matrix of each product whose matrix has only such products as readers."""
-    fixed = {name for node in model.graph for name in captures(node)}
     found: dict[ir.Node, Matrix] = {}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or tensor.dtype not in FLOATS or len(tensor.shape) != 2 or name in fixed:
-            continue
-        if value.is_graph_input() or value.is_graph_output():
-            continue
-        readers = list(uses(value, turned=False))
+    for name, tensor, readers in stored(model):
         ways = {turned_in(node, place, turned) for node, place, turned in readers}
         if len(ways) == 1 and None not in ways:
             turned = bool(ways.pop())
@@ -76,6 +69,17 @@ def matrices(model: ir.Model) -> dict[ir.Node, Matrix]:
             matrix = Matrix(weight=name, turned=turned, nodes=nodes, inputs=sizes[0], outputs=sizes[1])
             found.update(dict.fromkeys(nodes, matrix))
     return found
+
+
+def stored(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol, list[tuple[ir.Node, int, bool]]]]:
+    """Yield the float initializers of two axes that only nodes of the graph read: name, numbers, and their `uses`."""
+    fixed = {name for node in model.graph for name in captures(node)}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in FLOATS or len(tensor.shape) != 2 or name in fixed:
+            continue
+        if not value.is_graph_input() and not value.is_graph_output():
+            yield name, tensor, list(uses(value, turned=False))
 
 
 def uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool]]:

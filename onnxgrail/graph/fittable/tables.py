@@ -8,9 +8,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer, number
-from onnxgrail.graph.fittable.matrices import turned_in, uses
-from onnxgrail.graph.fittable.trainable import FLOATS
-from onnxgrail.graph.trace.facts import captures
+from onnxgrail.graph.fittable.matrices import stored, turned_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,15 +34,8 @@ class Table:
 
 def tables(model: ir.Model) -> list[Table]:
     """Return every table whose readers are lookups of rows and products with its transpose."""
-    fixed = {name for node in model.graph for name in captures(node)}
     found = []
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or tensor.dtype not in FLOATS or len(tensor.shape) != 2 or name in fixed:
-            continue
-        if value.is_graph_input() or value.is_graph_output():
-            continue
-        readers = list(uses(value, turned=False))
+    for name, _, readers in stored(model):
         lookups = [node for node, place, turned in readers if not turned and _looks_up(node, place)]
         products = [node for node, place, turned in readers if turned_in(node, place, turned) is True and _plain(node)]
         if lookups and len(lookups) + len(products) == len(readers):

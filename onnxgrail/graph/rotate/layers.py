@@ -10,8 +10,6 @@ from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts
 
-QUANTIZED = "its weight is quantized"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Slot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.fittable.tables import tables
 from onnxgrail.graph.rotate.bridges import bridge
 from onnxgrail.graph.rotate.marked import MARK
 from onnxgrail.graph.rotate.streams import Stream, Wall, stream_at
@@ -16,15 +16,12 @@ ROWS = 4  # rows per channel from which a table may be worth a matrix
 def tables_of(model: ir.Model, facts: Facts) -> dict[str, ir.Value]:
     """Return the tables whose channels nothing but a lookup reads: name -> the vectors that are looked up."""
     found = {}
-    for node in model.graph:
-        table = node.inputs[0] if node.op_type == "Gather" and node.domain == "" else None
-        name = (table.name or "") if table is not None else ""
-        if table is None or name not in model.graph.initializers or name in facts.stored:
-            continue
+    for table in tables(model):
+        node, name = table.lookups[0], table.weight
+        direct = len(table.lookups) == 1 and not table.products and node.inputs[0] is model.graph.initializers[name]
         shape, looked_up = facts.shapes.get(name, ()), node.outputs[0]
-        single = len(table.uses()) == 1 and not table.is_graph_output() and not looked_up.is_graph_output()
-        large = len(shape) == 2 and shape[0] >= ROWS * shape[1] and facts.has_floats(name)
-        if single and large and integer(node, "axis") == 0 and looked_up.name in facts.shapes and looked_up.uses():
+        large = len(shape) == 2 and shape[0] >= ROWS * shape[1]
+        if direct and large and looked_up.name in facts.shapes and looked_up.uses() and not looked_up.is_graph_output():
             found[name] = looked_up
     return found
 
