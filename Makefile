@@ -29,6 +29,7 @@ demo: .venv/demo.stamp
 # One thread per test process: the workers would otherwise fight for the cores, and sums would differ between machines.
 test: lint $(if $(TORCH),.venv/torch.stamp)
 	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+	unset PYTHONDONTWRITEBYTECODE  # hundreds of tests start a process, and each would compile every module again
 	echo "running the tests: several minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=10
 

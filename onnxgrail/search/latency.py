@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from scipy.optimize import nnls
 
 from onnxgrail.allocation.measures import Measure, latencies, measure_of
 from onnxgrail.calibration.prepared import Prepared
@@ -133,6 +132,8 @@ def _laws(features: Features, measured: Sequence[Measured]) -> Mapping[Place, Ma
 
 def _fitted(samples: Sequence[Sample]) -> Floats:
     """Return the coefficients, not negative, with the least squared relative error."""
+    from scipy.optimize import nnls  # slow to import, and only latency needs it
+
     rows = np.stack([sample.features / sample.ms for sample in samples])
     size = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(np.float64).tiny)
     found: Floats = nnls(rows / size, np.ones(len(rows)))[0] / size
