@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz docs clean
+.PHONY: help demo test lint fuzz docs dist clean
 
 TORCH ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -20,6 +20,7 @@ help:
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make fuzz   narrow 2000 random graphs, others in every run"
 	echo "make docs   build the pages of docs/ as a site, into build/site"
+	echo "make dist   build wheel and sdist into dist/, and run the demo from the wheel (docs/releasing.md)"
 	echo "make clean  remove .venv and everything built"
 
 demo: .venv/demo.stamp
@@ -50,6 +51,15 @@ docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	echo "build/site/index.html"
 
+# From the sdist's files alone, then from the wheel alone: what the repository has and they lack shows here.
+dist: .venv/dist.stamp
+	@rm -rf dist build/wheel
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	"$(PYTHON)" -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(ls dist/*.whl)[cpu]"
+	cd build && wheel/bin/onnxgrail demo
+
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -70,6 +80,10 @@ clean:
 	@echo "installing into .venv ..." >&2
 	$(INSTALL) --editable '.[cpu,docs]'
 	touch .venv/demo.stamp $@
+
+.venv/dist.stamp: .venv/made.stamp
+	@$(INSTALL) build twine
+	touch $@
 
 .venv/test.stamp: .venv/made.stamp pyproject.toml constraints.txt
 	@echo "installing into .venv ..." >&2
