@@ -101,9 +101,10 @@ class Block:
 
     Attributes:
         name: readable and unique in the model.
-        kind: `conv`, `mlp`, `heads`, `stream` or `embedding`.
+        kind: `conv`, `mlp`, `heads`, `qk`, `vo`, `stream` or `embedding`.
         units: u.
-        unit_size: features of one unit as its consumers see it (head size times query heads for heads, else 1).
+        unit_size: features of one unit as its consumers see it: head size times query heads for heads, the number of
+            heads for `qk` and `vo`, else 1.
         slots: all weights touched; probes: one per distinct consumer input.
         ids: (u,) global unit numbers used by the tracer's marks.
         span: positions in node order of the first and the last node that holds one of the slots.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Metric = Literal["params", "macs", "size", "latency"]
-Kind = Literal["conv", "mlp", "heads", "stream", "embedding"]
-KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "stream", "embedding")
+Kind = Literal["conv", "mlp", "heads", "qk", "vo", "stream", "embedding"]
+KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "qk", "vo", "stream", "embedding")
 FITS = ("prior", "affine", "blend", "behind", "patch")
 MAX_LOSS = 0.01
 """The largest loss of a run that gives no amount."""

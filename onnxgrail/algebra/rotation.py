@@ -1,4 +1,8 @@
-"""The basis of a residual stream in which the first channels carry the most (SliceGPT, Ashkboos et al. 2024)."""
+"""Bases of channels in which the first carry the most.
+
+Residual streams: SliceGPT (Ashkboos et al. 2024, arXiv 2401.15024). Inside attention heads: MoDeGPT (Lin et al. 2024,
+arXiv 2408.09632) factorizes queries and keys, and values and outputs, in the same spirit.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrail.core import Floats, Stats
+
+FLOOR = 1e-5  # least second moment of a direction, as a share of the mean
 
 
 def basis_of(moments: Sequence[Floats]) -> Floats:
@@ -42,3 +48,64 @@ def unnormed(sums: Stats, gain: Floats | None, shift: Floats | None) -> Floats:
         return gram
     inverse = np.divide(1.0, gain, out=np.zeros_like(gain), where=gain != 0)
     return np.asarray(gram * np.outer(inverse, inverse))
+
+
+def basis_of_queries(queries: Sequence[Sequence[Stats]], keys: Sequence[Sequence[Stats]]) -> Floats:
+    """Return the (groups, d, d) bases in which queries lose least with their last channels.
+
+    The mean of keys adds the same to all scores of a query, so it does not count.
+
+    Args:
+        queries: per group of heads, sums over the rows of each query head.
+        keys: per group of heads, sums over the rows of each key head.
+    """
+    spread = [sum(_moments(sums) - _square_of_mean(sums) for sums in heads) for heads in keys]
+    pairs = zip(queries, spread, strict=True)
+    return np.stack([balanced(np.asarray(sum(map(_moments, heads))), np.asarray(other)) for heads, other in pairs])
+
+
+def basis_of_values(values: Sequence[Sequence[Sequence[Stats]]], products: Floats) -> Floats:
+    """Return the (groups, d, d) bases in which values lose least with their last channels.
+
+    Args:
+        values: per layer that reads them and group of heads, sums over the rows of each head.
+        products: (groups, d, d) products W Wᵀ of the weights that read them.
+    """
+    groups = zip(*values, strict=True)
+    moments = [sum(_moments(sums) for heads in layers for sums in heads) for layers in groups]
+    return np.stack([balanced(np.asarray(one), other) for one, other in zip(moments, products, strict=True)])
+
+
+def _moments(sums: Stats) -> Floats:
+    return np.asarray(sums.gram / max(sums.count, 1))
+
+
+def _square_of_mean(sums: Stats) -> Floats:
+    mean = sums.total / max(sums.count, 1)
+    return np.outer(mean, mean)
+
+
+def balanced(first: Floats, second: Floats) -> Floats:
+    """Return the basis in which two sets of vectors have equal second moments, in falling order of their sizes.
+
+    A product x yᵀ stays the same if the first set is multiplied by the basis B, and the second by its inverse,
+    transposed. Without its last channels, it then differs least in the mean square, if both sets are independent.
+
+    Args:
+        first: (d, d) second moments of x.
+        second: (d, d) second moments of y.
+
+    Returns:
+        (d, d) matrix A^-½ U S^½, with A and C the moments and U S Vᵀ the singular values of A^½ C^½.
+    """
+    root, inverse = _roots(first)
+    left, sizes, _ = np.linalg.svd(root @ _roots(second)[0])
+    return np.asarray(inverse @ left * np.sqrt(np.maximum(sizes, np.finfo(np.float64).tiny)))
+
+
+def _roots(moments: Floats) -> tuple[Floats, Floats]:
+    """Return the square root of a matrix of second moments and its inverse; no direction counts as empty."""
+    values, vectors = np.linalg.eigh((moments + moments.T) / 2)
+    floor = FLOOR * max(float(np.trace(moments)) / len(moments), float(np.finfo(np.float32).tiny))
+    roots = np.sqrt(np.maximum(values, floor))
+    return (vectors * roots) @ vectors.T, (vectors / roots) @ vectors.T

@@ -40,8 +40,8 @@ class Prepared:
         asked: the user's request for held-out samples.
         metric: the user's own loss, None for that of the outputs' kinds.
         unlisted: weights that were inputs of the graph and no longer are.
-        unrotated: the model before its residual streams and tables were rotated; None if they were not.
-        bases: of the rotated streams and tables, by name.
+        unrotated: the model before its residual streams, tables and heads were rotated; None if they were not.
+        bases: of the rotated streams, tables and heads, by name.
     """
 
     source: Any

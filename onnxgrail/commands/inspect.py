@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
-from onnxgrail.core import KINDS, Block, Bools, Recipe
+from onnxgrail.core import KINDS, Block, Bools, Kind, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
 from onnxgrail.graph.cuts.places import located
@@ -22,12 +23,13 @@ from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.rotation import unmeasured
+from onnxgrail.narrowing.rotation import INNER, unmeasured
 from onnxgrail.recipe import selection
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.report import Inspection
 
 RATIOS = (0.25, 0.5)
+OUTER = [kind for kind in KINDS if kind not in INNER]
 
 
 @checked
@@ -76,21 +78,23 @@ def inspect(
     with registered(custom_ops):
         prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
-        prepared = unmeasured(prepared, recipe)
-    found = _inspected(prepared, path_of(model) or Path("model"), recipe)
+        usual = unmeasured(prepared, recipe)
+        inner = unmeasured(prepared, replace(recipe, blocks=INNER))  # in the place of whole heads
+    found = _inspected(usual, path_of(model) or Path("model"), recipe, inner)
     places.save_report(found)
     return found
 
 
-def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
+def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) -> Inspection:
     survey = prepared.survey
     params, macs = counting.parameters(prepared.baseline.model), counting.macs(prepared.model, survey)
     size = bytes_on_disk(prepared.baseline.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):
-        some = [b for b in survey.blocks if kind in (b.kind, "all")]
+        one = inner if kind in INNER else prepared
+        some = [b for b in one.survey.blocks if kind in (b.kind, "all")]
         if some:
-            gone, saved = _gone(prepared, dead_of(survey, {b.name: 0 for b in some}), macs)
+            gone, saved = _gone(one, dead_of(one.survey, {b.name: 0 for b in some}), macs)
             shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
     usual = selection.selected(survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
@@ -103,10 +107,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe) -> Inspection:
         params=params,
         macs=macs // prepared.samples,
         bytes=size,
-        blocks=tuple(
-            _entry(b, held, prepared.samples)
-            for b, held in zip(survey.blocks, counting.block_shares(survey, prepared.model), strict=True)
-        ),
+        blocks=tuple(entry for one, kinds in ((prepared, OUTER), (inner, INNER)) for entry in _entries(one, kinds)),
         refusals=located(prepared.model, survey.refusals),
         shares=shares,
         predicted=tuple(predicted),
@@ -127,6 +128,13 @@ def _left(size: int, gone: int) -> int | None:
 
 def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:
     return counting.removed(prepared.survey, dead), macs - counting.macs(prepared.model, prepared.survey, dead)
+
+
+def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:
+    """Return the entries of all blocks of some kinds."""
+    blocks, held = prepared.survey.blocks, counting.block_shares(prepared.survey, prepared.model)
+    pairs = zip(blocks, held, strict=True)
+    return [_entry(block, share, prepared.samples) for block, share in pairs if block.kind in kinds]
 
 
 def _entry(block: Block, held: tuple[int, int], samples: int) -> dict[str, Any]:

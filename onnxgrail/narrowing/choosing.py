@@ -154,7 +154,7 @@ def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted
         kept,
         selector=_first if view.block.ranked else selector,
         reducer=reducer,
-        compensator=Plain(measured=False) if fitted else _compensator(recipe),
+        compensator=Plain(measured=False) if fitted else _compensator(recipe, view.block),
         rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
     )
     scored = reducer.needs_scores and kept < view.block.units and not view.block.ranked
@@ -166,8 +166,10 @@ def _first(view: View, rng: np.random.Generator) -> Floats:  # noqa: ARG001  the
     return -np.arange(view.block.units, dtype=np.float64)
 
 
-def _compensator(recipe: Recipe) -> Compensator:
-    """Return the chosen compensator with the recipe's ridge parameter."""
+def _compensator(recipe: Recipe, block: Block) -> Compensator:
+    """Return the chosen compensator with the recipe's ridge parameter; queries and keys have no consumer to repair."""
+    if block.kind == "qk":
+        return Plain()
     chosen: Any = COMPENSATORS[recipe.compensate]
     fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins are wrapped and keep their own ridge parameter
     compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import BEST
-from onnxgrail.algebra.rotation import basis_of, unnormed
+from onnxgrail.algebra.rotation import basis_of, basis_of_queries, basis_of_values, unnormed
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
@@ -27,6 +28,7 @@ from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.decide import Decision, decide
 
 STEP = "rotation"  # cache key of the bases
+INNER: tuple[Kind, ...] = ("qk", "vo")  # channels inside heads
 
 
 def decided(
@@ -43,6 +45,8 @@ def decided(
     decision = decide(prepared, job, files, sensitivity=sensitivity)
     widths = {change.block.name: change.reducer.kept.size for change in decision.changes}
     used = {change.block.ranked for change in decision.changes} - {""}
+    inside = {name for name, basis in prepared.bases.items() if basis.ndim > 2}
+    used |= inside if used & inside else set()  # a head that stays for one of them stays for all
     if used == set(prepared.bases):
         return prepared, decision
     left = rotated_again(prepared, used, job.recipe)
@@ -64,7 +68,13 @@ def _kinds(recipe: Recipe) -> list[Kind]:
     searched = recipe.max_loss is not None and recipe.minimize in ("params", "size")
     sizes = (recipe.ratio, recipe.target_params, recipe.target_size, recipe.widths)
     sized = searched or any(size is not None for size in sizes)
-    return [kind for kind in recipe.blocks if kind == "stream" or (kind == "embedding" and sized)]
+    return [kind for kind in _turned(recipe) if kind != "embedding" or sized]
+
+
+def _turned(recipe: Recipe) -> list[Kind]:
+    """Return the kinds with a basis of their own; where whole heads may go, none is inside heads."""
+    inner = () if "heads" in recipe.blocks else INNER
+    return [kind for kind in recipe.blocks if kind in ("stream", "embedding", *inner)]
 
 
 def rotated(prepared: Prepared, job: Job) -> Prepared:
@@ -81,34 +91,36 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
     if prepared.batches.synthetic or not rotates(recipe) or not kinds:
         return prepared
     found = rotatable(prepared.model, prepared.survey.facts, kinds)
-    if not found.streams:
+    if not found.names:
         return _in_bases(prepared, found, {}, recipe)
     with job.clock.stage("rotate"):
         known = job.steps.known(STEP)
         if known is None:
-            measured = _measured(prepared, found.streams, job)
-            known = job.steps.make(STEP, lambda: Record(arrays=_bases(prepared, found.streams, measured)))
+            measured = _measured(prepared, found, job)
+            known = job.steps.make(STEP, lambda: Record(arrays=_bases(prepared, found, measured)))
         return _in_bases(prepared, found, known.arrays, recipe)
 
 
 def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:
-    """Return the model with only some of its streams and tables in other bases."""
+    """Return the model with only some of its bases changed."""
     before = prepared.baseline
     if not names:
         return before
-    found = rotatable(before.model, before.survey.facts, only=names)
+    found = rotatable(before.model, before.survey.facts, _turned(recipe), names)
     return _in_bases(before, found, prepared.bases, recipe)
 
 
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
-    """Return the model with streams and tables that can lose channels, in their own basis, to count what they hold."""
-    found = rotatable(prepared.model, prepared.survey.facts)
-    return _in_bases(prepared, found, {name: np.eye(one.width) for name, one in found.streams.items()}, recipe)
+    """Return the model with everything that a recipe would turn marked as turned, to count what it holds."""
+    found = rotatable(prepared.model, prepared.survey.facts, _turned(recipe))
+    bases = {name: np.eye(one.width) for name, one in found.streams.items()}
+    bases |= {name: np.tile(np.eye(one.width), (one.groups, 1, 1)) for name, one in found.heads.items()}
+    return _in_bases(prepared, found, bases, recipe)
 
 
 def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], recipe: Recipe) -> Prepared:
     """Return the model in other bases, run once and traced."""
-    if not found.streams:
+    if not found.names:
         return replace(prepared, survey=_refused(prepared.survey, found.refusals))
     seen = look(keep(rotate(found, bases)), prepared.batches, recipe.providers)
     survey = _refused(trace(seen.model, seen.facts, interface=recipe.kv_io), found.refusals)
@@ -119,7 +131,7 @@ def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats],
         feed=seen.feed,
         routes=seen.routes,
         unrotated=prepared,
-        bases={name: bases[name] for name in found.streams},
+        bases={name: bases[name] for name in found.names},
     )
 
 
@@ -127,29 +139,41 @@ def _refused(survey: Survey, refusals: Sequence[Refusal]) -> Survey:
     return replace(survey, refusals=tuple(dict.fromkeys([*survey.refusals, *refusals])))
 
 
-def _measured(prepared: Prepared, streams: Mapping[str, Stream], job: Job) -> list[Stats]:
-    """Return the statistics of all normalized tensors; empty in all processes but the first."""
+def _measured(prepared: Prepared, found: Rotatable, job: Job) -> dict[str, list[Stats]]:
+    """Return the statistics that every basis needs, by name; empty in all processes but the first."""
     shapes = prepared.survey.facts.shapes
-    probes = []
-    for stream in streams.values():
-        index = np.arange(stream.width)[:, None]
-        names = [norm.result.name or "" for norm in stream.norms] or [_looked_up(stream)]
-        probes += [Probe(value=n, axis=len(shapes[n]) - 1, index=index, pooled=False) for n in names]
+    wanted = {name: _probes(stream, shapes) for name, stream in found.streams.items()}
+    wanted |= {name: inside.probes for name, inside in found.heads.items()}
+    probes = [probe for some in wanted.values() for probe in some]
     with stream_of(prepared, job.recipe, job.group) as walk:
         tick = ticking(job.progress, "rotating", len(walk.masks))
-        return list(walk.measure(probes, weights.empty(prepared.survey), tick))
+        left = iter(list(walk.measure(probes, weights.empty(prepared.survey), tick)))
+    return {name: list(islice(left, len(some))) for name, some in wanted.items()}
 
 
-def _bases(prepared: Prepared, streams: Mapping[str, Stream], measured: Sequence[Stats]) -> dict[str, Floats]:
-    left = iter(measured)
-    found = {}
-    for name, stream in streams.items():
-        grams = [unnormed(next(left), norm.gain, norm.shift) for norm in stream.norms]
+def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:
+    """Return probes of all normalized tensors of a stream, or of the vectors that are looked up in a table."""
+    index = np.arange(stream.width)[:, None]
+    names = [norm.result.name or "" for norm in stream.norms] or [_looked_up(stream)]
+    return [Probe(value=n, axis=len(shapes[n]) - 1, index=index, pooled=False) for n in names]
+
+
+def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence[Stats]]) -> dict[str, Floats]:
+    bases = {}
+    for name, stream in found.streams.items():
+        grams = [
+            unnormed(sums, norm.gain, norm.shift) for sums, norm in zip(measured[name], stream.norms, strict=False)
+        ]
         if not grams:  # rows that the data never look up count too
             rows = weights.original(name, prepared.model, prepared.survey).astype(np.float64)
-            grams = [next(left).gram, rows.T @ rows]
-        found[name] = basis_of(grams)
-    return found
+            grams = [measured[name][0].gram, rows.T @ rows]
+        bases[name] = basis_of(grams)
+    for name, inside in found.heads.items():
+        left = iter(measured[name])
+        sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
+        is_values = inside.kind == "vo"
+        bases[name] = basis_of_values(sums, found.products(name)) if is_values else basis_of_queries(*sums)
+    return bases
 
 
 def _looked_up(stream: Stream) -> str:

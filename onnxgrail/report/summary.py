@@ -13,6 +13,8 @@ UNITS = {
     "conv": "Convolution channels",
     "mlp": "MLP neurons",
     "heads": "Attention heads",
+    "qk": "Channels of queries and keys",
+    "vo": "Channels of values",
     "stream": "Residual stream channels",
     "embedding": "Embedding channels",
 }

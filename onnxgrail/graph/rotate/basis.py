@@ -8,18 +8,20 @@ orthogonal basis.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import KINDS, Floats, Kind, Refusal
+from onnxgrail.core import Floats, Kind, Refusal
 from onnxgrail.graph import slots
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
+from onnxgrail.graph.rotate.heads import products_of, rotate_heads
+from onnxgrail.graph.rotate.inside import Inside, insides_of
 from onnxgrail.graph.rotate.layers import Slot
 from onnxgrail.graph.rotate.marked import MARK, PLAIN
 from onnxgrail.graph.rotate.norms import Norm, norms_of
@@ -27,6 +29,8 @@ from onnxgrail.graph.rotate.streams import Stream, streams_of
 from onnxgrail.graph.rotate.tables import bridged, tables_of
 from onnxgrail.graph.rotate.unfused import separate
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of
+
+STREAMS: tuple[Kind, ...] = ("stream", "embedding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,32 +42,48 @@ class Rotatable:
             them.
         facts: of the copy.
         streams: by name; tables have no normalizations.
-        refusals: why the basis of other streams stays.
+        heads: channels inside heads, by name.
+        refusals: why the basis of other streams and heads stays.
     """
 
     model: ir.Model
     facts: Facts
     streams: Mapping[str, Stream]
+    heads: Mapping[str, Inside] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all bases."""
+        return (*self.streams, *self.heads)
+
+    def products(self, name: str) -> Floats:
+        """Return the (groups, width, width) products of the weights that read the channels of heads."""
+        heads = self.heads[name]
+        return np.asarray(sum(products_of(part, self.facts) for part in heads.measured))
 
 
 def rotatable(
-    model: ir.Model, facts: Facts, kinds: Collection[Kind] = KINDS, only: Collection[str] | None = None
+    model: ir.Model, facts: Facts, kinds: Collection[Kind] = STREAMS, only: Collection[str] | None = None
 ) -> Rotatable:
     """Find the streams of a model whose basis can be changed.
 
     Args:
         model: the graph; it is not changed.
         facts: shapes and values.
-        kinds: with `stream` and `embedding` (for tables), or one of them.
-        only: names of the streams and tables that are wanted; None for all.
+        kinds: with some of `stream`, `embedding` (for tables), `qk` and `vo`.
+        only: names of the bases that are wanted; None for all.
     """
 
     def wanted(kind: Kind, name: str) -> bool:
         return kind in kinds and (only is None or name in only)
 
     found = _found(model, facts, wanted, apart=True)
-    return replace(_found(model, facts, wanted, apart=False), refusals=found.refusals) if found.refusals else found
+    if found.refusals:
+        found = replace(_found(model, facts, wanted, apart=False), refusals=found.refusals)
+    insides, refusals = insides_of(found.model, found.facts, kinds)
+    heads = {inside.name: inside for inside in insides if only is None or inside.name in only}
+    return replace(found, heads=heads, refusals=(*found.refusals, *refusals))
 
 
 def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *, apart: bool) -> Rotatable:
@@ -91,15 +111,20 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
 
 
 def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
-    """Change the basis of all streams, in place, and return the model.
+    """Change the basis of all streams and heads, in place, and return the model.
 
     Args:
-        found: the streams.
-        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels.
+        found: the streams and heads.
+        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels. For channels inside
+            heads, (groups, width, width) invertible matrices.
     """
-    with names_kept(found.model.graph):
+    graph = found.model.graph
+    with names_kept(graph):
         for name, stream in found.streams.items():
-            _rotate(found.model.graph, stream, found.facts, bases[name])
+            _rotate(graph, stream, found.facts, bases[name])
+        captured = {name for node in graph for name in captures(node)}
+        for name, inside in found.heads.items():
+            rotate_heads(graph, inside, bases[name], found.facts, captured)
     return found.model
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean square * gain
-MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table
+MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or what heads were rotated
+INSIDE = "onnxgrail.inside"  # metadata key of a product inside heads; the value is the kind of its channels
 
 
 def is_rotated(node: ir.Node) -> bool:

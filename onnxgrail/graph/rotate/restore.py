@@ -11,7 +11,7 @@ from onnxgrail.core import Array
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import MARK, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, is_rotated
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
@@ -22,7 +22,8 @@ def restore(model: ir.Model) -> None:
     graph = model.graph
     found = [node for node in graph if is_rotated(node)]
     for node in graph:
-        node.metadata_props.pop(MARK, None)
+        for name in (MARK, INSIDE):
+            node.metadata_props.pop(name, None)
     if not found:
         return
     with names_kept(graph):

@@ -43,7 +43,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     entries = _entries(flow, params)
     order = {key(node): position for position, node in enumerate(model.graph)}
     nodes = {key(node): node for node in model.graph}
-    kinds = _kinds(flow)
+    kinds, ranked = _kinds(flow), _ranked(flow)
     families: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for root, signature in _signatures(entries).items():
         families[signature].append(root)
@@ -66,7 +66,9 @@ def group(flow: Flow, model: ir.Model) -> Survey:
         ids = np.arange(count, count + len(roots))
         numbers[roots] = ids
         count += len(roots)
-        blocks.append(_block(np.array(roots), ids, members, order, nodes, kinds))
+        block = _block(np.array(roots), ids, members, order, nodes, kinds)
+        rotation = next((ranked[root] for root in roots if root in ranked), block.ranked)
+        blocks.append(dataclasses.replace(block, ranked=rotation))
     blocks.sort(key=lambda b: (b.span[1], b.span[0]))
     return Survey(
         blocks=_unique(blocks),
@@ -78,6 +80,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     )
 
 
+ATTENTION = ("heads", "qk", "vo")  # units of several features
 _Cut = list[tuple[int, bytes]]  # of one operand: axis, label class of every position as bytes
 
 
@@ -155,9 +158,14 @@ def _kinds(flow: Flow) -> dict[int, set[Kind]]:
     return found
 
 
+def _ranked(flow: Flow) -> dict[int, str]:
+    """Return root -> name of the rotation inside heads that left its channels in falling order of importance."""
+    return {root: name for labels, name in flow.ranked for root in np.unique(flow.labels.find(labels)).tolist()}
+
+
 def _kind(roots: Ints, kinds: dict[int, set[Kind]]) -> Kind:
     found = set().union(*(kinds.get(r, set()) for r in roots.tolist()))
-    return next((k for k in ("heads", "stream", "conv") if k in found), "mlp")
+    return next((k for k in ("heads", "vo", "qk", "stream", "conv") if k in found), "mlp")
 
 
 def _block(
@@ -216,7 +224,7 @@ def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:
         alike = (probe.value, probe.axis, probe.also, probe.inside) == (value, axis, also, inside)
         if alike and np.array_equal(probe.index, index):
             return number
-    pooled = index.shape[1] > 1 and kind != "heads" and not inside
+    pooled = index.shape[1] > 1 and kind not in ATTENTION and not inside
     probes.append(Probe(value=value, axis=axis, index=index, pooled=pooled, also=also, inside=inside))
     return len(probes) - 1
 

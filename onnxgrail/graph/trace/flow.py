@@ -59,6 +59,8 @@ class Flow:
         seen: keys of visited nodes.
         state_axes: channel axes of streamed states among the inputs; states: their labels if they may be narrowed.
         modulated: nodes that compute filters -> why channels do not pass them.
+        tables: marks that products of two activations read, by (node, operand, channel axis); None if heads are units.
+        ranked: labels in the order of a rotation, and the name of that rotation.
     """
 
     facts: Facts
@@ -73,6 +75,8 @@ class Flow:
     state_axes: Mapping[str, int] = field(default_factory=dict)
     states: dict[str, Ints] = field(default_factory=dict)
     modulated: Mapping[str, str] = field(default_factory=dict)
+    tables: dict[tuple[str, int, int], Mark] | None = None
+    ranked: list[tuple[Ints, str]] = field(default_factory=list)
 
 
 class Site:
@@ -241,6 +245,11 @@ class Site:
     def kind(self, labels: Ints, kind: Kind) -> None:
         """Record the block kind of these channels."""
         self.flow.kinds.append((labels.ravel(), kind))
+
+    def rank(self, labels: Ints, kind: Kind, rotation: str) -> None:
+        """Record that a rotation left these channels, of a block of this kind, in falling order of importance."""
+        self.kind(labels, kind)
+        self.flow.ranked.append((labels.ravel(), rotation))
 
     def _normal(self, marks: Iterable[Mark]) -> tuple[Mark, ...]:
         found = (self.flow.labels.normal(m, self.why_none(m)) for m in marks)

@@ -41,8 +41,28 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
         facts: concrete shapes and known values of its tensors.
         interface: key-value caches and states among the model's inputs and outputs may be narrowed.
     """
+    flow = flow_of(model, facts, interface=interface)
+    _box(flow)
+    survey = group(flow, model)
+    sizes = sizes_of(model, facts, survey.marks, _narrowings(survey))
+    fitted = {slot.param for block in survey.blocks for slot in block.slots if slot.role != "passenger"}
+    holdings = holdings_of(model, facts, survey.operands, fitted)
+    operands = {**survey.operands, **unmarked(model, survey)}
+    repeated = in_bodies(model, facts)
+    return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings, repeated=repeated)
+
+
+def flow_of(model: ir.Model, facts: Facts, *, interface: bool = False, inside: bool = False) -> Flow:
+    """Follow the channels of a graph through all of its nodes.
+
+    Args:
+        model: the graph; it is not changed.
+        facts: concrete shapes and known values of its tensors.
+        interface: as for `trace`.
+        inside: follow the channels of every head of its own, and record where products of two activations read them.
+    """
     axes, filters = state_axes(model, facts), modulated(model, facts)
-    flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters)
+    flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters, tables={} if inside else None)
     if interface:
         seed(flow)
     for node in model.graph:
@@ -52,14 +72,7 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     _freeze_stray_weights(flow, model)
     _freeze_settings(flow, model)
     freeze_undeclared(flow, model)
-    _box(flow)
-    survey = group(flow, model)
-    sizes = sizes_of(model, facts, survey.marks, _narrowings(survey))
-    fitted = {slot.param for block in survey.blocks for slot in block.slots if slot.role != "passenger"}
-    holdings = holdings_of(model, facts, survey.operands, fitted)
-    operands = {**survey.operands, **unmarked(model, survey)}
-    repeated = in_bodies(model, facts)
-    return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings, repeated=repeated)
+    return flow
 
 
 def _narrowings(survey: Survey) -> list[Bools]:

@@ -78,8 +78,9 @@ REMOVE = (
     Option(
         "blocks",
         some_of(KINDS, "KINDS"),
-        "Kinds of blocks to narrow: conv, mlp, heads, stream (the channels that residual connections share), embedding "
-        "(the channels of a table, with a matrix after the lookup; for sizes in parameters or bytes).",
+        "Kinds of blocks to narrow: conv, mlp, heads, qk and vo (channels inside heads, of queries and keys and of "
+        "values; used if heads is left out), stream (the channels that residual connections share), embedding (the "
+        "channels of a table, with a matrix after the lookup; for sizes in parameters or bytes).",
         commands=NARROWING,
     ),
     Option("include", PATTERN, "Narrow only blocks whose name or nodes match.", commands=NARROWING),

@@ -13,6 +13,8 @@ KINDS = {
     "conv": ("convolution", "channel"),
     "mlp": ("MLP", "neuron"),
     "heads": ("attention", "head"),
+    "qk": ("queries and keys", "channel"),
+    "vo": ("values", "channel"),
     "stream": ("residual stream", "channel"),
     "embedding": ("embedding", "channel"),
 }

@@ -11,6 +11,7 @@ from onnxgrail.core import Ints
 from onnxgrail.graph.ops.layers.cache import adopt, is_input
 from onnxgrail.graph.ops.layers.contraction import CONTRACTED, FIXED, contract, order_of, product_letters
 from onnxgrail.graph.ops.layers.experts import CHOSEN, chosen, consume
+from onnxgrail.graph.ops.layers.inside import inside, is_inside
 from onnxgrail.graph.ops.rule import rule
 from onnxgrail.graph.ops.tensors.broadcast import UNLABELLED, Operand, combine, operand
 from onnxgrail.graph.ops.tensors.layout import permuted
@@ -127,6 +128,9 @@ def product(site: Site, *, form: Form = PLAIN) -> None:
 
     A matrix gathered from a stack of experts is a weight: it consumes the contracted axis.
     """
+    if form is PLAIN and is_inside(site):
+        inside(site)
+        return
     shape = site.out_shape()
     rank = len(shape)
     if not any(form.moved):

@@ -1,0 +1,96 @@
+"""Op rule of products inside attention heads whose channels are in a basis of their own: these channels can go.
+
+All heads then lose the same number of channels, and whole heads stay.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.core import Ints
+from onnxgrail.graph.ops.layers.contraction import CONTRACTED
+from onnxgrail.graph.rotate.marked import INSIDE, MARK
+from onnxgrail.graph.trace.flow import Site, Use
+from onnxgrail.graph.trace.labels import Mark
+
+HEADS = "its heads stay, because channels inside of them can go"
+
+
+def is_inside(site: Site) -> bool:
+    """Return True if a product's channels are followed inside heads."""
+    return site.flow.tables is not None or INSIDE in site.node.metadata_props
+
+
+def inside(site: Site) -> None:
+    """Pass the channels of values, and tie those of queries to those of keys."""
+    last = len(site.out_shape()) - 1
+    places = [(0, len(site.shape(0)) - 1), (1, len(site.shape(1)) - 2), (1, len(site.shape(1)) - 1)]
+    if site.flow.tables is not None:
+        found = [_recorded(site, *place) for place in places]
+        site.emit([_outward(mark, places[2][1], last) for mark in found[2:] if mark is not None])
+        return
+    rotation, kind = site.node.metadata_props[MARK], site.node.metadata_props[INSIDE]
+    if kind == "vo":
+        site.freeze(site.marks(0), HEADS)
+        values = _channels(site, *places[2])
+        if values is not None:
+            site.rank(values, "vo", rotation)
+            site.emit([Mark((last,), values)])
+        return
+    queries, keys = (_channels(site, *place) for place in places[:2])
+    if queries is None or keys is None:
+        site.freeze([Mark((0,), labels) for labels in (queries, keys) if labels is not None], CONTRACTED)
+        return
+    _consumed(site, queries)
+    site.union(queries, keys)
+    site.rank(queries, "qk", rotation)
+
+
+def _recorded(site: Site, operand: int, axis: int) -> Mark | None:
+    """Record the mark of an operand along its channel axis, and return it; freeze what lies along other axes."""
+    mine = [mark for mark in site.marks(operand) if axis in mark.axes]
+    own = {0: [axis], 1: [len(site.shape(1)) - 2, len(site.shape(1)) - 1]}[operand]
+    site.freeze([m for m in site.marks(operand) if not set(own) & set(m.axes)], HEADS)
+    if len(mine) != 1 or (operand == 1 and set(own) <= set(mine[0].axes)):
+        site.freeze(mine, CONTRACTED)
+        return None
+    assert site.flow.tables is not None
+    site.flow.tables[site.key, operand, axis] = mine[0]
+    return mine[0]
+
+
+def _outward(mark: Mark, axis: int, last: int) -> Mark:
+    """Return the mark of values on the axes of the output."""
+    return Mark(tuple(a + last - axis for a in mark.axes), mark.labels)
+
+
+def _channels(site: Site, operand: int, axis: int) -> Ints | None:
+    """Return one label per channel of an operand after tying all heads; None if it has no channels that can go."""
+    mine = [mark for mark in site.marks(operand) if axis in mark.axes]
+    site.freeze([mark for mark in site.marks(operand) if axis not in mark.axes], HEADS)
+    return site.collapse(mine[0], axis) if len(mine) == 1 else None
+
+
+def _consumed(site: Site, queries: Ints) -> None:
+    """Record that what makes queries, weights and biases, reads the channels: a product with keys has no weight."""
+    flow = site.flow
+    roots = np.unique(flow.labels.find(queries))
+    for use in [use for use in flow.uses if use.role != "consumer" and len(use.mark.axes) == 1]:
+        found = flow.labels.find(use.mark.labels)
+        if np.isin(found, roots).all():
+            flow.uses.append(Use(use.node, use.operand, use.value, use.mark, "consumer", _made(site, use)))
+
+
+def _made(site: Site, use: Use) -> tuple[str, int]:
+    """Return the tensor that a weight computes, with its bias if that is added next, and the tensor's channel axis."""
+    flow, after, value = site.flow, None, site.node.inputs[0]
+    while value is not None and value.name != use.node:
+        node = value.producer()
+        after = value
+        value = next((v for v in node.inputs if v is not None and v.name in flow.marks), None) if node else None
+    biased = after is not None and value is not None and (node := after.producer()) and node.op_type == "Add"
+    name = (after.name or "") if biased and after is not None else use.node
+    roots = flow.labels.find(use.mark.labels)
+    marks = [m for m in flow.marks.get(name, ()) if len(m.axes) == 1]
+    alike = next((m for m in marks if np.array_equal(flow.labels.find(m.labels), roots)), None)
+    return name, (alike.axes[0] if alike is not None else len(flow.facts.shapes[name]) - 1)

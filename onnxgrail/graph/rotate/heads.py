@@ -1,0 +1,53 @@
+"""Change the basis of channels inside attention heads without changing the function of the model.
+
+Any invertible matrix may stand between values and what reads them, and between queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Floats, Ints
+from onnxgrail.graph import slots
+from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.rotate.inside import Inside, Part
+from onnxgrail.graph.rotate.marked import INSIDE, MARK
+from onnxgrail.graph.trace.facts import Facts, constant_of
+
+
+def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, captured: Collection[str]) -> None:
+    """Change the basis of channels inside heads, in place, and mark the product that reads them.
+
+    Args:
+        graph: changed in place.
+        inside: the channels.
+        basis: (groups, width, width) invertible matrices; their columns are the new channels.
+        facts: of the graph.
+        captured: names that bodies of nodes read.
+    """
+    inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
+    for part in inside.parts:
+        array = constant_of(part.value, part.value.name or "", facts)
+        assert array is not None
+        values = _changed(array.astype(np.float64), part.axis, part.index, inverse if part.inverse else basis)
+        limit = slots.largest(array.dtype)
+        set_operands(graph, [(part.node, part.operand)], np.clip(values, -limit, limit).astype(array.dtype), captured)
+    inside.node.metadata_props.update({MARK: inside.name, INSIDE: inside.kind})
+
+
+def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:
+    front = np.moveaxis(array, axis, 0)
+    front[index] = np.einsum("gcd...,gde->gce...", front[index], basis)
+    return array
+
+
+def products_of(part: Part, facts: Facts) -> Floats:
+    """Return the (groups, width, width) products of a weight's channels, summed over copies and all other axes."""
+    array = constant_of(part.value, part.value.name or "", facts)
+    assert array is not None
+    rows = np.moveaxis(array, part.axis, 0).astype(np.float64)[part.index]
+    flat = rows.reshape(*part.index.shape, -1)
+    return np.asarray(np.einsum("gcdr,gcer->gde", flat, flat, optimize=True))

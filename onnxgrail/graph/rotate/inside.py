@@ -1,0 +1,313 @@
+"""Find what has a free basis inside attention heads: queries and keys, and values with what reads them.
+
+Channels are followed as a trace does, but for every head of its own. A basis is free if nothing but weights, biases and
+operators that treat all channels alike lies between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.core import Ints, Kind, Probe, Refusal
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.trace.facts import Facts, constant_of, key
+from onnxgrail.graph.trace.flow import Flow, Use
+from onnxgrail.graph.trace.labels import Mark
+from onnxgrail.graph.trace.tracer import flow_of
+
+SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Shape", "Size")
+MOVES = frozenset((*SHAPING, "Identity", "Cast", "Neg", "Split", "Slice", "Concat", "Gather"))
+LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
+FUSED = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention", "PagedAttention", "QAttention"))
+SCALES, STEPS = (
+    ("Mul", "Div", "Add", "Where", "Cast", "Identity", "Reshape", "Clip", "Tanh"),
+    8,
+)  # between scores and a softmax
+POSITIONS = "queries or keys are rotated by position, normalized, or not computed by weights: their channels stay"
+BENDS = "its result depends on the basis of channels inside heads"
+CLAIMED = "several products of attention read the same channels inside heads"
+UNEVEN = "its heads share some of their channels, or differ in their number"
+STORED = "its weight is shared, quantized or computed at run time, and takes no basis inside heads"
+KERNEL = "a fused kernel reads heads of one size; channels inside of them stay"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """A constant operand that holds channels of heads along one axis.
+
+    Attributes:
+        node, operand: where it is read.
+        axis: the axis.
+        index: (groups, copies, channels) positions on the axis.
+        inverse: it takes the inverse of the basis, transposed.
+        source: tensor with the channels at the same positions, and its channel axis: what a weight reads, or computes.
+    """
+
+    node: ir.Node
+    operand: int
+    axis: int
+    index: Ints
+    inverse: bool
+    source: tuple[str, int]
+
+    @property
+    def value(self) -> ir.Value:
+        """Return the constant."""
+        value = self.node.inputs[self.operand]
+        assert value is not None
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inside:
+    """Channels inside the heads of one attention; heads that share keys and values are one group with one basis.
+
+    Attributes:
+        name: of the rotation.
+        kind: `qk` or `vo`.
+        node: the product that reads the channels.
+        groups, width: number of groups, and of channels in a head.
+        parts: constants in the basis.
+    """
+
+    name: str
+    kind: Kind
+    node: ir.Node
+    groups: int
+    width: int
+    parts: tuple[Part, ...]
+
+    @property
+    def measured(self) -> list[Part]:
+        """Return the parts with sources that tell the basis: what makes queries and keys last, what reads values."""
+        if self.kind == "vo":
+            return [part for part in self.parts if part.inverse]
+        last = {part.inverse: part for part in self.parts}
+        return [last[False], last[True]]
+
+    @property
+    def probes(self) -> list[Probe]:
+        """Return probes of the channels of every head in the sources of the measured parts."""
+        heads = ((part.source, head) for part in self.measured for group in part.index for head in group)
+        return [Probe(value=name, axis=axis, index=head[:, None], pooled=False) for (name, axis), head in heads]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Side:
+    """One operand of a product: (groups, channels) label classes of its heads."""
+
+    node: ir.Node
+    roots: Ints
+
+
+class _RefusedError(Exception):
+    """Channels whose basis is not free; its argument is the refusal."""
+
+
+def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[list[Inside], list[Refusal]]:
+    """Return what has a free basis inside heads, and why other heads have none.
+
+    Args:
+        model: the graph; it is not changed.
+        facts: shapes and values.
+        kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other.
+    """
+    if not {"qk", "vo"} & set(kinds):
+        return [], []
+    refusals = [_refusal(node, KERNEL) for node in model.graph if node.op_type in FUSED]
+    if not any(_multiplies(node, facts) for node in model.graph):
+        return [], refusals
+    finder = _Finder(model, flow_of(model, facts, inside=True))
+    found = []
+    kind: Kind
+    for node in model.graph:
+        for kind in ("qk", "vo"):
+            try:
+                inside = finder.inside(node, kind)
+            except _RefusedError as refused:
+                refusals.append(refused.args[0])
+            else:
+                found += [inside] if inside is not None else []
+    return found, refusals
+
+
+def _scores(node: ir.Node) -> bool:
+    """Return True if a softmax follows a node, after scales and masks at most."""
+    value = node.outputs[0]
+    for _ in range(STEPS):
+        readers = [use.node for use in value.uses() if use.node.op_type in (*SCALES, "Softmax")]
+        if not readers or readers[0].op_type == "Softmax":
+            return bool(readers)
+        value = readers[0].outputs[0]
+    return False
+
+
+def _multiplies(node: ir.Node, facts: Facts) -> bool:
+    return node.op_type == "MatMul" and not any(v is None or v.name in facts.constants for v in node.inputs)
+
+
+def _refusal(node: ir.Node, reason: str) -> Refusal:
+    return Refusal(value=key(node), node=node.name or key(node), op=node.op_type, reason=reason)
+
+
+class _Finder:
+    def __init__(self, model: ir.Model, flow: Flow) -> None:
+        self.flow, self.facts = flow, flow.facts
+        self.frozen = flow.labels.frozen()
+        self.nodes = {key(node): node for node in model.graph}
+        self.tables = flow.tables or {}
+        self.owners: dict[int, list[tuple[str, int, int]]] = {}
+        for place, mark in self.tables.items():
+            for root in np.unique(flow.labels.find(mark.labels)).tolist():
+                self.owners.setdefault(root, []).append(place)
+        self.carriers: dict[tuple[str, int, int], set[str]] = {place: set() for place in self.tables}
+        for name, marks in flow.marks.items():
+            for place in self._places(marks):
+                self.carriers[place].add(name)
+        self.uses: dict[tuple[str, int, int], list[Use]] = {place: [] for place in self.tables}
+        for use in flow.uses:
+            for place in self._places([use.mark]):
+                self.uses[place].append(use)
+
+    def _places(self, marks: Iterable[Mark]) -> set[tuple[str, int, int]]:
+        roots = {root for mark in marks for root in np.unique(self.flow.labels.find(mark.labels)).tolist()}
+        return {place for root in roots for place in self.owners.get(root, ())}
+
+    def inside(self, node: ir.Node, kind: Kind) -> Inside | None:
+        """Return the channels of a product; None if it reads none.
+
+        Raises:
+            _RefusedError: their basis is not free.
+        """
+        own = key(node)
+        if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx") or own not in self.facts.shapes:
+            return None
+        rank = [len(self.facts.shapes.get((v.name or "") if v is not None else "", ())) for v in node.inputs]
+        wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, 1, rank[1] - 1)]
+        if not all(place in self.tables for place in wanted):
+            if kind == "qk" and (own, 1, rank[1] - 1) not in self.tables and _scores(node):
+                raise _RefusedError(_refusal(node, POSITIONS))
+            return None
+        sides = [self._rows(node, place) for place in wanted]
+        groups = _groups(sides)
+        if groups is None:
+            raise _RefusedError(_refusal(node, UNEVEN))
+        parts: list[Part] = []
+        for place, roots, inverse in zip(wanted, groups, (False, True), strict=False):
+            self._check(place, node)
+            parts += [self._part(use, roots, kind, inverse=inverse) for use in self.uses[place]]
+        if not {False, True} <= {part.inverse for part in parts if part.operand != 2 and part.node.op_type != "Add"}:
+            return None
+        name = f"{own}/{kind}"
+        return Inside(
+            name=name, kind=kind, node=node, groups=len(groups[0]), width=groups[0].shape[2], parts=tuple(parts)
+        )
+
+    def _rows(self, node: ir.Node, place: tuple[str, int, int]) -> Ints:
+        """Return the (heads, channels) label classes of an operand."""
+        mark = self.tables[place]
+        table = np.moveaxis(self.flow.labels.find(mark.labels), mark.along(place[2]), -1)
+        rows = table.reshape(-1, table.shape[-1])
+        stuck = next((self.frozen[root] for root in np.unique(rows).tolist() if root in self.frozen), None)
+        if stuck is not None:
+            raise _RefusedError(stuck)
+        if any(self.owners[root] != [place] for root in np.unique(rows).tolist()):
+            raise _RefusedError(_refusal(node, CLAIMED))
+        return rows
+
+    def _check(self, place: tuple[str, int, int], product: ir.Node) -> None:
+        """Raise the refusal of the first node between weights that depends on the basis."""
+        layers = {use.node for use in self.uses[place]}
+        for name in self.carriers[place]:
+            producer = self.nodes.get(name)
+            for node in [producer] if producer is not None else []:
+                self._follows(node, place, product, layers)
+        for node in self.nodes.values():
+            if any(v is not None and v.name in self.carriers[place] for v in node.inputs):
+                self._follows(node, place, product, layers)
+
+    def _follows(self, node: ir.Node, place: tuple[str, int, int], product: ir.Node, layers: set[str]) -> None:
+        if node is product or (node.domain in ("", "ai.onnx") and node.op_type in MOVES):
+            return
+        if node.op_type in LAYERS and key(node) in layers and integer(node, "group", 1) == 1:
+            return
+        mine = self.carriers[place]
+        others = [k for k, v in enumerate(node.inputs) if v is not None and v.name not in mine]
+        if node.op_type in ("Add", "Sub"):
+            added = {use.operand for use in self.uses[place] if use.node == key(node)}
+            if set(others) <= added:
+                return
+        sizes = [math.prod(self.facts.shapes.get(v.name or "", (0,))) for v in node.inputs if v is not None]
+        scales = node.op_type == "Mul" or (node.op_type == "Div" and others == [1])
+        if not (scales and len(others) == 1 and sizes[others[0]] == 1):
+            raise _RefusedError(_refusal(node, BENDS))
+
+    def _part(self, use: Use, groups: Ints, kind: Kind, *, inverse: bool) -> Part:
+        node = self.nodes[use.node]
+        value = node.inputs[use.operand]
+        layer = use.role != "passenger"
+        bias = use.operand == 2 if node.op_type in ("Gemm", "Conv") else node.op_type in ("Add", "Sub")
+        if len(use.mark.axes) != 1 or (layer and node.op_type not in LAYERS) or (not layer and not bias):
+            raise _RefusedError(_refusal(node, BENDS))
+        if use.role == "consumer" and kind == "qk":
+            raise _RefusedError(_refusal(node, BENDS))
+        array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
+        shared = value is None or len({u.node for u in self.flow.uses if u.value == use.value}) > 1
+        if array is None or shared or use.value in self.facts.stored:
+            raise _RefusedError(_refusal(node, STORED))
+        index = _positions(self.flow.labels.find(use.mark.labels), groups)
+        if index is None:
+            raise _RefusedError(_refusal(node, BENDS))
+        source = use.source or self._made(node, use)
+        inverse = inverse or use.role == "consumer"
+        return Part(node=node, operand=use.operand, axis=use.mark.axes[0], index=index, inverse=inverse, source=source)
+
+    def _made(self, node: ir.Node, use: Use) -> tuple[str, int]:
+        """Return the tensor that a node computes, and the axis with the channels of its constant."""
+        name, roots = key(node), self.flow.labels.find(use.mark.labels)
+        alike = (m for m in self.flow.marks.get(name, ()) if len(m.axes) == 1)
+        mark = next((m for m in alike if np.array_equal(self.flow.labels.find(m.labels), roots)), None)
+        if mark is None:
+            raise _RefusedError(_refusal(node, BENDS))
+        return name, mark.axes[0]
+
+
+def _groups(sides: Sequence[Ints]) -> list[Ints] | None:
+    """Return the distinct heads of one or two operands, (groups, copies, channels) label classes each.
+
+    Query heads that read the same keys are copies in one group. None if heads share some of their channels, or if the
+    heads of two operands do not correspond.
+    """
+    shared = sides[-1]
+    distinct, group = np.unique(shared, axis=0, return_inverse=True)
+    if len(sides) == 1:
+        return [distinct[:, None]] if len(np.unique(distinct)) == distinct.size else None
+    if sides[0].shape != shared.shape:
+        return None
+    copies = [np.unique(sides[0][group.ravel() == number], axis=0) for number in range(len(distinct))]
+    if len({len(some) for some in copies}) != 1:
+        return None
+    tables = [np.stack(copies), distinct[:, None]]
+    return tables if all(len(np.unique(table)) == table.size for table in tables) else None
+
+
+def _positions(roots: Ints, table: Ints) -> Ints | None:
+    """Return the (groups, copies, channels) positions of the label classes of heads; None if they differ in number.
+
+    Args:
+        roots: label class of every position of an axis.
+        table: (groups, copies, channels) label classes.
+    """
+    order = np.argsort(roots, kind="stable")
+    first, last = (np.searchsorted(roots[order], table, side=side) for side in ("left", "right"))
+    count = int((last - first).flat[0])
+    if count == 0 or (last - first != count).any():
+        return None
+    found = order[first[..., None] + np.arange(count)]  # (groups, copies, channels, count)
+    groups, copies, channels = table.shape
+    return np.asarray(np.moveaxis(found, 3, 2).reshape(groups, copies * count, channels))

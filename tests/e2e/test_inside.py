@@ -1,0 +1,75 @@
+"""Runs that narrow channels inside attention heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxgrail
+from onnxgrail.core import Array
+from tests.contract.attention import attention
+from tests.oracle import run
+from tests.prenorm import VOCABULARY, prenorm
+from tests.tiny import numbers
+
+INNER = ("qk", "vo")
+
+
+@pytest.fixture(scope="module")
+def ids() -> dict[str, Array]:
+    """Calibration data."""
+    return {"ids": np.random.default_rng(3).integers(0, VOCABULARY, (64, 6))}
+
+
+def blocks_of(result: Any) -> dict[str, tuple[int, int]]:
+    """Units and kept units of the blocks inside heads, by kind."""
+    return {b["kind"]: (b["units"], b["kept"]) for b in result.report.data["blocks"] if b["kind"] in INNER}
+
+
+def test_heads_lose_channels_inside(ids: dict[str, Array]) -> None:
+    model = prenorm()
+    result = onnxgrail.compress(model, data=ids, unit_ratio=0.5, blocks=INNER, round_to=1)
+    assert blocks_of(result) == {"qk": (4, 2), "vo": (6, 3)}
+    assert len(list(result.model.graph)) == len(list(model.graph))
+    got, want = (run(one, ids)["y"] for one in (result.model, model))
+    assert 0 < np.abs(got - want).max() < np.abs(want).max()
+
+
+@pytest.mark.parametrize("kind", INNER)
+def test_one_kind_leaves_the_other_whole(kind: Any, ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, blocks=(kind,), round_to=1)
+    whole = {"qk": (4, 4), "vo": (6, 6)}
+    assert blocks_of(result) == whole | {kind: (whole[kind][0], whole[kind][0] // 2)}
+
+
+def test_whole_heads_leave_no_channels_inside(ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, blocks=("mlp", "heads", *INNER))
+    alone = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, blocks=("mlp", "heads"))
+    assert not blocks_of(result)
+    assert numbers(result) == numbers(alone)
+
+
+def test_they_go_together_with_the_stream(ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(), data=ids, target_params="60%", blocks=("mlp", "stream", *INNER), round_to=1)
+    model = result.report.data["model"]
+    assert model["params_after"] <= 0.6 * model["params_before"]
+    assert run(result.model, ids)["y"].shape == run(prenorm(), ids)["y"].shape
+
+
+def test_inspect_lists_them_beside_whole_heads() -> None:
+    found = onnxgrail.inspect(attention())
+    assert [(block["kind"], block["units"]) for block in found.blocks] == [("heads", 4), ("qk", 2), ("vo", 2)]
+    assert {"heads", "qk", "vo"} <= found.shares.keys()
+
+
+def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Array]) -> None:
+    choices: dict[str, Any] = {"data": ids, "unit_ratio": 0.5, "blocks": INNER, "round_to": 1}
+    first, again = (
+        onnxgrail.compress(prenorm(), tmp_path / f"{name}.onnx", resume=tmp_path / "parts", **choices) for name in "ab"
+    )
+    assert numbers(first) == numbers(again)
+    repeated = onnxgrail.apply(tmp_path / "a.onnx", prenorm(), data=ids)
+    assert numbers(repeated) == numbers(first)

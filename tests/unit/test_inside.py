@@ -1,0 +1,241 @@
+"""Channels inside heads in another basis: the same function, and without channels, that of projected heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgrail.algebra.rotation import balanced
+from onnxgrail.calibration.agreement import trial_of
+from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.proof import prove
+from onnxgrail.core import Floats
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.inside import BENDS, KERNEL, POSITIONS
+from onnxgrail.graph.rotate.restore import restore
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
+from tests.contract.attention import (
+    HEADS,
+    SHAPES,
+    SIZE,
+    TOKENS,
+    WIDTH,
+    attention,
+)
+from tests.oracle import check_same, narrowed_equals_masked, run, survey_of
+from tests.tiny import feed, ints, lines, tiny
+
+KINDS = ("qk", "vo")
+PACKED = """
+    p0 = MatMul(x, wp)
+    p1 = Add(p0, bp)
+    p2 = Reshape(p1, apart)
+    p3 = Transpose<perm=[2,0,3,1,4]>(p2)
+    q2, k2, v2 = Split<axis=0, num_outputs=3>(p3)
+    q3 = Squeeze(q2, first)
+    k3 = Squeeze(k2, first)
+    v3 = Squeeze(v2, first)
+"""
+GROUPED = """
+    q0 = MatMul(x, wq)
+    q1 = Reshape(q0, into)
+    q3 = Transpose<perm=[0,2,1,3]>(q1)
+""" + "".join(
+    lines(
+        """
+        $p0 = MatMul(x, w$p)
+        $p1 = Reshape($p0, groups)
+        $p6 = Transpose<perm=[0,2,1,3]>($p1)
+        $p7 = Unsqueeze($p6, second)
+        $p8 = Expand($p7, twice)
+        $p3 = Reshape($p8, heads)
+        """,
+        p=p,
+    )
+    for p in "kv"
+)
+MEASURED_SCALE = """
+    n0 = Shape<start=3, end=4>(q3)
+    n1 = Cast<to=1>(n0)
+    n2 = Sqrt(n1)
+    q5 = Div(q3, n2)
+    k4 = Transpose<perm=[0,1,3,2]>(k3)
+    a1 = MatMul(q5, k4)
+"""
+
+
+def grouped() -> ir.Model:
+    """Two query heads share keys and values."""
+    weights = {
+        "wq": (WIDTH, WIDTH),
+        "wk": (WIDTH, WIDTH // 2),
+        "wv": (WIDTH, WIDTH // 2),
+        "groups": ints(-1, TOKENS, HEADS // 2, SIZE),
+        "second": ints(2),
+        "twice": ints(1, HEADS // 2, 2, TOKENS, SIZE),
+        "heads": ints(-1, HEADS, TOKENS, SIZE),
+    }
+    return attention(project=GROUPED, projected=weights)
+
+
+NETS = {
+    **{name: attention(shapes=name) for name in SHAPES},
+    "masked": attention(mask="a2 = Add(a1, mask)", weights={"mask": (HEADS, TOKENS, TOKENS)}),
+    "packed": attention(
+        project=PACKED,
+        projected={
+            "wp": (WIDTH, 3 * WIDTH),
+            "bp": (3 * WIDTH,),
+            "apart": ints(-1, TOKENS, 3, 2, 4),  # channels of a head outnumber queries, keys and values
+            "first": ints(0),
+        },
+    ),
+    "shared keys": grouped(),
+    "scale from the shape": attention(scores=MEASURED_SCALE),
+}
+
+
+def found_in(model: ir.Model) -> Rotatable:
+    """The bases inside heads."""
+    return rotatable(model, survey_of(model, feed(model)).facts, KINDS)
+
+
+def bases_of(found: Rotatable) -> dict[str, Floats]:
+    """Random bases."""
+    rng = np.random.default_rng(4)
+    return {
+        name: rng.normal(size=(one.groups, one.width, one.width)) + 2 * np.eye(one.width)
+        for name, one in found.heads.items()
+    }
+
+
+def turned(model: ir.Model) -> tuple[ir.Model, Survey, dict[str, Floats]]:
+    """The model in other bases, its trace, and the bases."""
+    found = found_in(model)
+    bases = bases_of(found)
+    other = rotate(found, bases)
+    return other, trace(other, observe(other, feed(other))), bases
+
+
+def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
+    """The original, with queries and values projected in every head."""
+    other, facts = model.clone(), survey_of(model, feed(model)).facts
+    for node in list(other.graph):
+        for operand, kind in enumerate(KINDS):
+            basis = bases.get(f"{node.outputs[0].name}/{kind}")
+            if basis is None:
+                continue
+            here = np.arange(basis.shape[-1]) < kept
+            projection = (basis * here @ np.linalg.inv(basis)).astype(np.float32)
+            heads = facts.shapes[node.inputs[operand].name][1]
+            numbers = ir.tensor(np.repeat(projection, heads // len(basis), axis=0), name=f"{kind}/projection")
+            matrix = ir.Value(
+                name=numbers.name, const_value=numbers, type=ir.TensorType(numbers.dtype), shape=numbers.shape
+            )
+            other.graph.register_initializer(matrix)
+            product = ir.Node("", "MatMul", [node.inputs[operand], matrix], num_outputs=1)
+            product.outputs[0].name = f"{kind}/projected"
+            other.graph.insert_before(node, product)
+            node.replace_input_with(operand, product.outputs[0])
+    return other
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_another_basis_is_the_same_function(name: str) -> None:
+    model = NETS[name]
+    other, survey, bases = turned(model)
+    assert len(bases) == 2
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    kinds = {block.kind for block in survey.blocks}
+    assert kinds == ({"vo"} if name == "packed" else {"qk", "vo"})
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_fewer_channels_are_a_projection_in_every_head(name: str) -> None:
+    model = NETS[name]
+    other, survey, bases = turned(model)
+    dead = np.zeros(survey.ids, dtype=bool)
+    for block in survey.blocks:
+        assert (block.units, block.ranked in bases) == (4 if name == "packed" else SIZE, True)
+        dead[block.ids[1:]] = True
+    apply(other.graph, survey, Ledger(dead=dead, arrays={}))
+    restore(other)
+    want = run(projected(model, bases, 1), feed(model))
+    check_same(run(other, feed(model)), want)
+    assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-3
+    onnx.checker.check_model(ir.to_proto(other), full_check=True)
+    assert not any(node.metadata_props for node in other.graph)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_masked_network_proves_it(name: str) -> None:
+    other, survey, _ = turned(NETS[name])
+    trial = trial_of(other, survey, feed(other), ("CPUExecutionProvider",))
+    assert prove(trial, survey.blocks, {block.name: 1 for block in survey.blocks}) == (survey.blocks, ())
+    if name != "packed":  # queries and keys in the weight of values have no consumer of their own
+        narrowed_equals_masked(other, feed(other), kinds=KINDS)
+
+
+BENT = {
+    "rotated by position": attention(
+        scores=lines(
+            """
+            q4 = Mul(q3, table)
+            k4 = Transpose<perm=[0,1,3,2]>(k3)
+            a1 = MatMul(q4, k4)
+            """
+        ),
+        weights={"table": (TOKENS, SIZE)},
+    ),
+    "clipped values": attention(softmax="a3 = Softmax<axis=-1>(a2)\nv4 = Relu(v3)\no0 = MatMul(a3, v4)"),
+    "added to values": attention(
+        softmax="""
+            a3 = Softmax<axis=-1>(a2)
+            v4 = Add(v3, one)
+            o0 = MatMul(a3, v4)
+        """,
+        weights={"one": (1,)},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("rotated by position", "vo"), ("clipped values", "qk"), ("added to values", "qk")]
+)
+def test_what_depends_on_the_basis_is_refused_by_name(name: str, left: str) -> None:
+    model = BENT[name]
+    other, _, bases = turned(model)
+    assert [basis.rpartition("/")[2] for basis in bases] == [left]
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    refusals = found_in(model).refusals
+    assert [(refusal.value, refusal.reason) for refusal in refusals] == [
+        ("a1", POSITIONS) if left == "vo" else ("v4", BENDS)
+    ]
+
+
+def test_the_basis_keeps_what_products_need() -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(500, 6)) * rng.uniform(0.1, 3, 6) @ rng.normal(size=(6, 6)) for _ in range(2))
+    basis = balanced(x.T @ x, y.T @ y)
+    want, left, right = x @ y.T, x @ basis, y @ np.linalg.inv(basis).T
+    np.testing.assert_allclose(left @ right.T, want, atol=1e-6 * np.abs(want).max())
+    _u, s, _v = np.linalg.svd(want)
+    for kept in range(1, 6):
+        lost = np.linalg.norm(left[:, :kept] @ right[:, :kept].T - want)
+        np.testing.assert_allclose(lost, np.linalg.norm(s[kept:]), rtol=0.05)
+
+
+def test_fused_attention_is_refused_by_name() -> None:
+    body = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in "qkv")
+    body += f"""
+        o = Attention <q_num_heads={HEADS}, kv_num_heads={HEADS}> (q, k, v)
+        y = MatMul(o, wo)
+    """
+    weights = dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH))
+    found = found_in(tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, weights, opset=23))
+    assert not found.heads
+    assert [(refusal.op, refusal.reason) for refusal in found.refusals] == [("Attention", KERNEL)]
