@@ -48,9 +48,10 @@ def compress(
     no_progress: bool,
     **recipe: Any,
 ) -> None:
-    """Write a smaller model that stays close to IN.
+    """Write a smaller model that stays close to IN, a model or an exported folder.
 
-    Prints a before/after table, or the report with --json.
+    Prints a before/after table, or the report with --json. Of a folder (Optimum, transformers.js, GenAI) all models
+    are compressed, and the rest is copied.
     """
     import onnxgrail
 
@@ -65,26 +66,57 @@ def compress(
         follows = group.rank > 0
         try:
             with progress(quiet=quiet or follows, no_progress=no_progress) as show:
-                result = onnxgrail.compress(model, written, report=report, group=group, progress=show, **recipe)
+                recipe |= {"report": report, "group": group, "progress": show}
+                if model.is_dir():
+                    folder = onnxgrail.compress_folder(model, written, **recipe)
+                else:
+                    result = onnxgrail.compress(model, written, **recipe)
         except onnxgrail.NothingToCompressError as error:
             if as_json and isinstance(error.report, onnxgrail.Report) and not follows:
                 click.echo(error.report.to_json())
             raise
-    if not follows:
+    if follows:
+        return
+    if model.is_dir():
+        finish_folder(folder, as_json=as_json, quiet=quiet)
+    else:
         finish(result, as_json=as_json, quiet=quiet)
 
 
 def finish(result: Any, *, as_json: bool, quiet: bool) -> None:
     """Print the result of a run as tables or JSON, and exit with the code of its gates."""
-    data = result.report.data
     if as_json:
         click.echo(result.report.to_json())
-    render.notes([*_notes(data), *close.advice(result.report.headline())], quiet=quiet)
+    _told(result, tables=not as_json, quiet=quiet)
+    _exit(result)
+
+
+def finish_folder(result: Any, *, as_json: bool, quiet: bool) -> None:
+    """Print the results of all models of a folder, and exit with the code of their gates."""
+    if as_json:
+        click.echo(result.to_json())
+    for one in result.results.values():
+        _told(one, tables=not as_json, quiet=quiet)
     if not as_json and not quiet:
+        for line in result.lines():
+            render.say(line)
+        render.written(result.output)
+    _exit(result)
+
+
+def _told(result: Any, *, tables: bool, quiet: bool) -> None:
+    """Print notes and tables of a model, and the gates that failed."""
+    data = result.report.data
+    render.notes([*_notes(data), *close.advice(result.report.headline())], quiet=quiet)
+    if tables and not quiet:
         _tables(result.report, result.output)
     if not result.gates_passed:
         for gate in (*ship.gates(data), *_gate(data)):
             render.say(f"Error: gate failed: {gate}", err=True)
+
+
+def _exit(result: Any) -> None:
+    if not result.gates_passed:
         click.get_current_context().exit(values.EXIT_GATE)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxgrail.commands.compare import compare
     from onnxgrail.commands.compress import compress
     from onnxgrail.commands.demo import demo
+    from onnxgrail.commands.folder import compress_folder
     from onnxgrail.commands.frontier import frontier
     from onnxgrail.commands.inspect import inspect
     from onnxgrail.commands.refine import refine_model
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from onnxgrail.report.comparison import Comparison
     from onnxgrail.report.frontier import Frontier
     from onnxgrail.report.report import Inspection, Report
-    from onnxgrail.report.result import Result
+    from onnxgrail.report.result import FolderResult, Result
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "Comparison",
     "DataError",
     "DeviceError",
+    "FolderResult",
     "Frontier",
     "Inspection",
     "LostProcessError",
@@ -68,6 +70,7 @@ __all__ = [
     "bench",
     "compare",
     "compress",
+    "compress_folder",
     "demo",
     "export",
     "frontier",
@@ -80,6 +83,7 @@ _ERRORS = [name for name in __all__ if name.endswith("Error")]
 _WHERE = {
     **dict.fromkeys(_ERRORS, "errors"),
     "Comparison": "report.comparison",
+    "FolderResult": "report.result",
     "Frontier": "report.frontier",
     "Inspection": "report.report",
     "Recipe": "options",
@@ -89,6 +93,7 @@ _WHERE = {
     "bench": "commands.bench",
     "compare": "commands.compare",
     "compress": "commands.compress",
+    "compress_folder": "commands.folder",
     "demo": "commands.demo",
     "export": "exporting.call",
     "frontier": "commands.frontier",

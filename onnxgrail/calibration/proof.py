@@ -15,8 +15,10 @@ import numpy as np
 from onnxgrail.calibration.agreement import Trial, doubt, doubt_by_steps, trial_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Bools, Refusal
+from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.machine.job import Job
+from onnxgrail.machine.memory import give_back
 from onnxgrail.machine.steps.codec import Record
 
 RUNS = 64  # maximum number of comparisons; each costs a run of both graphs
@@ -70,6 +72,8 @@ def proved(
         return Record(notes={"good": [b.name for b in good], "refusals": [asdict(r) for r in refusals]})
 
     found = job.steps.shared(proof).notes
+    if in_files(prepared.model):  # large: return the memory of the comparisons
+        give_back()
     return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
 
 

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrail.algebra.select.selectors import GRADIENTS
+from onnxgrail.allocation.achieved import Share, of_blocks
 from onnxgrail.allocation.choose import at_first
 from onnxgrail.allocation.result import Allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.prepared import Prepared, rounds
 from onnxgrail.calibration.proof import proved
 from onnxgrail.core import Block, Change, Floats, Refusal
-from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.memory import give_back
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import bring_back, settle
@@ -39,6 +38,7 @@ class Decision:
         changes: one per narrowed block, in the order they were decided.
         refusals: blocks that did not pass the proof.
         ledger: all changes together.
+        share: what was asked for, and what the changes remove.
         refits: layers fitted to the dense network; norms: activations with corrected scales and biases.
     """
 
@@ -48,6 +48,7 @@ class Decision:
     refusals: tuple[Refusal, ...]
     ledger: Ledger
     allocation: Allocation
+    share: Share
     refits: tuple[Refit, ...] = ()
     norms: tuple[Norm, ...] = ()
 
@@ -93,13 +94,15 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
     if recipe.norms != "none":
         with clock.stage("norms"):
             clock.seconds["forward"] += bring_back(run)
+    narrowable = tuple(b for b in chosen if b.units > 1 and b.name not in failed)
     return Decision(
         chosen=chosen,
-        narrowable=tuple(b for b in chosen if b.units > 1 and b.name not in failed),
+        narrowable=narrowable,
         changes=tuple(run.changes),
         refusals=refusals,
         ledger=run.ledger,
         allocation=allocation,
+        share=of_blocks(prepared, recipe, narrowable, run.ledger.dead),
         refits=run.refits,
         norms=run.norms,
     )
@@ -124,8 +127,6 @@ def ready(
     with job.clock.stage("prove"):
         if blocks:
             blocks, refusals = proved(prepared, job, blocks, widths)
-    if in_files(prepared.model):
-        give_back()
     if job.recipe.selector in GRADIENTS and blocks:
         with job.clock.stage("gradients"):
             prepared = _with_gradients(prepared, blocks, job)

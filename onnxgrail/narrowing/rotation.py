@@ -54,7 +54,7 @@ def decided(
         return prepared, decision
     recipe = replace(job.recipe, widths=widths)
     again = decide(left, replace(job, recipe=recipe, steps=Steps(group=job.group)))
-    return left, replace(again, chosen=decision.chosen, allocation=decision.allocation)
+    return left, replace(again, chosen=decision.chosen, allocation=decision.allocation, share=decision.share)
 
 
 def rotates(recipe: Recipe) -> bool:

@@ -1,7 +1,9 @@
-"""The result of a command that writes a model."""
+"""The results of commands that write a model, or a folder of models."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,3 +54,39 @@ class Result:
     def graphsurgeon(self) -> Any:
         """Return the model as an `onnx_graphsurgeon.Graph`."""
         return interop.to_graphsurgeon(self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class FolderResult:
+    """The result of `compress_folder`.
+
+    Attributes:
+        output: the written folder, None if none was requested.
+        results: the result of each compressed model, by its path in the folder.
+        copied: models that were copied as they are, with the reason.
+        left_out: files that were not copied, with the reason.
+    """
+
+    output: Path | None
+    results: Mapping[str, Result]
+    copied: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        lines = [str(result) for result in self.results.values()]
+        return "\n".join([*lines, *self.lines()])
+
+    def lines(self) -> list[str]:
+        """Return one line of text per model and file that was not compressed."""
+        found = [f"Copied as it is: {name}: {why}" for name, why in self.copied.items()]
+        return [*found, *(f"Left out: {name}: {why}" for name, why in self.left_out.items())]
+
+    @property
+    def gates_passed(self) -> bool:
+        """Return True if the gates of all models hold."""
+        return all(result.gates_passed for result in self.results.values())
+
+    def to_json(self) -> str:
+        """Return the reports as JSON, by model."""
+        reports = {name: result.report.data for name, result in self.results.items()}
+        return json.dumps({"models": reports, "copied": self.copied, "left_out": self.left_out}, indent=2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgrail.allocation.achieved import Share, of_blocks
+from onnxgrail.allocation.achieved import Share
 from onnxgrail.allocation.result import Budget
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Applied, Recipe
@@ -33,10 +33,10 @@ def _grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:
     return [(entry.added["macs"], entry.added["bytes"]) for entry in refines if entry.added]
 
 
-def _share(prepared: Prepared, recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
+def _share(recipe: Recipe, decision: Decision, applied: Mapping[str, Applied]) -> Share:
     """Return the requested and the achieved ratio: of the blocks, or of GRASP's layers if nothing is narrowed."""
     if "grail" in recipe.method or "grasp" not in applied:
-        return of_blocks(prepared, recipe, decision.narrowable, decision.ledger.dead)
+        return decision.share
     entry = applied["grasp"].entry
     gone = sum(row["params_before"] - row["params_after"] for row in entry["matrices"])
     asked = recipe.ratio if recipe.grasp_layers is None else None
@@ -65,7 +65,7 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     """Return the sizes of the model before and after; predicted if nothing is written."""
     slim, written, final = made.slim, made.written, made.final or made.slim
     added = tuple(Applied(entry={}, macs=-m * prepared.samples, bytes=-size) for m, size in _grown(made.worked.refined))
-    applied, share = (*made.worked.applied.values(), *added), _share(prepared, recipe, decision, made.worked.applied)
+    applied, share = (*made.worked.applied.values(), *added), _share(recipe, decision, made.worked.applied)
     model, survey, ledger, before = prepared.model, prepared.survey, decision.ledger, prepared.baseline
     params = counting.parameters(before.model)
     gone, gone_bytes = counting.removed(survey, ledger.dead)

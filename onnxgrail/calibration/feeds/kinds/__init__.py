@@ -52,6 +52,12 @@ def reads(path: str | os.PathLike[str], what: str) -> Read:
     return Read(path=place, what=what) if name is None else Read(path=place, what=what, holds=KINDS[name].holds)
 
 
+def takes(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the settings of `Reading` that have an effect on the data at a path; none if there are no such data."""
+    name = _name(Path(path))
+    return frozenset() if name is None else KINDS[name].takes
+
+
 def _name(path: Path) -> str | None:
     return next((name for name, kind in KINDS.items() if kind.matches(path)), None)
 

@@ -1,0 +1,118 @@
+"""Folders with exported models, as Optimum, transformers.js and ONNX Runtime GenAI write and load them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from onnxgrail.calibration.feeds import kinds
+from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.graph.io.model_file import beside
+from onnxgrail.machine.files.paths import write_whole
+
+FORMS = re.compile(r"_(quantized|fp16|int8|uint8|q8|q4|q4f16|bnb4)$")
+"""Ends of the names that transformers.js gives to other number formats of a graph."""
+FOREIGN = frozenset({".bin", ".safetensors", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".tflite", ".gguf"})
+"""Suffixes of the weights of other frameworks, which hold the model at its full size."""
+TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """The files of a folder, relative to it.
+
+    Attributes:
+        root: the folder.
+        graphs: the models to compress.
+        left_out: files that hold the model at its full size, by the reason why they are not copied.
+        others: files that are copied as they are.
+    """
+
+    root: Path
+    graphs: tuple[Path, ...]
+    left_out: Mapping[Path, str]
+    others: tuple[Path, ...]
+
+    def encoder(self) -> Path | None:
+        """Return the graph that reads the input of the others; None if there is no such graph."""
+        found = [graph for graph in self.graphs if graph.stem.startswith("encoder")]
+        return self.root / found[0] if len(found) == 1 and len(self.graphs) > 1 else None
+
+    def settings(self, data: Any) -> dict[str, Any]:
+        """Return how calibration data are read: the tokenizer and the numbers of the image processor, where they apply.
+
+        Raises:
+            ModelError: the configuration of the image processor is broken.
+        """
+        wanted = kinds.takes(data) if isinstance(data, str | Path) else frozenset()
+        found: dict[str, Any] = {}
+        if "tokenizer" in wanted and (self.root / TOKENIZER).is_file():
+            found["tokenizer"] = self.root / TOKENIZER
+        if "image_mean" in wanted and (self.root / PROCESSOR).is_file():
+            stated = _read(self.root / PROCESSOR)
+            if stated.get("do_normalize", True):
+                found |= {name: stated[name] for name in ("image_mean", "image_std") if name in stated}
+        return found
+
+    def copy(self, target: Path, graphs: list[Path]) -> None:
+        """Copy the files that stay as they are, and these graphs with their weights.
+
+        Raises:
+            OutputError: a file cannot be read or written.
+        """
+        weights = [file.relative_to(self.root) for graph in graphs for file in beside(self.root / graph)]
+        for file in (*self.others, *weights, *graphs):
+            try:
+                with (self.root / file).open("rb") as source:
+                    write_whole(target / file, partial(_filled, source))
+            except OSError as error:
+                raise OutputError(f"cannot copy {str(file)!r}: {error.strerror or error}") from error
+
+
+def exported_of(root: Path) -> Exported:
+    """Return the files of a folder; hidden ones, and links to files elsewhere, are not among them.
+
+    Raises:
+        ModelError: there is no graph.
+    """
+    files = sorted(_files(root))
+    models = [file for file in files if file.suffix == ".onnx"]
+    graphs = tuple(
+        file for file in models if file.with_stem(FORMS.sub("", file.stem)) not in models or not FORMS.search(file.stem)
+    )
+    if not graphs:
+        raise ModelError(f"folder {str(root)!r} has no .onnx file", hint="Give an exported folder, or an .onnx file")
+    weights = {file for graph in models for file in beside(root / graph)}
+    out = {file: "another number format of a model that is compressed" for file in models if file not in graphs}
+    out |= {file: "the weights of another framework" for file in files if file.suffix in FOREIGN}
+    others = [file for file in files if file not in models and file not in out and root / file not in weights]
+    return Exported(root=root, graphs=graphs, left_out=out, others=tuple(others))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield regular files; a link counts if it leads into the folder, or to the folder of the graphs' real files."""
+    inside = root.resolve()
+    stores = {graph.resolve().parent for graph in root.rglob("*.onnx")}  # the cache of a hub consists of links
+    for path in root.rglob("*"):
+        real, name = path.resolve(), path.relative_to(root)
+        ours = real.is_relative_to(inside) or real.parent in stores
+        if path.is_file() and ours and not any(part.startswith(".") for part in name.parts):
+            yield name
+
+
+def _filled(source: BinaryIO, file: BinaryIO) -> None:
+    shutil.copyfileobj(source, file)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(path)!r}: {error}", hint="Export the folder again") from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,155 @@
+"""An exported folder: all models are compressed, the rest is copied, and nothing of full size is left in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from PIL import Image
+
+import onnxgrail
+from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.errors import ModelError, OutputError, UsageError
+from tests.command import run
+from tests.tiny import tiny
+from tests.unit.samples import tokenizer
+
+WORDS = [f"w{n}" for n in range(40)]
+ENCODER = "int64[batch,seq] input_ids, int64[batch,seq] attention_mask => float[batch,seq,16] last_hidden_state"
+LAYER = """h = Gather(table, input_ids)
+m = Cast<to=1>(attention_mask)
+e = Unsqueeze(m, last)
+g = Mul(h, e)
+u = MatMul(g, up)
+r = Relu(u)
+last_hidden_state = MatMul(r, down)"""
+WEIGHTS = {"table": (44, 16), "up": (16, 32), "down": (32, 16), "last": np.array([2])}
+DECODER = (
+    "int64[batch,seq] input_ids, int64[batch,past] encoder_attention_mask, float[batch,past,16] encoder_hidden_states"
+    " => float[batch,seq,44] logits"
+)
+STEPS = """m = Cast<to=1>(encoder_attention_mask)
+e = Unsqueeze(m, last)
+g = Mul(encoder_hidden_states, e)
+s = ReduceMean<keepdims=1>(g, middle)
+h = Gather(table, input_ids)
+a = Add(h, s)
+u = MatMul(a, up)
+r = Relu(u)
+d = MatMul(r, down)
+logits = MatMul(d, head)"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as Optimum and transformers.js write it, with a text to calibrate with next to it."""
+    root = tmp_path / "exported"
+    (root / "onnx").mkdir(parents=True)
+    ir.save(tiny(ENCODER, LAYER, WEIGHTS), root / "onnx" / "encoder_model.onnx")
+    ir.save(tiny(ENCODER, LAYER, WEIGHTS, seed=1), root / "onnx" / "encoder_model_quantized.onnx")
+    more = {**WEIGHTS, "head": (16, 44), "middle": np.array([1])}
+    decoder = ir.to_proto(tiny(DECODER, STEPS, more))
+    onnx.save(
+        decoder, root / "onnx" / "decoder_model.onnx", save_as_external_data=True, size_threshold=500, location="d.data"
+    )
+    tokenizer(root / "tokenizer.json", WORDS)
+    (root / "config.json").write_text('{"hidden_size": 16}')
+    (root / "model.safetensors").write_bytes(b"weights")
+    (root / ".cache").mkdir()
+    (root / ".cache" / "x").write_text("x")
+    rng = np.random.default_rng(0)
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(rng.choice(WORDS, 9)) for _ in range(48)))
+    return root
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def test_all_models_of_a_folder(folder: Path) -> None:
+    result = onnxgrail.compress_folder(folder, ratio=0.5, data=folder.parent / "text.txt", allocate="uniform")
+    assert result.output == folder.parent / "exported.compressed"
+    kept = names(result.output)
+    assert [name for name in kept if not name.endswith(".data")] == [
+        "config.json",
+        "onnx/decoder_model.onnx",
+        "onnx/encoder_model.onnx",
+        "tokenizer.json",
+    ]
+    assert "onnx/d.data" not in kept
+    assert set(result.left_out) == {"model.safetensors", "onnx/encoder_model_quantized.onnx"}
+    for name, one in result.results.items():
+        assert one.report.data["calibration"]["samples"] >= 30, name
+        assert one.report.data["model"]["params_after"] < one.report.data["model"]["params_before"]
+    ids = np.arange(12).reshape(2, 6)
+    with open_session(result.output / "onnx" / "encoder_model.onnx") as session:
+        states = session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["last_hidden_state"]
+    assert states.shape == (2, 6, 16)
+
+
+def test_what_the_data_do_not_fit_is_copied_with_its_weights(folder: Path) -> None:
+    data = {"input_ids": np.arange(400).reshape(40, 10) % 40, "attention_mask": np.ones((40, 10), np.int64)}
+    np.savez(folder.parent / "data.npz", **data)
+    (folder / "onnx" / "encoder_model.onnx").rename(folder / "onnx" / "model.onnx")
+    (folder / "onnx" / "encoder_model_quantized.onnx").unlink()
+    result = onnxgrail.compress_folder(folder, ratio=0.5, data=str(folder.parent / "data.npz"), allocate="uniform")
+    assert "encoder_hidden_states" in result.copied["onnx/decoder_model.onnx"]
+    assert result.output is not None
+    for name in ("decoder_model.onnx", "d.data"):
+        assert (result.output / "onnx" / name).read_bytes() == (folder / "onnx" / name).read_bytes()
+    assert "Copied as it is: onnx/decoder_model.onnx" in str(result)
+
+
+def test_the_numbers_of_the_image_processor(tmp_path: Path) -> None:
+    root = tmp_path / "vision"
+    root.mkdir()
+    body = "c = Conv<kernel_shape=[3,3]>(pixel_values, w)\nr = Relu(c)\ny = Conv<kernel_shape=[1,1]>(r, v)"
+    model = tiny("float[N,3,8,8] pixel_values => float[] y", body, {"w": (16, 3, 3, 3), "v": (4, 16, 1, 1)})
+    ir.save(model, root / "model.onnx")
+    stated = {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2]}
+    (root / "preprocessor_config.json").write_text(json.dumps(stated))
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for n in range(8):
+        Image.fromarray(np.random.default_rng(n).integers(0, 255, (9, 9, 3), np.uint8)).save(photos / f"{n}.png")
+    result = onnxgrail.compress_folder(root, ratio=0.5, data=photos, allocate="uniform", dry_run=True)
+    assert result.results["model.onnx"].report.data["recipe"]["image_mean"] == [0.5, 0.4, 0.3]
+    assert not (tmp_path / "vision.compressed").exists()
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="for one model"):
+        onnxgrail.compress_folder(folder, ratio=0.5, report="r.json")
+    with pytest.raises(UsageError, match="kv-io"):
+        onnxgrail.compress_folder(folder, ratio=0.5, kv_io=True)
+    for output in (folder, folder / "in", folder.parent):
+        with pytest.raises(OutputError, match="contains the input or lies in it"):
+            onnxgrail.compress_folder(folder, output, ratio=0.5)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(OutputError, match="exists"):
+        onnxgrail.compress_folder(folder, tmp_path / "full", ratio=0.5)
+    with pytest.raises(ModelError, match=r"no \.onnx"):
+        onnxgrail.compress_folder(tmp_path / "full", ratio=0.5)
+
+
+def test_links_to_files_elsewhere_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    (folder / "onnx" / "decoder_model.onnx").unlink()
+    result = onnxgrail.compress_folder(folder, ratio=0.5, data=folder.parent / "text.txt", allocate="uniform")
+    assert result.output is not None
+    assert "notes.txt" not in names(result.output)
+
+
+def test_the_command_takes_a_folder(folder: Path) -> None:
+    asked = ["--ratio", "0.5", "--allocate", "uniform", "--data", folder.parent / "text.txt"]
+    done = run("compress", folder, folder.parent / "small", *asked, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert set(json.loads(done.stdout)["models"]) == {"onnx/encoder_model.onnx", "onnx/decoder_model.onnx"}
+    done = run("compress", folder, folder.parent / "small", *asked, "--force")
+    assert "Left out: model.safetensors" in done.stdout
