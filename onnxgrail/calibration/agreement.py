@@ -28,6 +28,7 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3
+LOOSE = 4  # weights in another basis are rounded anew
 AT_ONCE = 2**29  # bytes of tensors that are compared in a run
 
 
@@ -67,6 +68,14 @@ def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[st
     )
 
 
+def same_function(model: ir.Model, other: ir.Model, feed: Feed, providers: Sequence[str]) -> bool:
+    """Return True if two models of full width give the same numbers, up to rounding."""
+    names = [value.name or "" for value in model.graph.outputs]
+    (want,), (got,) = (_run(providers, one.clone(), [feed], names) for one in (model, other))
+    floats = [name for name in names if isinstance(want[name], np.ndarray) and want[name].dtype.kind == "f"]
+    return all(_distance(got[name], want[name]) <= LOOSE * _limit(model) for name in floats)
+
+
 def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
     """Return why the narrowed graph's outputs differ from the masked graph's; '' if they agree.
 
@@ -78,10 +87,10 @@ def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
     ports = changed(trial.model, trial.survey, dead)
     given = [fit(feed, ports) for feed in trial.feeds]
     try:
-        got = _run(trial, _slim(trial, dead), given, trial.names, whole=True)  # as it will be loaded
+        got = _run(trial.providers, _slim(trial, dead), given, trial.names, whole=True)  # as it will be loaded
     except (ModelError, RewriteError) as error:
         return f"the narrowed graph does not run: {error}"
-    wanted = _run(trial, _masked(trial, blocks, dead), trial.feeds, trial.names)
+    wanted = _run(trial.providers, _masked(trial, blocks, dead), trial.feeds, trial.names)
     found = (_gap(trial, a, b, trial.names, dead) for a, b in zip(got, wanted, strict=True))
     return next((why for why in found if why), "")
 
@@ -104,7 +113,9 @@ def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
         for some, last in _portions(trial):
             reads = [name for step in some for name in step.reads]
             names = [n for n in dict.fromkeys((*reads, *last)) if n not in feed and n not in makes]
-            wanted = _run(trial, _masked(trial, blocks, dead), [feed], list(dict.fromkeys((*names, *makes))))[0]
+            wanted = _run(trial.providers, _masked(trial, blocks, dead), [feed], list(dict.fromkeys((*names, *makes))))[
+                0
+            ]
             made = made or {name: _left(trial, name, wanted[name], dead) for name in makes}
             why = _differing(trial, _Portion(some, names, given, made, wanted), dead)
             if why:
@@ -141,7 +152,7 @@ def _differing(trial: Trial, portion: _Portion, dead: Bools) -> str:
     try:
         slim = _slim(trial, dead)
         held(slim, trial.steps, trial.survey.facts, tried)
-        (got,) = _run(trial, slim, [{**given, **made, **reads}], [*names, *outputs], whole=True)
+        (got,) = _run(trial.providers, slim, [{**given, **made, **reads}], [*names, *outputs], whole=True)
     except (ModelError, RewriteError, ValueError) as error:
         return f"the narrowed graph does not run in parts between its steps: {error}"
     why = _gap(trial, got, wanted, names, dead)
@@ -193,15 +204,15 @@ def _masked(trial: Trial, blocks: Sequence[Block], dead: Bools) -> ir.Model:
 
 
 def _run(
-    trial: Trial, candidate: ir.Model, feeds: Sequence[Feed], names: Sequence[str], *, whole: bool = False
+    providers: Sequence[str], candidate: ir.Model, feeds: Sequence[Feed], names: Sequence[str], *, whole: bool = False
 ) -> list[dict[str, Array]]:
     """Return the named tensors per feed; a deep graph runs in pieces unless `whole`."""
-    parts = None if whole else in_pieces(candidate, feeds, trial.providers, names)
+    parts = None if whole else in_pieces(candidate, feeds, providers, names)
     if parts is not None:
         discard(candidate)
         return parts
     packed = pack(candidate, outputs=names)
-    with open_session(packed, Setup.as_is(trial.providers), outputs=names) as session:
+    with open_session(packed, Setup.as_is(providers), outputs=names) as session:
         discard(candidate)
         return [session.run(feed) for feed in feeds]
 

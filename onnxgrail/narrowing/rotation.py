@@ -11,6 +11,7 @@ import numpy as np
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.rotation import basis_of, basis_of_queries, basis_of_values, unnormed
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
+from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
@@ -28,6 +29,7 @@ from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.decide import Decision, decide
 
 STEP = "rotation"  # cache key of the bases
+DIFFERS = "in another basis inside heads, the model gives other numbers"
 INNER: tuple[Kind, ...] = ("qk", "vo")  # channels inside heads
 
 
@@ -98,7 +100,12 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         if known is None:
             measured = _measured(prepared, found, job)
             known = job.steps.make(STEP, lambda: Record(arrays=_bases(prepared, found, measured)))
-        return _in_bases(prepared, found, known.arrays, recipe)
+        done = _in_bases(prepared, found, known.arrays, recipe)
+        if not found.heads or same_function(prepared.model, done.model, done.feed, recipe.providers):
+            return done
+        whole = rotatable(prepared.model, prepared.survey.facts, kinds, list(found.streams))
+        why = Refusal(value=next(iter(found.heads)), node="", op="MatMul", reason=DIFFERS)
+        return _in_bases(prepared, replace(whole, refusals=(*whole.refusals, why)), known.arrays, recipe)
 
 
 def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:

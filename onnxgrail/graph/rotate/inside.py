@@ -28,7 +28,7 @@ SCALES, STEPS = (
     ("Mul", "Div", "Add", "Where", "Cast", "Identity", "Reshape", "Clip", "Tanh"),
     8,
 )  # between scores and a softmax
-POSITIONS = "queries or keys are rotated by position, normalized, or not computed by weights: their channels stay"
+POSITIONS = "what it reads is rotated by position, normalized, cached, or computed by no weight, so its channels stay"
 BENDS = "its result depends on the basis of channels inside heads"
 CLAIMED = "several products of attention read the same channels inside heads"
 UNEVEN = "its heads share some of their channels, or differ in their number"
@@ -147,6 +147,17 @@ def _scores(node: ir.Node) -> bool:
     return False
 
 
+def _weighs(node: ir.Node) -> bool:
+    """Return True if a softmax, with a mask or a cast at most, computes the first operand of a product."""
+    value = node.inputs[0]
+    for _ in range(STEPS):
+        before = value.producer() if value is not None else None
+        if before is None or before.op_type == "Softmax":
+            return before is not None
+        value = next((v for v in before.inputs[::-1] if v is not None and v.producer()), None)
+    return False
+
+
 def _multiplies(node: ir.Node, facts: Facts) -> bool:
     return node.op_type == "MatMul" and not any(v is None or v.name in facts.constants for v in node.inputs)
 
@@ -190,7 +201,8 @@ class _Finder:
         rank = [len(self.facts.shapes.get((v.name or "") if v is not None else "", ())) for v in node.inputs]
         wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, 1, rank[1] - 1)]
         if not all(place in self.tables for place in wanted):
-            if kind == "qk" and (own, 1, rank[1] - 1) not in self.tables and _scores(node):
+            asked = {"qk": _scores, "vo": _weighs}[kind]
+            if (own, 1, rank[1] - (1 if kind == "qk" else 2)) not in self.tables and asked(node):
                 raise _RefusedError(_refusal(node, POSITIONS))
             return None
         sides = [self._rows(node, place) for place in wanted]
@@ -257,7 +269,7 @@ class _Finder:
         if use.role == "consumer" and kind == "qk":
             raise _RefusedError(_refusal(node, BENDS))
         array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
-        shared = value is None or len({u.node for u in self.flow.uses if u.value == use.value}) > 1
+        shared = layer and len({u.node for u in self.flow.uses if u.value == use.value}) > 1
         if array is None or shared or use.value in self.facts.stored:
             raise _RefusedError(_refusal(node, STORED))
         index = _positions(self.flow.labels.find(use.mark.labels), groups)
