@@ -13,13 +13,14 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime import quantize
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.fidelity import Fidelity, entries
-from onnxgrail.finishing.bits.rounding import rounded
 from onnxgrail.finishing.verify import verify
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.bits.rounding import rounded
+from onnxgrail.options import WEIGHTS
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 
@@ -29,7 +30,7 @@ def quantised(
 ) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
     """Return the quantized model, its report entry, and its fidelity to the original."""
     recipe = job.recipe
-    make = _in_few_bits if recipe.quantize in quantize.WEIGHTS else _by_tool
+    make = _in_few_bits if recipe.quantize in WEIGHTS else _by_tool
     final, form = make(prepared, ledger, slim, job)
     results: tuple[Fidelity, ...] = ()
     entry: dict[str, Any] = {
@@ -98,7 +99,7 @@ def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
     share, kind = entry["bytes_after"] / entry["bytes_before"], entry["kind"]
     if share < LITTLE:
         return []
-    conv = kind in ("int8-dynamic", *quantize.WEIGHTS) and any(node.op_type == "Conv" for node in model.graph)
+    conv = kind in ("int8-dynamic", *WEIGHTS) and any(node.op_type == "Conv" for node in model.graph)
     why = "convolutions stay in float, --quantize int8 has them" if conv else "few of its bytes are weights of layers"
     return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
 

@@ -14,13 +14,14 @@ from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.finishing import quantized, simplify, targets
-from onnxgrail.finishing.bits import plan
 from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.finishing.verify import verified
+from onnxgrail.graph.bits import plan
 from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.options import WEIGHTS
 from onnxgrail.recipe import storage
 
 LARGEST_GRAPH = 2**24  # upper limit of the bytes of a model's names, nodes and metadata
@@ -117,7 +118,7 @@ def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, 
     text = f"the result would take {after:,} bytes, more than the {before:,} of the input; nothing is written"
     if recipe.simplify:
         return text, "Leave out --simplify, which writes repeated constants out"
-    if recipe.quantize in quantize.WEIGHTS and any(node.op_type == "Conv" for node in model.graph):
+    if recipe.quantize in WEIGHTS and any(node.op_type == "Conv" for node in model.graph):
         return text, f"--quantize {recipe.quantize} stores matrices only; --quantize int8 has convolutions too"
     if recipe.quantize != "none":
         return text, "Leave out --quantize: few bytes of this model are weights of layers"

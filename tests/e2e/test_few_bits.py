@@ -15,7 +15,7 @@ import pytest
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
-from onnxgrail.finishing.bits import stage
+from onnxgrail.narrowing.bits import stage
 from tests.tiny import tiny
 
 from . import nets

@@ -12,12 +12,12 @@ from onnxgrail.algebra.rounding.carried import carried, squared_error
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
+from onnxgrail.graph.bits.dequantize import dequantize_matrix, dequantize_table
+from onnxgrail.graph.bits.matrices import MICROSOFT, pack, stored_bytes
+from onnxgrail.graph.bits.tables import pack_table, stored_table_bytes
 from onnxgrail.graph.fittable.matrices import matrices
 from onnxgrail.graph.fittable.tables import tables
 from onnxgrail.graph.io.serial import pack as serialised
-from onnxgrail.graph.rewrite.bits import MICROSOFT, pack, stored_bytes
-from onnxgrail.graph.rewrite.dequantize import dequantize_matrix, dequantize_table
-from onnxgrail.graph.rewrite.tables import pack_table, stored_table_bytes
 from tests.tiny import tiny
 
 SIZES = (16, 32, 64, 128, 256)

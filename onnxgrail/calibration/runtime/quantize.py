@@ -25,8 +25,8 @@ from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
+from onnxgrail.options import WEIGHTS
 
-WEIGHTS = {"int4": 4, "int8-weights": 8}  # bits of the kinds that store weights only, which need no tool
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no CPU kernel for Conv
 MARKS = (

@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Rounded
 from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.bits.matrices import first
 from onnxgrail.graph.fittable.matrices import Matrix, swept
 from onnxgrail.graph.fittable.tables import Table
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.bits import first
 from onnxgrail.graph.rewrite.unique import free_name
 
 OPSET = 21  # the first with blocks and with 4 bits

@@ -1,4 +1,4 @@
-"""Store tables of rows in 8 bits as `GatherBlockQuantized`; a tied head reads the same bytes."""
+"""Store tables of rows in 4 or 8 bits as `GatherBlockQuantized`; a tied head reads the same bytes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Grid, Rounded
+from onnxgrail.graph.bits.matrices import become, first, multiply
 from onnxgrail.graph.fittable.matrices import swept
 from onnxgrail.graph.fittable.tables import Table
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.bits import become, first, multiply
 from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.stored.packed import BYTE, packed_bits
 
 
 def stored_table_bytes(table: Array, grid: Grid) -> int:
-    """Return the bytes of a table (rows, columns) whose columns divide into blocks of 8-bit numbers."""
+    """Return the bytes of a table (rows, columns) whose columns divide into blocks."""
     rows, columns = table.shape
-    return int(rows * (columns + grid.blocks(columns) * (grid.dtype.itemsize + (0 if grid.symmetric else 1))))
+    blocks = grid.blocks(columns)
+    zeros = 0 if grid.symmetric else -(-blocks * grid.bits // BYTE)
+    return int(rows * (columns * grid.bits // BYTE + blocks * grid.dtype.itemsize + zeros))
 
 
 def pack_table(graph: ir.Graph, table: Table, rounded: Rounded, accuracy: int) -> None:
@@ -25,13 +28,14 @@ def pack_table(graph: ir.Graph, table: Table, rounded: Rounded, accuracy: int) -
     Args:
         graph: changed in place.
         table: the table; its weight is removed. Its columns divide into blocks.
-        rounded: its transpose on a grid of 8 bits.
+        rounded: its transpose.
         accuracy: the attribute `accuracy_level` of products.
     """
     weight, grid = graph.initializers[table.weight], rounded.grid
-    numbers = {"q": rounded.codes, "scale": rounded.scale, "zero": rounded.zero}
-    names = ("q", "scale") if grid.symmetric else ("q", "scale", "zero")
-    parts = [constant(graph, numbers[n].T, f"{table.weight}/{n}", old=weight) for n in names]
+    arrays = {"q": packed_bits(rounded.codes.T, grid.bits), "scale": rounded.scale.T}
+    if not grid.symmetric:
+        arrays["zero"] = packed_bits(rounded.zero.T, grid.bits)
+    parts = [constant(graph, array, f"{table.weight}/{name}", old=weight) for name, array in arrays.items()]
     fields = {"bits": grid.bits, "block_size": grid.size, "gather_axis": 0, "quantize_axis": 1}
     for node in table.lookups:
         become(node, "GatherBlockQuantized", fields, dict(zip((0, 2, 3), parts, strict=False)))
@@ -43,9 +47,9 @@ def pack_table(graph: ir.Graph, table: Table, rounded: Rounded, accuracy: int) -
 
 
 def _blocks(graph: ir.Graph, table: Table, codes: ir.Value, rounded: Rounded) -> ir.Value:
-    """Return the codes (rows, columns) as a product reads them, (rows, blocks, size)."""
+    """Return the codes of a table as a product reads them, (rows, blocks, bytes)."""
     (_, rows), size = rounded.codes.shape, rounded.grid.size
-    shape = (rows, len(rounded.scale), size)
+    shape = (rows, len(rounded.scale), size * rounded.grid.bits // BYTE)
     target = constant(graph, np.array(shape, np.int64), f"{table.weight}/blocks")
     name = free_name(graph, f"{table.weight}/product")
     node = ir.Node("", "Reshape", [codes, target], num_outputs=1, name=name)

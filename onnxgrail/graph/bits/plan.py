@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.runtime.quantize import WEIGHTS
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.bits.dequantize import OPSET
+from onnxgrail.graph.bits.matrices import stored_bytes, unpackable
+from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
 from onnxgrail.graph.fittable.tables import Table, tables
-from onnxgrail.graph.rewrite.bits import stored_bytes, unpackable
-from onnxgrail.graph.rewrite.dequantize import OPSET
-from onnxgrail.graph.rewrite.tables import stored_table_bytes
 from onnxgrail.graph.trace.facts import Facts, key
+from onnxgrail.options import WEIGHTS
 
+FLOAT = 32  # bits of a weight that keeps its numbers
 LEAST = 16  # weights of the smallest block
 TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
+NONE: Mapping[str, int] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
 SMALLER = "it would not get smaller"
+SPARED = "the size leaves room for all of its bits"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,6 +35,14 @@ class Plan:
     matrices: tuple[tuple[Matrix, Grid], ...]
     tables: tuple[tuple[Table, Grid], ...]
     left: tuple[Refusal, ...]
+
+    def sizes(self, graph: ir.Graph) -> dict[str, tuple[int, int]]:
+        """Return the bytes of each weight as the graph has it, and as it will be stored."""
+        found = {m.weight: (array_of(m, graph).nbytes, stored_bytes(m, grid)) for m, grid in self.matrices}
+        for table, grid in self.tables:
+            array = table.array(graph)
+            found[table.weight] = array.nbytes, stored_table_bytes(array, grid)
+        return found
 
 
 def check(model: ir.Model, recipe: Recipe) -> None:
@@ -47,18 +59,21 @@ def check(model: ir.Model, recipe: Recipe) -> None:
         )
 
 
-def plan_of(model: ir.Model, facts: Facts, recipe: Recipe) -> Plan:
+def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, int] = NONE) -> Plan:
     """Choose the matrices and tables that get smaller.
 
     Args:
         model: the graph whose nodes will be changed.
         facts: its shapes.
         recipe: kind, form, block size and symmetry.
+        bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If
+            there are none, the kind of quantization says how many bits all have.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
     known, looked_up = matrices(model), tables(model)
+    least = min(bits.values(), default=WEIGHTS.get(recipe.quantize, FLOAT))
     left = unpackable(model, known, facts.constants)
     for node in {node for table in looked_up for node in table.products}:
         left.pop(node, None)
@@ -66,7 +81,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe) -> Plan:
     chosen, rows = [], []
     for matrix in dict.fromkeys(known.values()):
         array = array_of(matrix, model.graph)
-        grid = _grid(array, recipe, WEIGHTS[recipe.quantize], whole=recipe.qdq)
+        grid = _grid(array, recipe, bits.get(matrix.weight, least), whole=recipe.qdq)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
         if why or grid is None or stored_bytes(matrix, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
@@ -75,7 +90,8 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe) -> Plan:
         _check_finite(array, matrix.weight)
     for table in looked_up:
         array = table.array(model.graph)
-        grid = _of_rows(array) if recipe.qdq else _grid(array.T, recipe, TABLE, whole=True)
+        few = bits.get(table.weight, least if bits else TABLE)
+        grid = _of_rows(array, few) if recipe.qdq else _grid(array.T, recipe, few, whole=True)
         why = _why(array.T, grid)
         if why or grid is None or stored_table_bytes(array, grid) >= array.nbytes:
             left |= dict.fromkeys((*table.lookups, *table.products), why or SMALLER)
@@ -96,14 +112,16 @@ def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | Non
     return grid
 
 
-def _of_rows(table: Array) -> Grid:
-    """Return the form of a table in standard operators: one scale per row."""
-    return Grid(bits=TABLE, size=table.shape[1], symmetric=True, dtype=table.dtype)
+def _of_rows(table: Array, bits: int) -> Grid:
+    """Return the form of a table in standard operators: one scale per row, and 8 bits or all."""
+    return Grid(bits=max(bits, TABLE), size=table.shape[1], symmetric=True, dtype=table.dtype)
 
 
 def _why(array: Array, grid: Grid | None) -> str:
     if array.dtype not in TYPES:
         return f"no kernel computes in {array.dtype}"
+    if grid is not None and grid.bits == FLOAT:
+        return SPARED
     return f"its {len(array)} inputs do not divide into blocks of {LEAST}" if grid is None else ""
 
 

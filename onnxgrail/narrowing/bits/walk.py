@@ -10,12 +10,8 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Floats, Rounded
-from onnxgrail.finishing.bits.entry import Entry
-from onnxgrail.finishing.bits.fit import Fit
-from onnxgrail.finishing.bits.plan import Plan
-from onnxgrail.finishing.bits.sides import Sides, opened, stages
-from onnxgrail.finishing.bits.stage import fits_of, record_of
-from onnxgrail.finishing.bits.store import entry, store, store_nearest, store_table
+from onnxgrail.graph.bits.plan import Plan
+from onnxgrail.graph.bits.store import store
 from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.fittable.matrices import Matrix
 from onnxgrail.graph.io.mapped import in_files, shelved
@@ -26,6 +22,11 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
 from onnxgrail.narrowing.best import EVERY, FEW, LAST, Guard
+from onnxgrail.narrowing.bits.entry import Entry
+from onnxgrail.narrowing.bits.fit import Fit
+from onnxgrail.narrowing.bits.sides import Sides, opened, stages
+from onnxgrail.narrowing.bits.stage import fits_of, record_of
+from onnxgrail.narrowing.bits.store import entry, nearest_matrix, nearest_table
 from onnxgrail.narrowing.layers import Stage
 
 
@@ -63,9 +64,9 @@ class Walk:
         graph, recipe = self._made.graph, self._job.recipe
         for matrix, grid in self._plan.matrices:
             if matrix.weight not in self._entries:
-                self._entries[matrix.weight] = store_nearest(graph, matrix, grid, recipe, why)
+                self._entries[matrix.weight] = nearest_matrix(graph, matrix, grid, recipe, why)
         for table, grid in self._plan.tables:
-            self._entries[table.weight] = store_table(graph, table, grid, recipe)
+            self._entries[table.weight] = nearest_table(graph, table, grid, recipe)
 
     def _round(self, sides: Sides, stage: Stage, now: Ledger, guard: Guard, tick: Tick) -> Ledger:
         """Round the matrices of a stage, given all upstream ones; return the ledger with their new numbers."""

@@ -11,10 +11,10 @@ from onnxgrail.algebra.fit.refit import Rules
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Floats, Grid, Rounded
 from onnxgrail.errors import DataError
-from onnxgrail.finishing.bits.fit import Fit, fitted
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.steps.codec import Record
 from onnxgrail.narrowing.best import Guard
+from onnxgrail.narrowing.bits.fit import Fit, fitted
 from onnxgrail.narrowing.layers import Stage, Task, matrix_of
 from onnxgrail.narrowing.two_networks import moments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -9,16 +10,16 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Refusal
-from onnxgrail.finishing.bits.entry import Entry
-from onnxgrail.finishing.bits.plan import plan_of
-from onnxgrail.finishing.bits.sides import own
-from onnxgrail.finishing.bits.store import declare
-from onnxgrail.finishing.bits.walk import Walk
+from onnxgrail.graph.bits.plan import NONE, plan_of
+from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.bits.entry import Entry
+from onnxgrail.narrowing.bits.sides import own
+from onnxgrail.narrowing.bits.walk import Walk
 
 RANDOM = "there are no calibration data"
 UNMEASURED = "its inputs are not measured"
@@ -46,7 +47,7 @@ class Bits:
         return [f"{len(plain)} of {len(self.entries)} weights are rounded to nearest: {why}"]
 
 
-def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job) -> Bits:
+def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: Mapping[str, int] = NONE) -> Bits:
     """Return a copy of the narrowed model with its matrices in a few bits.
 
     Args:
@@ -54,18 +55,18 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job) -> Bit
         slim: the narrowed model in float.
         ledger: the decisions that narrowed it.
         job: the run; it caches rounded stages.
+        bits: by weight, see `plan_of`.
 
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
     facts = observe(slim, fit(prepared.feed, between(prepared.model, slim)), providers=job.recipe.providers)
     made = copy(slim)
-    plan = plan_of(made, facts, job.recipe)
+    plan = plan_of(made, facts, job.recipe, bits)
     walk = Walk(made, plan, job)
     with names_kept(made.graph):
         if not prepared.batches.synthetic:
             walk.carry(prepared, own(prepared, slim, facts), ledger)
         walk.rest(RANDOM if prepared.batches.synthetic else UNMEASURED)
-    if walk.entries():
-        declare(made, job.recipe)
+    declare(made, plan, job.recipe)
     return Bits(model=made, entries=walk.entries(), left=plan.left)

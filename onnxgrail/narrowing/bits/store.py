@@ -1,0 +1,50 @@
+"""Round weights to nearest and store them, and report on weights in a few bits."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrail.algebra.rounding.grid import nearest
+from onnxgrail.core import Grid, Recipe
+from onnxgrail.graph.bits.store import store, store_table
+from onnxgrail.graph.fittable.matrices import Matrix, array_of
+from onnxgrail.graph.fittable.tables import Table
+from onnxgrail.graph.trace.facts import key
+from onnxgrail.narrowing.bits.entry import Entry
+
+
+def nearest_matrix(graph: ir.Graph, matrix: Matrix, grid: Grid, recipe: Recipe, why: str) -> Entry:
+    """Round a matrix to nearest for a reason, store it, and return its report entry."""
+    said = entry(matrix.weight, matrix.nodes, grid, "nearest", reason=why)
+    store(graph, matrix, nearest(array_of(matrix, graph), grid), recipe)
+    return said
+
+
+def nearest_table(graph: ir.Graph, table: Table, grid: Grid, recipe: Recipe) -> Entry:
+    """Round a table to nearest, store it, and return its report entry."""
+    said = entry(
+        table.weight, (*table.lookups, *table.products), grid, rounding="nearest", reason="its rows are looked up"
+    )
+    store_table(graph, table, nearest(table.array(graph).T, grid), recipe)
+    return said
+
+
+def entry(
+    weight: str,
+    nodes: tuple[ir.Node, ...],
+    grid: Grid,
+    rounding: str,
+    errors: tuple[float | None, float | None] = (None, None),
+    reason: str = "",
+) -> Entry:
+    """Return the report entry of a weight."""
+    return Entry(
+        weight=weight,
+        nodes=tuple(node.name or key(node) for node in nodes),
+        bits=grid.bits,
+        block_size=grid.size,
+        rounding=rounding,
+        before=errors[0],
+        after=errors[1],
+        reason=reason,
+    )
