@@ -38,6 +38,8 @@ class Recipe:
     target_size: str | None = None
     target_latency: str | None = None
     widths: Mapping[str, int] | None = None
+    only_bits: bool = False
+    only_widths: bool = False
     effort: str = "normal"
     allocate: str = "auto"
     blocks: tuple[Kind, ...] = KINDS
@@ -87,3 +89,13 @@ class Recipe:
     def keeps_everything(self) -> bool:
         """Return True if the ratio is 0, so that nothing is narrowed."""
         return 0 in (self.ratio, self.unit_ratio)
+
+    @property
+    def chooses_bits(self) -> bool:
+        """Return True if weights may get fewer bits, besides narrower blocks."""
+        return self.wants_size and self.quantize == "none" and not self.only_widths
+
+    @property
+    def wants_size(self) -> bool:
+        """Return True if the size of the file decides how much is removed."""
+        return self.target_size is not None or (self.max_loss is not None and self.minimize == "size")

@@ -13,7 +13,8 @@ import numpy as np
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
-from onnxgrail.allocation.ladders import Ideal, Widths, ladders_of
+from onnxgrail.allocation.few import Bits, fixed, plain, raised, with_bits
+from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.result import Allocation, Budget, rounding_table
@@ -23,11 +24,14 @@ from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError
+from onnxgrail.graph.bits.plan import NONE
 from onnxgrail.machine.amounts import Target, target_of
 from onnxgrail.options import Metric
 
 CORRECTIONS = 3
+BLOCKED = 8  # the same for weights in a few bits, whose blocks do not shrink with every channel
 TIMED = 0.7  # share of the multiply-accumulates near which losses are measured for a latency in milliseconds
+SLIGHT = 0.1  # least share of the units near which losses are measured if bits are chosen, too
 PROVED = 0.5  # share of each block that a proof removes before widths are known
 
 
@@ -114,15 +118,17 @@ def allocate(search: Search) -> Allocation:
         UsageError: a target is out of reach.
     """
     recipe = search.recipe
-    if not search.blocks:
+    if not search.blocks and not search.rungs:
         return at_widths(search.prepared, search.blocks, recipe, {}, {})
     target = target_of(recipe)
     if target is not None and target.metric == "latency":
         return _within_time(search, target, measure_of(search.prepared, "latency"))
     metric, measure, limit = _limit(search, target)
+    if search.rungs and target is not None:
+        return _within_size(search, target, measure, limit)
     used, ideal = _schedule(search, measure, limit)
     find = functools.partial(balanced, search.ladders, ideal, measure, strict=target is not None)
-    best = _corrected(search, metric, measure, limit, find)
+    best = _corrected(search, metric, limit, measure, find)
     return _result(search, _counted(target, measure, limit, best), best, used)
 
 
@@ -156,17 +162,79 @@ def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Idea
     return name, schedules.depth(search.ladders) if name == "depth" else plain
 
 
-def _corrected(search: Search, metric: Metric, measure: Measure, limit: float, find: Callable[[float], Fit]) -> Fit:
+def _corrected(
+    search: Search, metric: Metric, limit: float, measure: Cost, find: Callable[[float], Fit], bits: Bits = NONE
+) -> Fit:
     """Find a fit that also holds for the built model, which may be a little larger than counted."""
     most = limit
     best = find(most)
-    for _ in range(CORRECTIONS if target_of(search.recipe) is not None else 0):
-        real = built(search.prepared, search.recipe, metric, best.widths) if best.reached else None
+    tries = BLOCKED if bits else CORRECTIONS
+    for _ in range(tries if target_of(search.recipe) is not None else 0):
+        real = built(search.prepared, search.recipe, metric, best.widths, bits) if best.reached else None
         if real is None or real <= limit:
             break
-        most = limit - max(real - measure(best.widths), 1.0)
+        most = min(limit - max(real - measure(best.widths), 1.0), most - (real - limit) if bits else limit)
         best = find(most)
     return best
+
+
+# --------------------------------------------------------------------------------------------------------- size
+
+
+def _within_size(search: Search, target: Target, measure: Measure, limit: float) -> Allocation:
+    """Return bits and widths that lose least within a size.
+
+    Bits are raised again as far as the size allows.
+    """
+    rungs = search.rungs
+    measure, least = with_names(search, measure), {rung.weight: rung.least for rung in rungs}
+    if measure.given <= limit and fixed(rungs) is None:
+        return _result(search, _counted(target, measure, limit, _whole(search)), _whole(search), search.recipe.allocate)
+    used, bits, ideal = _bits(search, measure, limit)
+
+    def found(bits: Bits) -> Fit:
+        cost = with_bits(measure, rungs, bits)
+        return _corrected(search, "size", limit, cost, functools.partial(balanced, search.ladders, ideal, cost), bits)
+
+    best = found(bits)
+    if not best.reached and bits != least:
+        bits, best = least, found(least)
+    if best.reached and fixed(rungs) is None:
+        more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= limit)
+        real = built(search.prepared, search.recipe, "size", best.widths, more)
+        bits = bits if real is not None and real > limit else more
+    done = _result(search, _counted(target, with_bits(measure, rungs, bits), limit, best), best, used)
+    return replace(done, bits=bits)
+
+
+def _bits(search: Search, measure: Measure, limit: float) -> tuple[str, Bits, Ideal]:
+    """Return the name of the schedule, the bits of weights, and the schedule of widths."""
+    rungs = search.rungs
+    bits = fixed(rungs)
+    if bits is None and search.together is not None and search.recipe.allocate in ("auto", "global"):
+        few = with_bits(measure, rungs, {rung.weight: rung.least for rung in rungs})
+        even = balanced(search.ladders, schedules.uniform(search.ladders), few, limit, strict=False).widths
+        lost = [1 - even[one.name] / one.units for one in search.ladders]
+        return "global", *search.together(measure, max(SLIGHT, float(np.mean(lost or [0.0]))), limit)
+    if bits is None:
+        bits = plain(rungs, lambda bits: with_bits(measure, rungs, bits)({}) <= limit)
+    used, ideal = _schedule(search, with_bits(measure, rungs, bits), limit)
+    return used, bits, ideal
+
+
+def _whole(search: Search) -> Fit:
+    full = {one.name: one.units for one in search.ladders}
+    return Fit(full, dict(full), reached=True)
+
+
+def with_names(search: Search, measure: Measure) -> Measure:
+    """Return the measure of a file with the names and nodes that weights in a few bits need."""
+    if not search.rungs:
+        return measure
+    full, least = _whole(search).widths, {rung.weight: rung.least for rung in search.rungs}
+    real = built(search.prepared, search.recipe, "size", full, least)
+    more = 0.0 if real is None else real - with_bits(measure, search.rungs, least)(full)
+    return replace(measure, before=measure.before + more)
 
 
 # ------------------------------------------------------------------------------------------------------ latency
@@ -236,11 +304,12 @@ def _reachable(search: Search, budget: Budget, fit: Fit) -> None:
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
     share = f"{budget.found / max(budget.before, 1e-9):.1%}"
     least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"
-    hint = "Allow more, or choose more --blocks"
+    bits = f" and {len(search.rungs)} weights in as few bits as they may have" if search.rungs else ""
+    hint = "Leave out --only-bits" if search.recipe.only_bits else "Allow more, or choose more --blocks"
     hint += "; what else runs on this machine disturbs the measurement" if unit else ""
     raise UsageError(
         f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(search.blocks)} blocks as "
-        f"narrow as possible {least} stay",
+        f"narrow as possible{bits} {least} stay",
         hint=hint,
     )
 

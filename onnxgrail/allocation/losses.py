@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from onnxgrail.algebra.moments.curves import Narrow, error_curve, widths_measured
 from onnxgrail.allocation import schedules
+from onnxgrail.allocation.few import Bits, Rung
 from onnxgrail.allocation.ladders import Cost, Ideal, Ladder, ladders_of
+from onnxgrail.allocation.measures import Measure
 from onnxgrail.allocation.result import Curve
 from onnxgrail.allocation.statistics import impact, measured
 from onnxgrail.calibration.prepared import Prepared
@@ -20,6 +22,9 @@ from onnxgrail.machine.job import Job
 
 LeastHarm = Callable[[Cost, float], Ideal]
 """Returns the schedule that loses least for a cost, from losses measured near a share of the units removed."""
+Together = Callable[[Measure, float, float], tuple[Bits, Ideal]]
+"""Returns the bits that lose least, and the schedule of widths then, given the measure of a size, a share of the units
+near which losses matter, and the limit. The bits are in the order in which they were lowered."""
 Alone = tuple[Floats, float]
 """Relative squared error of a block's consumers by units kept, and the error of the outputs with half of it removed."""
 T = TypeVar("T")
@@ -34,6 +39,7 @@ class Search:
         ladders: of the blocks, in order of depth.
         dense: statistics of the original model if they are available.
         narrow: decides a block at a width; `least_harm`: see `LeastHarm`.
+        rungs: weights whose bits count for the size; together: see `Together`, None if losses are not measured.
     """
 
     prepared: Prepared
@@ -43,6 +49,8 @@ class Search:
     dense: Dense | None
     narrow: Narrow
     least_harm: LeastHarm
+    rungs: tuple[Rung, ...] = ()
+    together: Together | None = None
 
     @property
     def recipe(self) -> Recipe:

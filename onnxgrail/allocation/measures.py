@@ -12,15 +12,31 @@ from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Recipe
+from onnxgrail.graph.bits.plan import NONE, plan_of
+from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import Meter, dead_of, meter_of
+from onnxgrail.graph.cost.meter import Meter, Size, dead_of, meter_of
 from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, weight_bytes
-from onnxgrail.graph.io.serial import pack, to_bytes, to_file
+from onnxgrail.graph.io.serial import pack, to_bytes
+from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between, changed, fit
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.options import Metric
 from onnxgrail.recipe.storage import mark
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Few:
+    """The bytes of weights in a few bits.
+
+    Attributes:
+        saved: by the weights of the whole model.
+        sizes: by weight, its bytes as a function of its shape.
+    """
+
+    saved: int
+    sizes: Mapping[str, Size]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,16 +48,20 @@ class Measure:
         before: cost of the model that is narrowed; another one if streams or tables were rotated.
         meter: counts savings.
         per: divisor of the meter's numbers.
+        few: bytes of weights in a few bits; None if weights keep their bits.
     """
 
     given: float
     before: float
     meter: Meter
     per: int = 1
+    few: Few | None = None
 
     def __call__(self, widths: Mapping[str, int]) -> float:
         """Compute the cost with blocks of these widths."""
-        return self.before - self.meter.saved(widths) / self.per
+        if self.few is None:
+            return self.before - self.meter.saved(widths) / self.per
+        return self.before - self.few.saved - self.meter.saved(widths, self.few.sizes)
 
     def share(self, blocks: Sequence[Block], ratio: float) -> float:
         """Compute the cost left if a share of everything in the given blocks is removed."""
@@ -68,7 +88,9 @@ def _counted(prepared: Prepared, metric: Metric) -> float:
     return counting.macs(prepared.model, prepared.survey) / prepared.samples
 
 
-def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int]) -> float | None:
+def built(
+    prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int], bits: Mapping[str, int] = NONE
+) -> float | None:
     """Compute the cost in a model that is really narrowed (with split shared weights, stored shapes and the recipe).
 
     Args:
@@ -76,17 +98,28 @@ def built(prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[st
         recipe: is written into the file.
         metric: `params` or `size`; None is returned for others.
         widths: block name to units that stay.
+        bits: by weight, see `graph.bits.plan.plan_of`.
 
     Returns:
         None for multiply-accumulates, and for files with external weights: there counting is all there is.
     """
     if metric not in ("params", "size"):
         return None
+    prepared = _used(prepared, widths)
     slim = narrowed(prepared, ledger_of(prepared, widths))
     if metric == "params":
         return counting.parameters(slim)
     mark(slim, recipe)
-    return None if weight_bytes(prepared.model) > LIMIT else len(to_file(slim).SerializeToString())
+    if bits:
+        store_blank(slim, plan_of(slim, prepared.survey.facts, recipe, bits), recipe)
+    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim)
+
+
+def _used(prepared: Prepared, widths: Mapping[str, int]) -> Prepared:
+    """Return the model that will be narrowed: the one that was read if no rotated stream or table loses channels."""
+    blocks = prepared.survey.blocks
+    ranked = any(block.ranked and widths.get(block.name, block.units) < block.units for block in blocks)
+    return prepared if ranked else prepared.baseline
 
 
 def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:

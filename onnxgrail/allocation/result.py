@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxgrail.allocation.found import Found, found_of
 from onnxgrail.core import Block
+from onnxgrail.graph.bits.plan import FLOAT
 from onnxgrail.machine.amounts import Target
 from onnxgrail.machine.steps.codec import Record
 
@@ -65,6 +66,7 @@ class Allocation:
         note: a message for the user.
         curves: the error of each block over its width, if measured.
         found: the search that found the widths, if there was one.
+        bits: weight -> its bits, if these count for the size; 32 for a weight that keeps its numbers.
     """
 
     asked: str
@@ -75,10 +77,16 @@ class Allocation:
     note: str = ""
     curves: tuple[Curve, ...] = ()
     found: Found | None = None
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     def narrows(self, block: Block) -> bool:
         """Return True if a block loses units."""
         return self.widths[block.name] < block.units
+
+    @property
+    def lowers(self) -> bool:
+        """Return True if a weight has fewer bits than before."""
+        return any(bits < FLOAT for bits in self.bits.values())
 
     def entry(self) -> dict[str, Any]:
         """Return the entry for the report."""
@@ -88,6 +96,7 @@ class Allocation:
             "note": self.note,
             "rounding": [asdict(row) for row in self.rounding],
             "curves": [asdict(curve) for curve in self.curves],
+            "bits": dict(self.bits),
             "search": None if self.found is None else asdict(self.found),
         }
 

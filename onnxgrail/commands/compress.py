@@ -114,14 +114,14 @@ def compress(
             shipping.check(given, recipe)
             bind(job, source, stored, writes=places.beside())
             source, decision = decided(source, job, stored, curves)
-            if not decision.changes and not recipe.keeps_everything and not methods.beside(recipe):
+            if decision.is_empty and not recipe.keeps_everything and not methods.beside(recipe):
                 raise nothing(source, decision, job, places)
             with job.clock.stage("narrow"):
                 slim = narrowed(source, decision.ledger)
             if not job.first:
                 return result_of_follower(source, job, decision, slim)
             worked = methods.apply(source, decision, slim, job)
-            shipped = shipping.ship(source, decision.ledger, slim, job, latency=latency)
+            shipped = shipping.ship(source, decision, slim, job, latency=latency)
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 apart = external(given, save_as_external_data)

@@ -50,13 +50,16 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
     """Return the error of a run without any narrowed block; its report is also written to its files."""
     recipe, chosen, hint = job.recipe, decision.chosen, ""
     budget, search = decision.allocation.budget, decision.allocation.found
-    if search is not None and decision.narrowable:
+    if search is not None and (decision.narrowable or (recipe.only_bits and search.tried)):
         text, hint = _beyond(search)
-    elif chosen and budget is not None and budget.before <= budget.limit:
+    elif budget is not None and budget.before <= budget.limit:
         text = (
             f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
             f"the model has {budget.before:.6g}"
         )
+    elif recipe.only_bits:
+        text = f"nothing could be compressed: {decision.allocation.note or 'all weights keep their bits'}"
+        hint = "Leave out --only-bits"
     elif chosen and not decision.refusals and budget is None:
         text = f"nothing could be compressed: {_amount(recipe)} no unit from any of {len(chosen)} blocks"
     else:

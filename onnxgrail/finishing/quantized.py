@@ -12,29 +12,39 @@ from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime import quantize
 from onnxgrail.calibration.runtime.session import Setup
+from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.verify import verify
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
-from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import rounded
+from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 
 
 def quantised(
-    prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job
+    prepared: Prepared, decision: Decision, slim: ir.Model, job: Job
 ) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
-    """Return the quantized model, its report entry, and its fidelity to the original."""
+    """Return the quantized model, its report entry, and its fidelity to the original.
+
+    Args:
+        prepared: the original model and its data.
+        decision: narrowed it, and says how many bits weights have.
+        slim: the narrowed model.
+        job: the run.
+    """
     recipe = job.recipe
-    make = _in_few_bits if recipe.quantize in WEIGHTS else _by_tool
-    final, form = make(prepared, ledger, slim, job)
+    if decision.allocation.bits or recipe.quantize in WEIGHTS:
+        final, form = _in_few_bits(prepared, decision, slim, job)
+    else:
+        final, form = _by_tool(prepared, slim, job)
     results: tuple[Fidelity, ...] = ()
     entry: dict[str, Any] = {
-        "kind": recipe.quantize,
+        "kind": _kind(form, recipe),
         "kept_float": [],
         "kept_float_reason": "",
         "left": [],
@@ -58,9 +68,16 @@ def quantised(
     return final, entry, results
 
 
-def _by_tool(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+def _kind(form: Mapping[str, Any], recipe: Recipe) -> str:
+    """Return the kind of quantization: that of the recipe, or those of chosen bits."""
+    if recipe.quantize != "none":
+        return recipe.quantize
+    bits = {one["bits"] for one in form["matrices"]}
+    return " and ".join(kind for kind, number in WEIGHTS.items() if number in bits)
+
+
+def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
     """Quantize with the tools of ONNX Runtime; return the model and its part of the report entry."""
-    del ledger
     recipe, ports = job.recipe, between(prepared.model, slim)
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
@@ -77,9 +94,9 @@ def _by_tool(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tu
     }
 
 
-def _in_few_bits(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
     """Store the weights of matrices in a few bits; return the model and its part of the report entry."""
-    made = rounded(prepared, slim, ledger, job.alone())
+    made = rounded(prepared, slim, decision.ledger, job.alone(), decision.allocation.bits)
     return made.model, {
         "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
         "symmetric": job.recipe.symmetric or job.recipe.target == "tensorrt",

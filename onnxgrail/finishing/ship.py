@@ -19,8 +19,8 @@ from onnxgrail.finishing.verify import verified
 from onnxgrail.graph.bits import plan
 from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.writing import written_bytes
-from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 from onnxgrail.recipe import storage
 
@@ -54,7 +54,7 @@ def check(model: ir.Model, recipe: Recipe) -> None:
     plan.check(model, recipe)
 
 
-def ship(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
+def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
     """Turn the narrowed model into the model that is written.
 
     Simplification comes after the narrowing, because names of nodes and weights in options and report are those of the
@@ -63,7 +63,7 @@ def ship(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job, *, latenc
 
     Args:
         prepared: the original model and its data.
-        ledger: the decisions that narrowed it.
+        decision: narrowed it, and says how many bits weights have.
         slim: the narrowed model.
         job: the run.
         latency: measure the latency of the original and the result.
@@ -78,9 +78,9 @@ def ship(prepared: Prepared, ledger: Ledger, slim: ir.Model, job: Job, *, latenc
     storage.mark(slim, recipe)
     verification, results = verified(prepared, slim, job)
     final, quantization = slim, None
-    if recipe.quantize != "none":
+    if recipe.quantize != "none" or decision.allocation.lowers:
         with clock.stage("quantize"):
-            final, quantization, last = quantized.quantised(prepared, ledger, slim, job)
+            final, quantization, last = quantized.quantised(prepared, decision, slim, job)
             results = last if recipe.check else results
     times: tuple[Times, ...] | None = None
     if latency or (quantization is not None and recipe.check):

@@ -52,6 +52,11 @@ class Decision:
     refits: tuple[Refit, ...] = ()
     norms: tuple[Norm, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no block loses a unit and no weight a bit."""
+        return not self.changes and not self.allocation.lowers
+
 
 def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensitivity: bool | None = False) -> Decision:
     """Choose widths, prove that the blocks narrow exactly, then calibrate and compensate.

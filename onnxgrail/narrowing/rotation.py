@@ -62,7 +62,7 @@ def decided(
 def rotates(recipe: Recipe) -> bool:
     """Return True if a recipe narrows streams in a basis of their own, so that fits repair what reads them."""
     usual = recipe.compensate == BEST and recipe.reducer == "prune" and recipe.method == ("grail",)
-    return usual and not recipe.keeps_everything
+    return usual and not recipe.keeps_everything and not recipe.only_bits
 
 
 def _kinds(recipe: Recipe) -> list[Kind]:

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.allocation.choose import simple
-from onnxgrail.allocation.ladders import Cost, Ideal
+from onnxgrail.allocation.few import Bits
+from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, search_of, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
@@ -21,11 +23,11 @@ from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
 from onnxgrail.core import Block, Change, Recipe, View
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.bits.rounding import rounded
 from onnxgrail.narrowing.choosing import Run, decided, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.harms import Near
-from onnxgrail.search.trials import schedule_near
 
 PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics
 
@@ -72,11 +74,6 @@ def _settled(
     return run.ledger
 
 
-def least_harm(search: Search, cost: Cost, share: float) -> Ideal:
-    """Return the schedule that loses least for a cost, from losses measured near a share of the units removed."""
-    return schedule_near(task_of(search, cost, Near(share=share)))
-
-
 def task_of(search: Search, cost: Cost, near: Near) -> Task:
     """Return the search for widths that lose little for their cost.
 
@@ -102,6 +99,9 @@ def task_of(search: Search, cost: Cost, near: Near) -> Task:
         plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
         return _settled(part, plain, blocks, widths, dense(part))
 
+    def few(part: Prepared, slim: ir.Model, ledger: Ledger, bits: Bits) -> ir.Model:
+        return rounded(part, slim, ledger, Job(recipe=recipe), bits).model
+
     return Task(
         search=search,
         settle=settled,
@@ -109,6 +109,7 @@ def task_of(search: Search, cost: Cost, near: Near) -> Task:
         minimize=recipe.minimize,
         near=near,
         decide=unfitted if recipe.compensate == BEST else None,
+        rounded=few if search.rungs else None,
     )
 
 

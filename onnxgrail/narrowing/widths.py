@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
-from onnxgrail.allocation.choose import allocate, at_widths, simple
+from onnxgrail.allocation.choose import allocate, at_widths, simple, with_names
+from onnxgrail.allocation.few import rungs_of
 from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
 from onnxgrail.allocation.measures import measure_of
@@ -17,8 +17,10 @@ from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
+from onnxgrail.narrowing.bits.measuring import measuring
 from onnxgrail.narrowing.choosing import key
-from onnxgrail.narrowing.searching import dense_of, least_harm, limit_of, narrow_of, serves_twice, task_of
+from onnxgrail.narrowing.searching import dense_of, limit_of, narrow_of, serves_twice, task_of
+from onnxgrail.search.bits import cost_of, split
 from onnxgrail.search.latency import latency_of
 from onnxgrail.search.within import within
 
@@ -52,9 +54,11 @@ def allocated(
     if not given:
         with clock.stage("allocate"):
             search = search_of(prepared, job, blocks, narrow=narrow_of(recipe), dense=dense)
-            search = dataclasses.replace(search, least_harm=functools.partial(least_harm, search))
+            rungs, why = rungs_of(prepared, recipe)
+            search = measuring(dataclasses.replace(search, rungs=rungs))
             choose = allocate if recipe.max_loss is None else _searched
             allocation = steps.once("allocation", lambda: choose(search), ALLOCATION)
+            allocation = dataclasses.replace(allocation, note="; ".join(filter(None, (allocation.note, why))))
     return allocation, dense if twice else None
 
 
@@ -73,10 +77,12 @@ def cheap(prepared: Prepared, blocks: Sequence[Block]) -> bool:
 def _searched(search: Search) -> Allocation:
     """Return the widths that cost least within `max_loss`."""
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
-    cost: Cost = measure_of(prepared, recipe.minimize)
+    measure = with_names(search, measure_of(prepared, recipe.minimize))
+    cost: Cost = cost_of(measure, search.rungs) if search.rungs else measure
     note = ""
     if recipe.minimize == "latency":
         cost, note = latency_of(prepared, blocks, search.job.alone())
     widths, found = within(task_of(search, cost, limit_of(recipe)))
+    widths, bits = split(widths)
     done = at_widths(prepared, blocks, recipe, widths, widths)
-    return dataclasses.replace(done, used="search", found=found, note=note)
+    return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)

@@ -90,12 +90,25 @@ def _check(recipe: Recipe) -> None:
     if recipe.accuracy_level not in (0, 1, 4):
         hint = "Levels 2 and 3 compute in half precision, which --quantize fp16 is for"
         raise UsageError(f"accuracy_level must be 0, 1 or 4, got {recipe.accuracy_level}", hint=hint)
+    _check_bits(recipe)
     if recipe.strict and recipe.target is None:
         raise UsageError("--strict needs --target", hint=f"Choose from {', '.join(FIELDS['target'].value.words)}")
     if recipe.min_cosine is not None and not recipe.check:
         raise UsageError(
             "min_cosine needs the check that check=False (--no-check) turns off", hint="Leave one of them out"
         )
+
+
+def _check_bits(recipe: Recipe) -> None:
+    if recipe.only_bits and recipe.only_widths:
+        raise UsageError("--only-bits and --only-widths exclude each other", hint="Without both, both are decided")
+    option = "--only-bits" if recipe.only_bits else "--only-widths" if recipe.only_widths else ""
+    if option and not recipe.wants_size:
+        hint = "Give --target-size, or --max-loss with --minimize size"
+        raise UsageError(f"{option} needs an amount of bytes", hint=hint)
+    if option and recipe.quantize != "none":
+        hint = f"Leave out one of them; --ratio 0 --quantize {recipe.quantize} quantizes and removes nothing"
+        raise UsageError(f"{option} and --quantize {recipe.quantize} exclude each other", hint=hint)
 
 
 def _check_words(row: Option, value: str | tuple[str, ...]) -> None:

@@ -53,6 +53,8 @@ class Choices(RefineChoices, total=False):
     target_size: Number | None
     target_latency: Number | None
     widths: Mapping[str, int] | None
+    only_bits: bool
+    only_widths: bool
     effort: str
     allocate: str
     blocks: Words

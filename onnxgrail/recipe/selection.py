@@ -16,7 +16,7 @@ def selected(blocks: Sequence[Block], recipe: Recipe) -> tuple[Block, ...]:
     Raises:
         UsageError: a pattern is not a regular expression.
     """
-    if "grail" not in recipe.method:
+    if "grail" not in recipe.method or recipe.only_bits:
         return ()
     wanted = named(recipe)
     return tuple(b for b in blocks if b.kind in recipe.blocks and wanted((b.name, *b.nodes)))

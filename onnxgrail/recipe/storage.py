@@ -114,7 +114,7 @@ def shorten(model: ir.Model) -> None:
     chosen, usual = last["recipe"], plain(dataclasses.asdict(Recipe()))
     first = {name: chosen[name] for name in ("effort", "compensate", "max_loss") if chosen[name] != usual[name]}
     usual |= {name: value for name, value in filled(first).items() if name not in first}
-    stay = {name for name in AMOUNTS if chosen[name] is not None}
+    stay = {name for name in (*AMOUNTS, "only_widths") if chosen[name] is not None}
     choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
 
@@ -235,11 +235,14 @@ def _of_model(path: Path) -> Saved:
 def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
     """Read a recipe that onnxgrail wrote; in versions before `unit_ratio`, `ratio` had that meaning.
 
-    Without any amount it is from a version whose default was a ratio of 0.3.
+    Without any amount it is from a version whose default was a ratio of 0.3, and without `only_widths` from one that
+    reached sizes by widths alone.
     """
     found = _saved(content, origin)
     if not any(name in content for name in AMOUNTS):
         return dataclasses.replace(found, choices={**found.choices, "ratio": 0.3})
+    if "only_widths" not in content and _sized(found.choices):
+        found = dataclasses.replace(found, choices={**found.choices, "only_widths": True})
     share = found.choices.get("ratio")
     if "unit_ratio" in content or not share:
         return found
@@ -249,6 +252,12 @@ def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
         return dataclasses.replace(found, note=note)
     note = f"{told} read as --unit-ratio {share:g}"
     return dataclasses.replace(found, choices={**found.choices, "ratio": None, "unit_ratio": share}, note=note)
+
+
+def _sized(choices: Mapping[str, Any]) -> bool:
+    """Return True if a size decided how much a run removed, and weights kept their bits."""
+    names = ("target_size", "max_loss", "minimize", "quantize")
+    return Recipe(**{name: choices[name] for name in names if name in choices}).chooses_bits
 
 
 def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:

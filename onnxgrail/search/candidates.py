@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Self
 
+import onnx_ir as ir
+
+from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.found import Judged, judged_of
 from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.losses import Search
@@ -24,10 +27,13 @@ from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.steps.codec import Codec, Record
+from onnxgrail.search.bits import split
 from onnxgrail.search.harms import Near
 
 Settle = Callable[[Prepared, Mapping[str, int]], Ledger]
 """Decides and fits a model at given widths."""
+Rounds = Callable[[Prepared, ir.Model, Ledger, Bits], ir.Model]
+"""Rounds the weights of a model that some decisions narrowed."""
 JUDGED: Codec[Judged] = Codec(lambda judged: Record(notes=asdict(judged)), lambda record: judged_of(record.notes))
 
 
@@ -42,6 +48,7 @@ class Task:
         minimize: name of the cost.
         near: where losses matter: the largest loss, or a share of the units.
         decide: decides a model without fits of other layers; None if `settle` has no such fits.
+        rounded: gives weights of a narrowed model their bits; None if bits do not count.
     """
 
     search: Search
@@ -50,6 +57,7 @@ class Task:
     minimize: str
     near: Near
     decide: Settle | None = None
+    rounded: Rounds | None = None
 
     @property
     def limit(self) -> float:
@@ -98,7 +106,14 @@ class Candidates:
 
     def _judged(self, widths: Widths) -> Judged:
         task, prepared = self._task, self._task.search.prepared
-        models = [(narrowed(prepared, task.settle(fold.fitted, widths)), fold.judges) for fold in self._folds]
+        blocks, bits = split(widths)
+        models = []
+        for fold in self._folds:
+            ledger = task.settle(fold.fitted, blocks)
+            slim = narrowed(prepared, ledger)
+            if task.rounded is not None and bits:
+                slim = task.rounded(fold.fitted, slim, ledger, bits)
+            models.append((slim, fold.judges))
         return told(self._judge.loss(*models))
 
 

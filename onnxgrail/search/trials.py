@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+import onnx_ir as ir
+
+from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.ladders import Ideal, Ladder
 from onnxgrail.allocation.losses import evidence
 from onnxgrail.calibration.feeds.batches import Batches
@@ -17,6 +20,7 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import Codec, Record
+from onnxgrail.search.bits import harms_of_bits, split, step_of
 from onnxgrail.search.candidates import Settle, Task, folds_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
 from onnxgrail.search.path import Path, path_of, schedule_of
@@ -50,14 +54,32 @@ def path_within(task: Task, most: float = math.inf) -> Path:
     Raises:
         DataError: no samples can judge a trial.
     """
-    blocks = len(task.search.ladders)
-    parts = _parts(task.search.prepared) if task.decide is not None and task.judged else None
-    tick = ticking(task.search.job.progress, "trying blocks", blocks + (0 if parts is None else parts.trials))
-    harms = _alone(task, tick)
+    blocks, weighed = len(task.search.ladders), len(task.search.rungs)
+    parts = _parts(task.search.prepared) if task.decide is not None and blocks and task.judged else None
+    trials = blocks + weighed + (0 if parts is None else parts.trials)
+    tick = ticking(task.search.job.progress, "trying blocks", trials)
+    harms = _alone(task, tick) if blocks else []
     power = power_of(harms)
-    if parts is not None and task.decide is not None:
+    if parts is not None and task.decide is not None and blocks:
         harms = _fitted(task, task.decide, harms, parts, tick)
-    return path_of(harms, task.cost, power, most)
+    harms += _of_bits(task, tick)
+    return path_of(harms, task.cost, power if blocks else power_of(harms), most)
+
+
+def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
+    """Return the bits on the path of least harm where its cost is within a limit, and the schedule of its widths.
+
+    The bits are in the order in which they were lowered.
+    """
+    path = path_within(task)
+    place = next((n for n in range(len(path) + 1) if path.cost(n) <= limit), len(path))
+    widths = dict(path.full)
+    for step in path.steps[:place]:
+        del widths[step.block]  # so that the last step is the last one in order
+        widths[step.block] = step.width
+    _, bits = split(widths)
+    full, _ = split(path.full)
+    return bits, schedule_of(replace(path, full=full, steps=tuple(s for s in path.steps if s.block in full)))
 
 
 def schedule_near(task: Task) -> Ideal:
@@ -90,6 +112,26 @@ def _alone(task: Task, tick: Tick) -> list[Harm]:
 
         found = evidence(search, read)
     return [found[ladder.name] for ladder in search.ladders]
+
+
+def _of_bits(task: Task, tick: Tick) -> list[Harm]:
+    """Return the losses of all weights alone in fewer bits."""
+    search, steps = task.search, task.search.job.steps.alone()
+    if not search.rungs:
+        return []
+    prepared = search.prepared
+    some = _some(prepared, len(search.rungs), replace(task.near, share=0.0))
+    found = []
+    with Judge(prepared.model, some, search.recipe.providers) as judge:
+
+        def trial(slim: ir.Model) -> Tried:
+            loss = judge.loss((slim, range(len(some))))
+            tick()
+            return loss.mean, loss.kind
+
+        for rung, make in zip(search.rungs, harms_of_bits(prepared, search.rungs, trial), strict=True):
+            found.append(steps.once(f"harm {step_of(rung.weight)}", make, HARM))
+    return found
 
 
 def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: _Parts, tick: Tick) -> list[Harm]:

@@ -107,7 +107,7 @@ def test_the_kernel_reads_the_packed_numbers(body: str, bits: int, size: int, sy
     model.opset_imports[MICROSOFT] = 1
     np.testing.assert_allclose(run(model, {"x": x}), wanted, rtol=1e-4, atol=1e-4)
     stored = [v.const_value for n, v in model.graph.initializers.items() if n != "b" and v.const_value is not None]
-    assert sum(tensor.nbytes for tensor in stored) == stored_bytes(matrix, found.grid)
+    assert sum(tensor.nbytes for tensor in stored) == stored_bytes(matrix.inputs, matrix.outputs, found.grid)
 
 
 def tied(columns: int, rows: int = 21) -> tuple[ir.Model, Array]:
@@ -124,12 +124,20 @@ def tied(columns: int, rows: int = 21) -> tuple[ir.Model, Array]:
 
 
 @pytest.mark.parametrize(
-    ("write", "size", "symmetric"), [(pack_table, 32, False), (pack_table, 16, True), (dequantize_table, 64, True)]
+    ("write", "bits", "size", "symmetric"),
+    [
+        (pack_table, 8, 32, False),
+        (pack_table, 8, 16, True),
+        (pack_table, 4, 32, False),
+        (pack_table, 4, 64, False),
+        (pack_table, 4, 16, True),
+        (dequantize_table, 8, 64, True),
+    ],
 )
-def test_a_tied_table_is_stored_once(write: Callable[..., None], size: int, symmetric: bool) -> None:
+def test_a_tied_table_is_stored_once(write: Callable[..., None], bits: int, size: int, symmetric: bool) -> None:
     model, array = tied(64)
     (table,) = tables(model)
-    grid = Grid(bits=8, size=size, symmetric=symmetric)
+    grid = Grid(bits=bits, size=size, symmetric=symmetric)
     found = nearest(array.T.astype(np.float64), grid)
     write(model.graph, table, found, *([0] if write is pack_table else []))
     model.opset_imports[MICROSOFT] = 1
@@ -138,7 +146,23 @@ def test_a_tied_table_is_stored_once(write: Callable[..., None], size: int, symm
     wanted = (values[feed["i"]] + values[feed["j"]]) @ values.T
     np.testing.assert_allclose(run(model, feed), wanted, rtol=1e-4, atol=1e-3)
     weights = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
-    assert sum(w.nbytes for w in weights if w.dtype != ir.DataType.INT64) == stored_table_bytes(array, grid)
+    assert sum(w.nbytes for w in weights if w.dtype != ir.DataType.INT64) == stored_table_bytes(*array.shape, grid)
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["zero-points", "symmetric"])
+@pytest.mark.parametrize(("bits", "columns"), [(4, 40), (4, 72), (4, 88), (8, 33), (8, 40)])
+def test_the_last_block_of_a_table_may_be_shorter(bits: int, columns: int, symmetric: bool) -> None:
+    array = np.random.default_rng(7).normal(size=(21, columns)).astype(np.float32)
+    model = tiny(f"int64[N] i => float[N,{columns}] y", "y = Gather(t, i)", {"t": array})
+    (table,) = tables(model)
+    grid = Grid(bits=bits, size=32, symmetric=symmetric)
+    found = nearest(array.T.astype(np.float64), grid)
+    pack_table(model.graph, table, found, 0)
+    model.opset_imports[MICROSOFT] = 1
+    feed = {"i": np.array([3, 0, 20, -1])}
+    np.testing.assert_allclose(run(model, feed), found.values().T[feed["i"]], rtol=1e-6)
+    stored = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    assert sum(tensor.nbytes for tensor in stored) == stored_table_bytes(21, columns, grid)
 
 
 @pytest.mark.parametrize("symmetric", [False, True], ids=["zero-points", "symmetric"])

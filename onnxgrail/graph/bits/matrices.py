@@ -18,11 +18,11 @@ from onnxgrail.graph.trace.facts import key
 MICROSOFT = "com.microsoft"
 
 
-def stored_bytes(matrix: Matrix, grid: Grid) -> int:
+def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:
     """Return the bytes of a matrix as `MatMulNBits` stores it."""
-    blocks = grid.blocks(matrix.inputs)
+    blocks = grid.blocks(inputs)
     zeros = 0 if grid.symmetric else -(-blocks * grid.bits // BYTE)
-    return matrix.outputs * (blocks * (grid.size * grid.bits // BYTE + grid.dtype.itemsize) + zeros)
+    return outputs * (blocks * (grid.size * grid.bits // BYTE + grid.dtype.itemsize) + zeros)
 
 
 def pack(graph: ir.Graph, matrix: Matrix, rounded: Rounded, accuracy: int) -> None:

@@ -28,6 +28,28 @@ SMALLER = "it would not get smaller"
 SPARED = "the size leaves room for all of its bits"
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a weight in a few bits.
+
+    Attributes:
+        grid: of its numbers.
+        table: its rows are looked up; else it is a matrix.
+        turned: its inputs are along the second axis.
+    """
+
+    grid: Grid
+    table: bool
+    turned: bool
+
+    def bytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a weight of this shape."""
+        inputs, outputs = reversed(shape) if self.turned else shape
+        return (
+            stored_table_bytes(outputs, inputs, self.grid) if self.table else stored_bytes(inputs, outputs, self.grid)
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
     """The matrices and tables to store in a few bits, each with its form, and the nodes that stay in float."""
@@ -36,13 +58,10 @@ class Plan:
     tables: tuple[tuple[Table, Grid], ...]
     left: tuple[Refusal, ...]
 
-    def sizes(self, graph: ir.Graph) -> dict[str, tuple[int, int]]:
-        """Return the bytes of each weight as the graph has it, and as it will be stored."""
-        found = {m.weight: (array_of(m, graph).nbytes, stored_bytes(m, grid)) for m, grid in self.matrices}
-        for table, grid in self.tables:
-            array = table.array(graph)
-            found[table.weight] = array.nbytes, stored_table_bytes(array, grid)
-        return found
+    def forms(self) -> dict[str, Form]:
+        """Return the form of each weight."""
+        matrices = {m.weight: Form(grid, table=False, turned=m.turned) for m, grid in self.matrices}
+        return matrices | {t.weight: Form(grid, table=True, turned=True) for t, grid in self.tables}
 
 
 def check(model: ir.Model, recipe: Recipe) -> None:
@@ -83,7 +102,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         array = array_of(matrix, model.graph)
         grid = _grid(array, recipe, bits.get(matrix.weight, least), whole=recipe.qdq)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
-        if why or grid is None or stored_bytes(matrix, grid) >= array.nbytes:
+        if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
             continue
         chosen.append((matrix, grid))
@@ -91,9 +110,9 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
     for table in looked_up:
         array = table.array(model.graph)
         few = bits.get(table.weight, least if bits else TABLE)
-        grid = _of_rows(array, few) if recipe.qdq else _grid(array.T, recipe, few, whole=True)
+        grid = _of_rows(array, few) if recipe.qdq else _of_blocks(table, array, recipe, few)
         why = _why(array.T, grid)
-        if why or grid is None or stored_table_bytes(array, grid) >= array.nbytes:
+        if why or grid is None or stored_table_bytes(len(array), array.shape[1], grid) >= array.nbytes:
             left |= dict.fromkeys((*table.lookups, *table.products), why or SMALLER)
             continue
         rows.append((table, grid))
@@ -115,6 +134,12 @@ def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | Non
 def _of_rows(table: Array, bits: int) -> Grid:
     """Return the form of a table in standard operators: one scale per row, and 8 bits or all."""
     return Grid(bits=max(bits, TABLE), size=table.shape[1], symmetric=True, dtype=table.dtype)
+
+
+def _of_blocks(table: Table, array: Array, recipe: Recipe, bits: int) -> Grid | None:
+    """Return the form of a table in blocks; products need whole blocks, and two columns of 4 bits are a byte."""
+    few = TABLE if array.shape[1] % 2 else bits
+    return _grid(array.T, recipe, max(few, bits), whole=bool(table.products))
 
 
 def _why(array: Array, grid: Grid | None) -> str:

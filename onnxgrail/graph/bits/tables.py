@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array, Grid, Rounded
+from onnxgrail.core import Grid, Rounded
 from onnxgrail.graph.bits.matrices import become, first, multiply
 from onnxgrail.graph.fittable.matrices import swept
 from onnxgrail.graph.fittable.tables import Table
@@ -14,12 +14,11 @@ from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.stored.packed import BYTE, packed_bits
 
 
-def stored_table_bytes(table: Array, grid: Grid) -> int:
-    """Return the bytes of a table (rows, columns) whose columns divide into blocks."""
-    rows, columns = table.shape
+def stored_table_bytes(rows: int, columns: int, grid: Grid) -> int:
+    """Return the bytes of a table as `GatherBlockQuantized` stores it."""
     blocks = grid.blocks(columns)
     zeros = 0 if grid.symmetric else -(-blocks * grid.bits // BYTE)
-    return int(rows * (columns * grid.bits // BYTE + blocks * grid.dtype.itemsize + zeros))
+    return rows * (-(-columns * grid.bits // BYTE) + blocks * grid.dtype.itemsize + zeros)
 
 
 def pack_table(graph: ir.Graph, table: Table, rounded: Rounded, accuracy: int) -> None:
@@ -27,7 +26,7 @@ def pack_table(graph: ir.Graph, table: Table, rounded: Rounded, accuracy: int) -
 
     Args:
         graph: changed in place.
-        table: the table; its weight is removed. Its columns divide into blocks.
+        table: the table; its weight is removed. If products read it, its columns divide into blocks.
         rounded: its transpose.
         accuracy: the attribute `accuracy_level` of products.
     """

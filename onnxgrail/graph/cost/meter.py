@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,9 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]
+Size = Callable[[tuple[int, ...]], int]
+"""Returns the bytes of a weight of some shape."""
+WHOLE: Mapping[str, Size] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,10 +27,14 @@ class Part:
     Attributes:
         blocks: numbers of the blocks that affect it, counted from 1 as in `counting.owners`.
         saved: its savings as a function of the mask of removed units.
+        weight: name of the only stored value that it consists of; empty for others.
+        shape: of that value, as a function of the mask.
     """
 
     blocks: tuple[int, ...]
     saved: Callable[[Bools], float]
+    weight: str = ""
+    shape: Callable[[Bools], tuple[int, ...]] = lambda _: ()
 
 
 class Meter:
@@ -44,16 +52,19 @@ class Meter:
         for place, part in enumerate(self._parts):
             for number in part.blocks:
                 self._of[number].append(place)
-        self._known: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]] = {}
 
-    def saved(self, widths: Mapping[str, int]) -> float:
+    def saved(self, widths: Mapping[str, int], sizes: Mapping[str, Size] = WHOLE) -> float:
         """Return the savings of all blocks.
 
         Args:
             widths: block name -> kept units; blocks that are not named keep all.
+            sizes: by the name of a stored value, its bytes if the file holds it in another form.
         """
         numbers = self._numbers(widths)
-        return sum(self._part(place, numbers) for place in range(len(self._parts)))
+        if not sizes:
+            return sum(self._part(place, numbers) for place in range(len(self._parts)))
+        return sum(self._sized(place, numbers, sizes) for place in range(len(self._parts)))
 
     def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> float:
         """Return the savings in the weights and nodes of one block.
@@ -72,6 +83,17 @@ class Meter:
         return [0, *(widths.get(block.name, block.units) for block in self._survey.blocks)]
 
     def _part(self, place: int, kept: list[int]) -> float:
+        return self._found(place, kept)[0]
+
+    def _sized(self, place: int, kept: list[int], sizes: Mapping[str, Size]) -> float:
+        """Return the savings of a part that the file may hold in another form."""
+        size = sizes.get(self._parts[place].weight)
+        if size is None:
+            return self._part(place, kept)
+        return size(self._found(place, self._numbers({}))[1]) - size(self._found(place, kept)[1])
+
+    def _found(self, place: int, kept: list[int]) -> tuple[float, tuple[int, ...]]:
+        """Return the savings of a part, and the shape of its weight."""
         part = self._parts[place]
         key = (place, tuple([kept[number] for number in part.blocks]))
         found = self._known.get(key)
@@ -79,7 +101,7 @@ class Meter:
             dead = np.zeros(self._survey.ids, dtype=bool)
             for number in part.blocks:
                 dead[self._survey.blocks[number - 1].ids[kept[number] :]] = True
-            found = self._known[key] = part.saved(dead)
+            found = self._known[key] = part.saved(dead), part.shape(dead)
         return found
 
 
@@ -102,7 +124,15 @@ def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:
 
     def part(holding: Holding) -> Part:
         blocks = tuple(sorted(counting.owned(owner, counting.units_in(holding))))
-        return Part(blocks, lambda dead: holding.removed(dead)[place])
+        if len(holding.sources) > 1 or len({form.shape for form in holding.forms}) > 1:
+            return Part(blocks, lambda dead: holding.removed(dead)[place])
+        form = holding.forms[0]
+        return Part(
+            blocks=blocks,
+            saved=lambda dead: holding.removed(dead)[place],
+            weight=holding.sources[0].name,
+            shape=lambda dead: form.operand.left(form.shape, dead),
+        )
 
     return [part(holding) for holding in survey.holdings]
 

@@ -125,7 +125,7 @@ class _Finder:
     def source(self, leaf: _Leaf) -> Source:
         """Return a leaf with its readers."""
         readers, fixed = self._readers(leaf.value)
-        return Source(leaf.numbers, leaf.bytes, readers, fixed)
+        return Source(leaf.value.name or "", leaf.numbers, leaf.bytes, readers, fixed)
 
     def _readers(self, value: ir.Value) -> tuple[frozenset[str], bool]:
         """Return the working arrays of the operands that a constant reaches, and True if anything else reads it."""

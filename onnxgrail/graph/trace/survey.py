@@ -90,11 +90,13 @@ class Source:
     """Stored numbers that constants are made of.
 
     Attributes:
+        name: of the value that holds them.
         numbers: how many count as parameters; bytes: size of all numbers.
         readers: working arrays of the operands that these numbers reach.
         fixed: other readers need these numbers too, so they stay.
     """
 
+    name: str
     numbers: int
     bytes: int
     readers: frozenset[str]

@@ -60,6 +60,17 @@ REMOVE = (
         commands=(),
     ),
     Option(
+        "only_bits",
+        FLAG,
+        "For --target-size, or --max-loss with --minimize size: only give weights fewer bits, remove nothing.",
+    ),
+    Option(
+        "only_widths",
+        FLAG,
+        "For --target-size, or --max-loss with --minimize size: all weights keep their bits. By default matrices and "
+        "tables get 8 or 4 bits where that costs less loss per byte than narrowing.",
+    ),
+    Option(
         "effort",
         one_of("fast", "normal", "max"),
         "How much time the result may take. fast: --compensate grail; max: --selector obs --allocate global; each of "

@@ -1,0 +1,119 @@
+"""The bits that weights may have, and the bytes of a file with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxgrail.allocation.measures import Few, Measure
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.runtime.quantize import is_quantised
+from onnxgrail.core import Recipe
+from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
+from onnxgrail.graph.io.model_file import weight_bytes
+from onnxgrail.options import WEIGHTS
+
+Bits = Mapping[str, int]
+LEVELS = (8, 4)
+LITTLE = 0.1  # share of the bytes that bits must save at least, or widths alone decide
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rung:
+    """A weight that may have fewer bits.
+
+    Attributes:
+        weight: its name.
+        shape: of the weight; whole: bytes that it takes now.
+        forms: by bits, the most bits first.
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    whole: int
+    forms: Mapping[int, Form]
+
+    @property
+    def least(self) -> int:
+        """Return the fewest bits."""
+        return min(self.forms)
+
+    def bytes(self, bits: int) -> int:
+        """Return the bytes that the weight takes."""
+        return self.forms[bits].bytes(self.shape) if bits in self.forms else self.whole
+
+
+def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]:
+    """Return the weights whose bits count for a size: those that `--quantize` sets, or that are chosen.
+
+    If weights could have fewer bits and do not, the second result says why.
+    """
+    model, facts = prepared.model, prepared.survey.facts
+    if recipe.target_size is not None and recipe.quantize in WEIGHTS:
+        return _rungs(model, [plan_of(model, facts, recipe)]), ""
+    if not recipe.chooses_bits:
+        return (), ""
+    if is_quantised(model):
+        return (), "weights keep their bits: the model is quantized already"
+    if recipe.target == "tensorrt" and not recipe.qdq:
+        return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
+    rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
+    if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
+        return rungs, ""
+    return (), "weights keep their bits: few bytes of this model are matrices of products and tables that are looked up"
+
+
+def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
+    """Return the weights of some plans, the one with the most bits first."""
+    found: dict[str, Rung] = {}
+    for plan in plans:
+        for name, form in plan.forms().items():
+            tensor = model.graph.initializers[name].const_value
+            assert tensor is not None
+            rung = found.setdefault(name, Rung(name, tuple(tensor.shape.numpy()), tensor.nbytes, {}))
+            if form.bytes(rung.shape) < min((rung.bytes(bits) for bits in rung.forms), default=rung.whole):
+                found[name] = replace(rung, forms={**rung.forms, form.grid.bits: form})
+    return tuple(found.values())
+
+
+def fixed(rungs: Sequence[Rung]) -> Bits | None:
+    """Return the bits of all weights if there is no choice, else None."""
+    return {rung.weight: rung.least for rung in rungs} if all(len(rung.forms) == 1 for rung in rungs) else None
+
+
+def with_bits(measure: Measure, rungs: Sequence[Rung], bits: Bits) -> Measure:
+    """Return the measure of a file whose weights have these bits."""
+    fewer = [(rung, bits[rung.weight]) for rung in rungs if bits.get(rung.weight, FLOAT) in rung.forms]
+    saved = sum(rung.whole - rung.bytes(few) for rung, few in fewer)
+    return replace(measure, few=Few(saved, {rung.weight: rung.forms[few].bytes for rung, few in fewer}))
+
+
+def plain(rungs: Sequence[Rung], fits: Callable[[Bits], bool]) -> Bits:
+    """Return bits without knowing what they cost: all weights have the most bits that fit, the largest ones fewer.
+
+    Args:
+        rungs: the weights.
+        fits: True if the file with some bits is small enough.
+    """
+    bits: dict[str, int] = dict.fromkeys((rung.weight for rung in rungs), FLOAT)
+    for level in LEVELS:
+        for rung in sorted(rungs, key=lambda rung: -rung.whole):
+            if fits(bits):
+                return bits
+            if level in rung.forms:
+                del bits[rung.weight]  # so that the last one is the last in order
+                bits[rung.weight] = level
+    return bits
+
+
+def raised(rungs: Sequence[Rung], bits: Bits, fits: Callable[[Bits], bool]) -> Bits:
+    """Return bits that are raised again where they fit, the last ones that were lowered first."""
+    known = {rung.weight: rung for rung in rungs}
+    more = dict(bits)
+    for weight, least in reversed(list(bits.items())):
+        for level in [*sorted(known[weight].forms), FLOAT]:
+            if level > least and fits({**more, weight: level}):
+                more[weight] = level
+    return more

@@ -1,0 +1,78 @@
+"""Bits of weights as steps of a path, beside the widths of blocks: their names and their losses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.algebra.rounding.grid import nearest
+from onnxgrail.allocation.few import Bits, Rung, with_bits
+from onnxgrail.allocation.ladders import Cost, Widths
+from onnxgrail.allocation.measures import Measure
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.graph.bits.plan import FLOAT
+from onnxgrail.graph.io.model_file import copy
+from onnxgrail.search.harms import POWERS, Harm, Tried
+
+PREFIX = "bits of "  # of the name of a weight among the names of blocks
+LEFT = 0.25  # share of the squared error of rounding to nearest that is left if errors are carried on
+
+
+def step_of(weight: str) -> str:
+    """Return the name under which the bits of a weight are steps of a path."""
+    return PREFIX + weight
+
+
+def split(widths: Mapping[str, int]) -> tuple[Widths, Bits]:
+    """Return the widths of blocks, and the bits of weights in the order in which they were lowered."""
+    blocks = {name: width for name, width in widths.items() if not name.startswith(PREFIX)}
+    return blocks, {name.removeprefix(PREFIX): bits for name, bits in widths.items() if name not in blocks}
+
+
+def cost_of(measure: Measure, rungs: Sequence[Rung]) -> Cost:
+    """Return the cost of widths and bits."""
+
+    def cost(widths: Mapping[str, int]) -> float:
+        blocks, bits = split(widths)
+        return with_bits(measure, rungs, bits)(blocks)
+
+    return cost
+
+
+def harms_of_bits(
+    prepared: Prepared, rungs: Sequence[Rung], trial: Callable[[ir.Model], Tried]
+) -> list[Callable[[], Harm]]:
+    """Return a function per weight that measures the loss of the model with only this weight in fewer bits.
+
+    The loss is measured at the fewest bits, rounded to nearest; at more bits, its power is proportional to the squared
+    error of the weight. Of both, errors that are carried on leave a share.
+
+    Args:
+        prepared: the model.
+        rungs: the weights.
+        trial: measures a model.
+    """
+    model = prepared.model
+
+    def harm(rung: Rung) -> Harm:
+        tensor = model.graph.initializers[rung.weight].const_value
+        assert tensor is not None
+        array, turned = tensor.numpy(), rung.forms[rung.least].turned
+        rows = array.T if turned else array
+        power = float(np.square(rows, dtype=np.float64).sum()) or 1.0
+        errors = []
+        for form in rung.forms.values():
+            values = nearest(rows, form.grid).values()
+            errors.append(float(np.square(values - rows).sum()) / power)
+        slim = copy(model)
+        numbers = np.ascontiguousarray((values.T if turned else values).astype(array.dtype))
+        slim.graph.initializers[rung.weight].const_value = ir.tensor(numbers, name=rung.weight)
+        loss, kind = trial(slim)
+        steep = 1 / POWERS.get(kind, 1.0)
+        losses = [loss * (LEFT * error / errors[-1]) ** steep if errors[-1] > 0 else 0.0 for error in errors]
+        return Harm(step_of(rung.weight), FLOAT, kind, tuple(rung.forms), tuple(losses), tuple(errors))
+
+    return [functools.partial(harm, rung) for rung in rungs]

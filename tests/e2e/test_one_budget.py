@@ -1,0 +1,164 @@
+"""`--target-size` and `--minimize size` decide widths of blocks and bits of weights together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.errors import NothingToCompressError, UsageError
+from onnxgrail.narrowing.bits import stage
+from onnxgrail.recipe import storage
+
+from . import nets
+from .test_few_bits import run
+
+RESNET = models.load("digits_resnet")
+ROWS = nets.vectors(800, 24)["x"]
+FEED, FRESH = {"x": ROWS[:400]}, {"x": ROWS[400:]}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("budget") / "m.onnx"
+    onnx.save(nets.mlp((24, 192, 160, 128, 10)), path)
+    return path
+
+
+def small(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
+    target = path.with_name(out)
+    given = {"data": FEED, "held_out": 64, "force": True, **choices}
+    return target, onnxgrail.compress(path, target, **given).report.data
+
+
+def lost(path: Path, dense: Path) -> float:
+    wanted, found = run(dense, FRESH), run(path, FRESH)
+    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
+
+
+def narrowed(report: dict[str, Any]) -> int:
+    return sum(block["kept"] < block["units"] for block in report["blocks"])
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.12])
+def test_a_size_is_met_with_fewer_bits_before_fewer_channels(wide: Path, share: float) -> None:
+    found, report = small(wide, "both.onnx", target_size=f"{share:%}")
+    narrow, alone = small(wide, "widths.onnx", target_size=f"{share:%}", only_widths=True)
+    limit = share * wide.stat().st_size
+    assert found.stat().st_size <= limit
+    assert narrow.stat().st_size <= limit
+    assert alone["allocation"]["bits"] == {}
+    assert alone["quantization"] is None
+    assert lost(found, wide) < 0.5 * lost(narrow, wide)
+    bits = report["allocation"]["bits"]
+    assert bits == {m["weight"]: m["bits"] for m in report["quantization"]["matrices"]} | {
+        weight: 32 for weight, one in bits.items() if one == 32
+    }
+    assert narrowed(report) < narrowed(alone) or share < 0.15
+
+
+@pytest.mark.parametrize("choices", [{}, {"only_bits": True}, {"quantize": "int8-weights"}])
+def test_a_dry_run_predicts_the_file(wide: Path, choices: dict[str, Any]) -> None:
+    target, written = small(wide, "dry.onnx", target_size="24%", **choices)
+    size = target.stat().st_size
+    target.unlink()
+    _, told = small(wide, "dry.onnx", target_size="24%", dry_run=True, **choices)
+    assert not target.exists()
+    assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == size
+    assert size <= written["model"]["budget"]["limit"]
+
+
+def test_bits_alone_remove_nothing(wide: Path) -> None:
+    _, report = small(wide, "bits.onnx", target_size="25%", only_bits=True)
+    assert narrowed(report) == 0
+    assert report["model"]["params_after"] == report["model"]["params_before"]
+    with pytest.raises(UsageError, match=r"--target-size 10% is out of reach.*4 weights in as few bits") as caught:
+        small(wide, "no.onnx", target_size="10%", only_bits=True)
+    assert "Leave out --only-bits" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int4", 4), ("int8-weights", 8)])
+def test_a_size_counts_the_bits_that_were_asked_for(wide: Path, kind: str, bits: int) -> None:
+    found, report = small(wide, "asked.onnx", target_size="20%", quantize=kind)
+    limit = 0.2 * wide.stat().st_size
+    assert 0.95 * limit < found.stat().st_size <= limit or narrowed(report) == 0
+    assert {m["bits"] for m in report["quantization"]["matrices"]} == {bits}
+    assert (narrowed(report) > 0) == (kind == "int8-weights")
+
+
+def test_a_loss_limits_bits_and_widths_together(wide: Path) -> None:
+    choices: dict[str, Any] = {"max_loss": "2%", "minimize": "size", "held_out": 128}
+    found, report = small(wide, "loss.onnx", **choices)
+    narrow, _ = small(wide, "narrow.onnx", only_widths=True, **choices)
+    assert found.stat().st_size < 0.5 * narrow.stat().st_size
+    search = report["allocation"]["search"]
+    chosen = search["tried"][search["chosen"]]
+    assert chosen["loss"]["bound"] <= 0.02
+    assert chosen["cost"] == pytest.approx(found.stat().st_size, rel=0.1)
+    assert set(report["allocation"]["bits"].values()) <= {4, 8, 32}
+    assert not any("the loss was measured before" in note for note in report["notes"])
+
+
+def test_convolutions_stay_with_widths_alone(tmp_path: Path) -> None:
+    choices: dict[str, Any] = {"data": RESNET.calibration, "samples": 32, "compensate": "grail", "check": False}
+    report = onnxgrail.compress(RESNET.model, tmp_path / "r.onnx", target_size="60%", **choices).report.data
+    assert report["quantization"] is None
+    assert any("weights keep their bits: few bytes" in note for note in report["notes"])
+    with pytest.raises(NothingToCompressError, match="weights keep their bits: few bytes of this model"):
+        onnxgrail.compress(RESNET.model, tmp_path / "r.onnx", target_size="60%", only_bits=True, force=True, **choices)
+
+
+def test_without_data_the_largest_weights_lose_bits_first(wide: Path) -> None:
+    _, report = small(wide, "blind.onnx", target_size="40%", data=None, held_out=None)
+    bits = report["allocation"]["bits"]
+    assert narrowed(report) == 0
+    assert bits["w1"] == 8
+    assert bits["w3"] == 32
+
+
+def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices: dict[str, Any] = {"target_size": "12%", "samples": 200}
+    whole = small(wide, "whole.onnx", **choices)[0].read_bytes()
+    left = iter(range(2))
+    fitted = stage.fitted
+
+    def stopping(*words: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return fitted(*words)
+
+    monkeypatch.setattr(stage, "fitted", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        small(wide, "whole.onnx", resume=tmp_path / "kept", **choices)
+    monkeypatch.setattr(stage, "fitted", fitted)
+    assert small(wide, "whole.onnx", resume=tmp_path / "kept", **choices)[0].read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"only_bits": True, "only_widths": True, "target_size": "25%"}, "--only-bits and --only-widths exclude"),
+        ({"only_bits": True, "ratio": 0.3}, "--only-bits needs an amount of bytes"),
+        ({"only_bits": True}, "--only-bits needs an amount of bytes"),
+        ({"only_widths": True, "target_params": "50%"}, "--only-widths needs an amount of bytes"),
+        ({"only_bits": True, "quantize": "int4", "target_size": "25%"}, "--only-bits and --quantize int4 exclude"),
+        ({"only_widths": True, "quantize": "int4", "target_size": "25%"}, "--only-widths and --quantize int4 exclude"),
+    ],
+)
+def test_contradictions(wide: Path, choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        small(wide, "no.onnx", **choices)
+
+
+def test_recipes_of_earlier_versions_keep_their_meaning() -> None:
+    old = {"onnxgrail": "0.1", "target_size": "50%", "max_loss": None}
+    assert storage._since(old, storage.Origin(label="old")).choices["only_widths"] is True
+    assert "only_widths" not in storage.read({"target_size": "50%"}).choices
+    assert "only_widths" not in storage._since({**old, "quantize": "int4"}, storage.Origin(label="old")).choices
