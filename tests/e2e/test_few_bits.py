@@ -105,6 +105,13 @@ def test_it_follows_the_dense_network_after_narrowing(wide: Path, reducer: str) 
     assert lost(four, wide) < 1.1 * lost(slim, wide) + 0.005
 
 
+def test_narrowed_weights_that_are_kept_in_files(tmp_path: Path) -> None:
+    model = nets.mlp((24, 256, 256, 256, 256, 10))
+    onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)
+    _, report = small(tmp_path / "x.onnx", "x4.onnx", ratio=0.2, samples=64)
+    assert [m["rounding"] for m in report["quantization"]["matrices"]] == ["carried"] * 5
+
+
 def test_convolutions_stay_and_are_named(tmp_path: Path) -> None:
     result = onnxgrail.compress(
         RESNET.model, tmp_path / "r.onnx", data=RESNET.calibration, samples=16, check=False, **WHOLE

@@ -12,6 +12,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Refusal
 from onnxgrail.graph.bits.plan import NONE, plan_of
 from onnxgrail.graph.bits.store import declare
+from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.rewrite.unique import names_kept
@@ -66,7 +67,7 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     walk = Walk(made, plan, job)
     with names_kept(made.graph):
         if not prepared.batches.synthetic:
-            walk.carry(prepared, own(prepared, slim, facts), ledger)
+            walk.carry(prepared, own(prepared, keep(slim), facts), ledger)
         walk.rest(RANDOM if prepared.batches.synthetic else UNMEASURED)
     declare(made, plan, job.recipe)
     return Bits(model=made, entries=walk.entries(), left=plan.left)
