@@ -31,7 +31,6 @@ from onnxgrail.errors import OnnxGrailError
 SHARES = {"char_llama": (0.25, 0.15), "minilm": (0.15,)}
 OURS: Mapping[str, dict[str, Any]] = {
     "bits and widths": {},
-    "bits and widths, blocks of 128": {"block_size": 128},
     "--only-bits": {"only_bits": True},
     "--only-widths": {"only_widths": True},
     "--quantize int4": {"quantize": "int4"},

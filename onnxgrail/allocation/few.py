@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxgrail.allocation.measures import Few, Measure
+from onnxgrail.allocation.measures import Few, Measure, measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.quantize import is_quantised
 from onnxgrail.core import Recipe
 from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
 from onnxgrail.graph.io.model_file import weight_bytes
+from onnxgrail.machine.amounts import target_of
 from onnxgrail.options import WEIGHTS
 
 Bits = Mapping[str, int]
 LEVELS = (8, 4)
+COARSE = 128  # weights that share a scale in a file that has to be small
 LITTLE = 0.1  # share of the bytes that bits must save at least, or widths alone decide
 
 
@@ -63,6 +65,20 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, ""
     return (), "weights keep their bits: few bytes of this model are matrices of products and tables that are looked up"
+
+
+def with_blocks(prepared: Prepared, recipe: Recipe) -> Recipe:
+    """Return a recipe whose blocks are larger if the whole model would not fit its size otherwise.
+
+    Fewer scales cost less than narrower blocks.
+    """
+    target = target_of(recipe)
+    if target is None or not recipe.chooses_bits or recipe.block_size >= COARSE:
+        return recipe
+    rungs, _ = rungs_of(prepared, recipe)
+    measure = measure_of(prepared, "size")
+    least = with_bits(measure, rungs, {rung.weight: rung.least for rung in rungs})
+    return recipe if not rungs or least({}) <= target.limit(measure.given) else replace(recipe, block_size=COARSE)
 
 
 def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:

@@ -67,6 +67,7 @@ class Allocation:
         curves: the error of each block over its width, if measured.
         found: the search that found the widths, if there was one.
         bits: weight -> its bits, if these count for the size; 32 for a weight that keeps its numbers.
+        block_size: weights that share a scale then.
     """
 
     asked: str
@@ -78,6 +79,7 @@ class Allocation:
     curves: tuple[Curve, ...] = ()
     found: Found | None = None
     bits: Mapping[str, int] = field(default_factory=dict)
+    block_size: int | None = None
 
     def narrows(self, block: Block) -> bool:
         """Return True if a block loses units."""

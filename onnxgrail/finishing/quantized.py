@@ -96,7 +96,9 @@ def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, di
 
 def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
     """Store the weights of matrices in a few bits; return the model and its part of the report entry."""
-    made = rounded(prepared, slim, decision.ledger, job.alone(), decision.allocation.bits)
+    size = decision.allocation.block_size or job.recipe.block_size
+    job = dataclasses.replace(job.alone(), recipe=dataclasses.replace(job.recipe, block_size=size))
+    made = rounded(prepared, slim, decision.ledger, job, decision.allocation.bits)
     return made.model, {
         "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
         "symmetric": job.recipe.symmetric or job.recipe.target == "tensorrt",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from onnxgrail.allocation.choose import allocate, at_widths, simple, with_names
-from onnxgrail.allocation.few import rungs_of
+from onnxgrail.allocation.few import rungs_of, with_blocks
 from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
 from onnxgrail.allocation.measures import measure_of
@@ -54,11 +54,13 @@ def allocated(
     if not given:
         with clock.stage("allocate"):
             search = search_of(prepared, job, blocks, narrow=narrow_of(recipe), dense=dense)
-            rungs, why = rungs_of(prepared, recipe)
-            search = measuring(dataclasses.replace(search, rungs=rungs))
+            sized = with_blocks(prepared, recipe)
+            rungs, why = rungs_of(prepared, sized)
+            search = measuring(dataclasses.replace(search, rungs=rungs, job=dataclasses.replace(job, recipe=sized)))
             choose = allocate if recipe.max_loss is None else _searched
             allocation = steps.once("allocation", lambda: choose(search), ALLOCATION)
-            allocation = dataclasses.replace(allocation, note="; ".join(filter(None, (allocation.note, why))))
+            note = "; ".join(filter(None, (allocation.note, why)))
+            allocation = dataclasses.replace(allocation, note=note, block_size=sized.block_size if rungs else None)
     return allocation, dense if twice else None
 
 
