@@ -189,9 +189,30 @@ def test_a_tied_table_has_eight_bits(tmp_path: Path, qdq: bool) -> None:
 
 def test_standard_operators_need_their_opset(tmp_path: Path) -> None:
     onnx.save(encoder(opset=20), tmp_path / "t.onnx")
-    with pytest.raises(ModelError, match="--qdq needs opset 21, the model has 20") as caught:
+    with pytest.raises(ModelError, match="--qdq needs opset 21 for 4 bits, the model has 20") as caught:
         small(tmp_path / "t.onnx", "t4.onnx", data=TOKENS, qdq=True)
+    assert "--quantize int8-weights needs less" in str(caught.value.hint)
+    onnx.save(encoder(opset=12), tmp_path / "t.onnx")
+    with pytest.raises(ModelError, match="--qdq needs opset 13, the model has 12") as caught:
+        small(tmp_path / "t.onnx", "t8.onnx", data=TOKENS, qdq=True, quantize="int8-weights")
     assert "MatMulNBits needs no opset" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("opset", "symmetric"), [(13, False), (18, True)])
+def test_older_standard_operators_have_a_scale_per_output(tmp_path: Path, opset: int, symmetric: bool) -> None:
+    onnx.save(encoder(opset=opset), tmp_path / "t.onnx")
+    choices: dict[str, Any] = {"data": TOKENS, "qdq": True, "quantize": "int8-weights", "symmetric": symmetric}
+    found, report = small(tmp_path / "t.onnx", "t8.onnx", **choices)
+    assert {m["weight"]: m["block_size"] for m in report["quantization"]["matrices"]} == {
+        "table": 64, "up": 64, "down": 96
+    }  # fmt: skip
+    assert any(f"opset {opset} has no blocks" in note for note in report["notes"])
+    (proto, ops) = onnx.load(found), Counter(node.op_type for node in onnx.load(found).graph.node)
+    assert ops["DequantizeLinear"] == 2
+    assert proto.opset_import[0].version == opset
+    onnx.checker.check_model(proto, full_check=True)
+    wanted, made = (run(path, TOKENS) for path in (tmp_path / "t.onnx", found))
+    assert np.square(made - wanted).sum() < 1e-4 * np.square(wanted).sum()
 
 
 def test_inputs_that_do_not_divide_into_blocks(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
 
 OPSET = 21  # the first with blocks and with 4 bits
+CHANNELS = 13  # the first with a scale per channel
+HALF = 19  # the first with scales in half precision
 TYPES: Mapping[tuple[int, bool], ir.DataType] = {
     (4, False): ir.DataType.UINT4,
     (4, True): ir.DataType.INT4,
@@ -35,7 +37,10 @@ def dequantize_matrix(graph: ir.Graph, matrix: Matrix, rounded: Rounded) -> None
     weight = graph.initializers[matrix.weight]
     for turned in {bool(integer(node, "transB")) for node in matrix.nodes}:
         parts = _parts(graph, matrix.weight, rounded, turned=turned)
-        value = _dequantized(graph, parts, rounded, axis=int(turned))
+        fields = {"axis": int(turned), "block_size": rounded.grid.size}
+        if len(rounded.scale) == 1:  # one scale per output: a form that needs no blocks
+            parts, fields = [parts[0], *(_flat(part) for part in parts[1:])], {"axis": int(not turned)}
+        value = _dequantized(graph, parts, fields)
         for node in matrix.nodes:
             if bool(integer(node, "transB")) == turned:
                 node.replace_input_with(1, value)
@@ -100,15 +105,19 @@ def _parts(graph: ir.Graph, name: str, rounded: Rounded, *, turned: bool) -> lis
     return [constant(graph, a.T if turned else a, f"{name}/{n}", old=weight) for n, a in arrays.items()]
 
 
-def _fields(rounded: Rounded, *, axis: int) -> dict[str, ir.Attr]:
-    fields = {"axis": axis, "block_size": rounded.grid.size}
-    return {name: ir.AttrInt64(name, value) for name, value in fields.items()}
+def _flat(value: ir.Value) -> ir.Value:
+    """Return a constant with one axis instead of two."""
+    tensor = value.const_value
+    assert tensor is not None
+    value.const_value = ir.tensor(tensor.numpy().reshape(-1), name=value.name)
+    value.shape = ir.Shape([tensor.size])
+    return value
 
 
-def _dequantized(graph: ir.Graph, parts: Sequence[ir.Value], rounded: Rounded, *, axis: int) -> ir.Value:
+def _dequantized(graph: ir.Graph, parts: Sequence[ir.Value], fields: Mapping[str, int]) -> ir.Value:
     """Insert the node that dequantizes a constant; return its output."""
     name = free_name(graph, f"{parts[0].name}/float")
-    node = ir.Node("", "DequantizeLinear", list(parts), list(_fields(rounded, axis=axis).values()), name=name)
+    node = ir.Node("", "DequantizeLinear", list(parts), [ir.AttrInt64(n, v) for n, v in fields.items()], name=name)
     value = node.outputs[0]
     value.name, value.type, value.shape = name, parts[1].type, parts[0].shape
     first(graph, node)

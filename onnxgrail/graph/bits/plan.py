@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.bits.dequantize import OPSET
+from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.matrices import stored_bytes, unpackable
 from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
@@ -34,34 +34,38 @@ class Form:
 
     Attributes:
         grid: of its numbers.
-        table: its rows are looked up; else it is a matrix.
+        padded: the last block is stored in full.
         turned: its inputs are along the second axis.
     """
 
     grid: Grid
-    table: bool
+    padded: bool
     turned: bool
 
     def bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a weight of this shape."""
         inputs, outputs = reversed(shape) if self.turned else shape
-        return (
-            stored_table_bytes(outputs, inputs, self.grid) if self.table else stored_bytes(inputs, outputs, self.grid)
-        )
+        if self.padded:
+            return stored_bytes(inputs, outputs, self.grid)
+        return stored_table_bytes(outputs, inputs, self.grid)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
-    """The matrices and tables to store in a few bits, each with its form, and the nodes that stay in float."""
+    """The matrices and tables to store in a few bits, each with its form, and the nodes that stay in float.
+
+    `standard` is True for the form of standard operators.
+    """
 
     matrices: tuple[tuple[Matrix, Grid], ...]
     tables: tuple[tuple[Table, Grid], ...]
     left: tuple[Refusal, ...]
+    standard: bool = False
 
     def forms(self) -> dict[str, Form]:
         """Return the form of each weight."""
-        matrices = {m.weight: Form(grid, table=False, turned=m.turned) for m, grid in self.matrices}
-        return matrices | {t.weight: Form(grid, table=True, turned=True) for t, grid in self.tables}
+        matrices = {m.weight: Form(grid, padded=not self.standard, turned=m.turned) for m, grid in self.matrices}
+        return matrices | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
 
 
 def check(model: ir.Model, recipe: Recipe) -> None:
@@ -70,12 +74,24 @@ def check(model: ir.Model, recipe: Recipe) -> None:
     Raises:
         ModelError: `--qdq` needs a newer opset.
     """
-    opset = model.opset_imports.get("", 0)
-    if recipe.qdq and opset < OPSET:
+    opset, four = opset_of(model), recipe.quantize == "int4"
+    needed = OPSET if four else CHANNELS
+    if recipe.qdq and opset < needed:
+        hint = "--quantize int8-weights needs less" if four and opset >= CHANNELS else f"Convert it to opset {needed}"
         raise ModelError(
-            f"--qdq needs opset {OPSET}, the model has {opset}",
-            hint=f"Export or convert it to opset {OPSET}, or leave out --qdq: MatMulNBits needs no opset",
+            f"--qdq needs opset {needed}{' for 4 bits' if four else ''}, the model has {opset}",
+            hint=f"{hint}, or leave out --qdq: MatMulNBits needs no opset",
         )
+
+
+def opset_of(model: ir.Model) -> int:
+    """Return the version of the standard operators."""
+    return model.opset_imports.get("", 0)
+
+
+def by_channel(model: ir.Model, recipe: Recipe) -> bool:
+    """Return True if standard operators of the model's opset have no blocks, only a scale per output and 8 bits."""
+    return recipe.qdq and opset_of(model) < OPSET
 
 
 def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, int] = NONE) -> Plan:
@@ -97,10 +113,14 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
     for node in {node for table in looked_up for node in table.products}:
         left.pop(node, None)
     left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
-    chosen, rows = [], []
+    chosen, rows, channels = [], [], by_channel(model, recipe)
+    if channels and opset_of(model) < HALF:
+        halves = [node for node, m in known.items() if array_of(m, model.graph).dtype == np.float16]
+        left |= dict.fromkeys(halves, f"DequantizeLinear has half precision from opset {HALF} on")
     for matrix in dict.fromkeys(known.values()):
         array = array_of(matrix, model.graph)
-        grid = _grid(array, recipe, bits.get(matrix.weight, least), whole=recipe.qdq)
+        few = bits.get(matrix.weight, least)
+        grid = _channels(array, recipe, few) if channels else _grid(array, recipe, few, whole=recipe.qdq)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
         if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
@@ -117,7 +137,8 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
             continue
         rows.append((table, grid))
         _check_finite(array, table.weight)
-    return Plan(matrices=tuple(chosen), tables=tuple(rows), left=_refusals(model, facts, left))
+    refusals = _refusals(model, facts, left)
+    return Plan(matrices=tuple(chosen), tables=tuple(rows), left=refusals, standard=recipe.qdq)
 
 
 def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | None:
@@ -129,6 +150,12 @@ def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | Non
             return None
         grid = replace(grid, size=grid.size // 2)
     return grid
+
+
+def _channels(array: Array, recipe: Recipe, bits: int) -> Grid:
+    """Return the form of a matrix (inputs, outputs) with a scale per output, and 8 bits or all."""
+    symmetric = recipe.symmetric or recipe.target == "tensorrt"
+    return Grid(bits=max(bits, TABLE), size=len(array), symmetric=symmetric, dtype=array.dtype)
 
 
 def _of_rows(table: Array, bits: int) -> Grid:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Refusal
-from onnxgrail.graph.bits.plan import NONE, plan_of
+from onnxgrail.graph.bits.plan import NONE, by_channel, opset_of, plan_of
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
@@ -33,19 +33,22 @@ class Bits:
     Attributes:
         model: the graph.
         entries: one per matrix; left: nodes that stay in float.
+        form: a message on a form that is not the one of the recipe.
     """
 
     model: ir.Model
     entries: tuple[Entry, ...]
     left: tuple[Refusal, ...]
+    form: str = ""
 
     def notes(self) -> list[str]:
-        """Return a note if matrices were rounded to nearest because their inputs are not known."""
+        """Return a note on the form, and one if matrices were rounded to nearest because inputs are not known."""
+        told = [self.form] if self.form else []
         plain = [entry for entry in self.entries if entry.reason in (RANDOM, UNMEASURED)]
         if not plain:
-            return []
+            return told
         why = "; ".join(dict.fromkeys(entry.reason for entry in plain))
-        return [f"{len(plain)} of {len(self.entries)} weights are rounded to nearest: {why}"]
+        return [*told, f"{len(plain)} of {len(self.entries)} weights are rounded to nearest: {why}"]
 
 
 def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: Mapping[str, int] = NONE) -> Bits:
@@ -70,4 +73,6 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
             walk.carry(prepared, own(prepared, keep(slim), facts), ledger)
         walk.rest(RANDOM if prepared.batches.synthetic else UNMEASURED)
     declare(made, plan, job.recipe)
-    return Bits(model=made, entries=walk.entries(), left=plan.left)
+    old = by_channel(made, job.recipe)
+    form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
+    return Bits(model=made, entries=walk.entries(), left=plan.left, form=form)

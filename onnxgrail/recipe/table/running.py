@@ -128,8 +128,8 @@ OUTPUT = (
     Option(
         "qdq",
         FLAG,
-        "For int4 and int8-weights: store weights with DequantizeLinear (opset 21), for runtimes without the operators "
-        "of ONNX Runtime.",
+        "For int4 and int8-weights: store weights with DequantizeLinear (opset 21; 13 for 8 bits), for runtimes "
+        "without the operators of ONNX Runtime.",
     ),
     Option(
         "pick",
