@@ -76,7 +76,7 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     if written:
         size = sum(file.stat().st_size for file in written)
     elif final is not None and final is not slim:
-        size = len(to_bytes(final, run=False))
+        size = written_bytes(final)
     elif slim is not None and before is not prepared:  # a rotation added some
         size = written_bytes(slim)
     else:

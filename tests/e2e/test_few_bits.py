@@ -229,6 +229,11 @@ def test_inputs_that_do_not_divide_into_blocks(tmp_path: Path) -> None:
     assert reasons == {f"its {n} inputs do not divide into blocks of 16" for n in (24, 72)}
 
 
+def test_blocks_are_no_larger_than_padding_is_worth(wide: Path) -> None:
+    _, report = small(wide, "b.onnx", block_size=128, dry_run=True)
+    assert [m["block_size"] for m in report["quantization"]["matrices"]] == [32, 128, 128, 64]
+
+
 def test_a_model_of_convolutions_is_sent_to_the_other_kind(tmp_path: Path) -> None:
     weights = {"w": (80, 3, 9, 9), "v": (5, 80, 1, 1)}
     model = tiny("float[N,3,10,10] x => float[N,5,2,2] y", "a = Conv(x, w)\nb = Relu(a)\ny = Conv(b, v)", weights)

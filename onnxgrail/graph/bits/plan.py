@@ -149,6 +149,12 @@ def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | Non
         if grid.size == LEAST:
             return None
         grid = replace(grid, size=grid.size // 2)
+    inputs, outputs = array.shape
+    while not whole and grid.size > LEAST:  # the kernel pads the last block: a smaller one may take less
+        half = replace(grid, size=grid.size // 2)
+        if stored_bytes(inputs, outputs, half) >= stored_bytes(inputs, outputs, grid):
+            break
+        grid = half
     return grid
 
 
