@@ -34,13 +34,14 @@ class Sums:
     """Second moments of one probe, added in the order of the calls; two triangles are updated in place.
 
     Float32 batches are added to a float32 triangle, which costs about 1e-6 relative, a thousand times less than the
-    default ridge; `take` moves the triangle of a few batches into the float64 total.
+    default ridge; `take` adds the triangles of a few batches each in float64.
     """
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._single: Array | None = None
         self._double: Array | None = None
+        self._taken: Array | None = None  # sum of the triangles of other accumulators
         self._total: Floats = np.zeros(probe.width)
         self._count = 0
 
@@ -70,24 +71,33 @@ class Sums:
         self._count += stack.shape[0] * stack.shape[2]
 
     def take(self, part: Sums) -> None:
-        """Add the sums of `part` in float64 and empty it, ready for the next few batches."""
+        """Add the sums of `part` in float64 and empty it, ready for the next few batches.
+
+        The first triangle is moved as it is, since it may be the only one.
+        """
         for triangle in (part._single, part._double):
-            if triangle is not None:
-                if self._double is None:
-                    self._double = triangle.astype(np.float64)
-                else:
-                    add_lower(self._double.T, triangle.T)
-                triangle.fill(0)
+            if triangle is None:
+                continue
+            if self._taken is None:
+                self._taken = triangle
+                continue
+            self._taken = np.asarray(self._taken, np.float64)
+            add_lower(self._taken.T, triangle.T)
+            triangle.fill(0)
+        part._single, part._double = (None if t is self._taken else t for t in (part._single, part._double))
         self._total = self._total + part._total
         self._count += part._count
         part._total, part._count = np.zeros_like(part._total), 0
 
-    def drain(self) -> tuple[Floats, Floats, int]:
-        """Return (h, h) with a valid lower triangle, `total` (h,) and `count` of what was taken, and reset the sums."""
-        width = self._probe.width
-        half = np.zeros((width, width)) if self._double is None else self._double.T
+    def drain(self) -> tuple[Array, Floats, int]:
+        """Return what was taken, and reset the sums.
+
+        Returns:
+            (h, h) with a valid lower triangle, in float32 if only one in float32 was taken; `total` (h,); `count`.
+        """
+        half = np.zeros((self._probe.width,) * 2) if self._taken is None else self._taken.T
         found = half, self._total, self._count
-        self._double, self._total, self._count = None, np.zeros(width), 0
+        self._taken, self._total, self._count = None, np.zeros(self._probe.width), 0
         return found
 
     def stats(self) -> Stats:
@@ -98,7 +108,7 @@ class Sums:
         """
         if self._count == 0:
             return zero_stats(self._probe)
-        lower = [t.T.astype(np.float64) for t in (self._single, self._double) if t is not None]
+        lower = [t.T.astype(np.float64) for t in (self._taken, self._single, self._double) if t is not None]
         return stats_of(self._probe, mirrored(sum(lower[1:], lower[0])), self._total, self._count)
 
 

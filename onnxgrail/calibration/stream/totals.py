@@ -72,7 +72,7 @@ class Totals:
         )
 
 
-def _arrays(leaf: Any) -> tuple[Floats, Floats, Floats]:
+def _arrays(leaf: Any) -> tuple[Array, Floats, Floats]:
     half, total, count = leaf.drain()
     return half if half.ndim == 1 else packed(half), total, np.array([count], np.float64)
 
@@ -82,13 +82,13 @@ def whole(part: Floats, width: int) -> Floats:
     return mirrored(part if part.ndim == 2 else unpacked(part, width))
 
 
-def packed(gram: Floats) -> Floats:
+def packed(gram: Array) -> Array:
     """Return the lower triangle of (h, h) row by row as (h (h + 1) / 2,); a matrix narrower than `WIDE` as it is."""
     width = len(gram)
     if width < WIDE:
         return gram
     ends = np.cumsum(np.arange(1, width + 1))
-    triangle = np.empty(ends[-1])
+    triangle = np.empty(ends[-1], gram.dtype)
     for row, end in enumerate(ends):
         triangle[end - row - 1 : end] = gram[row, : row + 1]
     return triangle

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxgrail.core import Floats
+from onnxgrail.core import Array, Floats
 from onnxgrail.machine.steps.codec import Record
 
 LEAVES = 32  # upper limit on the number of processes that can share the work
@@ -29,7 +29,7 @@ class Node:
 
     level: int
     index: int
-    arrays: tuple[Floats, ...]
+    arrays: tuple[Array, ...]
 
 
 class Group(Protocol):
@@ -122,8 +122,8 @@ class Tally:
         self._nodes: list[Node] = []
         self._leaf: Node | None = None
 
-    def add(self, number: int, arrays: Iterable[Floats]) -> None:
-        """Add the arrays of batch `number`: always as many arrays, each of the same shape or empty.
+    def add(self, number: int, arrays: Iterable[Array]) -> None:
+        """Add the arrays of batch `number`: always as many arrays, float32 or float64, each of the same shape or empty.
 
         Batches come in order, each once.  The tally takes ownership of the arrays.
         """
@@ -160,7 +160,8 @@ class Tally:
             last = nodes.pop()
             _accumulate(nodes[-1], last.arrays)
         whole = zip(nodes[0].arrays, shapes, strict=True)
-        return tuple(a.reshape(shape) if a.size == math.prod(shape) else a for a, shape in whole)
+        doubles = ((np.asarray(a, np.float64), shape) for a, shape in whole)
+        return tuple(a.reshape(shape) if a.size == math.prod(shape) else a for a, shape in doubles)
 
     def _close(self) -> None:
         if self._leaf is not None:
@@ -178,14 +179,16 @@ def push(nodes: list[Node], node: Node) -> None:
         left.level, left.index = left.level + 1, left.index // 2
 
 
-def _accumulate(node: Node, arrays: Iterable[Floats]) -> None:
+def _accumulate(node: Node, arrays: Iterable[Array]) -> None:
     node.arrays = tuple(_plus(total, other) for total, other in zip(node.arrays, arrays, strict=True))
 
 
-def _plus(total: Floats, other: Floats) -> Floats:
-    """Add in place if both arrays hold values, else return the one that does."""
+def _plus(total: Array, other: Array) -> Array:
+    """Add in float64, in place if possible, if both arrays hold values; else return the one that does."""
     if not total.size or not other.size:
         return total if total.size else other
+    if total.dtype != np.float64:
+        return np.add(total, other.reshape(total.shape), dtype=np.float64)
     return np.add(total, other.reshape(total.shape), out=total)
 
 

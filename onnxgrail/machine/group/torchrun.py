@@ -103,7 +103,8 @@ class Processes:
                 push(nodes, Node(level=level, index=index, arrays=tuple(arrays)))
         if self._parent is not None:
             for node in nodes:
-                self._send(self._parent, (NODE, node.level, node.index), node.arrays)
+                doubles = [np.asarray(array, np.float64) for array in node.arrays]
+                self._send(self._parent, (NODE, node.level, node.index), doubles)
             self._send(self._parent, (END, 0, 0), ())
 
     def share(self, record: Record | None) -> Record | None:
