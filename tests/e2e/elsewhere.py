@@ -1,10 +1,11 @@
-"""Run the command line without what only Linux or Unix has; see `test_elsewhere.py`."""
+"""Run commands, given as JSON, without what only Linux or Unix has; see `test_elsewhere.py`."""
 
 from __future__ import annotations
 
 import builtins
 import ctypes
 import io
+import json
 import os
 import shutil
 import signal
@@ -72,5 +73,10 @@ def absent(path: Any) -> None:
 if __name__ == "__main__":
     hide()
     from onnxgrail.__main__ import main
+    from onnxgrail.cli import main as commands
 
+    *first, last = json.loads(sys.argv[1])
+    for words in first:
+        commands(words, standalone_mode=False)
+    sys.argv[1:] = last
     main()

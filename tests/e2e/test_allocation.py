@@ -160,7 +160,7 @@ def test_the_same_twice(tmp_path: Path) -> None:
 
 def test_latency_is_asked_measured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "SECONDS", 0.2)
-    data = compressed(LLAMA.model, LLAMA.calibration, tmp_path / "o.onnx", target_latency="70%")
+    data = compressed(LLAMA.model, LLAMA.calibration, tmp_path / "o.onnx", target_latency="70%", samples=16)
     budget = data["model"]["budget"]
     assert budget["metric"] == "latency"
     assert budget["limit"] == pytest.approx(0.7 * budget["before"])
@@ -211,7 +211,7 @@ def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> Non
 
 def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
-    common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True, "allocate": "uniform"}
+    common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True, "allocate": "uniform", "samples": 8}
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
     assert first == 8  # all at once, then 7 blocks behind others; the first one is known
