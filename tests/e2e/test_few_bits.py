@@ -234,6 +234,25 @@ def test_blocks_are_no_larger_than_padding_is_worth(wide: Path) -> None:
     assert [m["block_size"] for m in report["quantization"]["matrices"]] == [32, 128, 128, 64]
 
 
+def test_matrices_inside_bodies_are_named(tmp_path: Path) -> None:
+    body = """
+        a = MatMul(x, w)
+        y = If(flag) <
+            then_branch = t () => (float[N,64] p) { p = MatMul(a, v) },
+            else_branch = e () => (float[N,64] q) { q = MatMul(a, u) }
+        >
+    """
+    weights = {"w": (64, 64), "u": (64, 64), "v": (64, 64)}
+    model = tiny("float[N,64] x, bool flag => float[N,64] y", body, weights)
+    onnx.save(ir.to_proto(model), tmp_path / "i.onnx")
+    data = {"x": np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32), "flag": np.array(True)}
+    _, report = small(tmp_path / "i.onnx", "i4.onnx", data=data, batch_size=16)
+    assert [m["weight"] for m in report["quantization"]["matrices"]] == ["w"]
+    (left,) = report["quantization"]["left"]
+    assert (left["op"], left["value"]) == ("If", "u")
+    assert "inside the body of this If" in left["reason"]
+
+
 def test_a_model_of_convolutions_is_sent_to_the_other_kind(tmp_path: Path) -> None:
     weights = {"w": (80, 3, 9, 9), "v": (5, 80, 1, 1)}
     model = tiny("float[N,3,10,10] x => float[N,5,2,2] y", "a = Conv(x, w)\nb = Relu(a)\ny = Conv(b, v)", weights)

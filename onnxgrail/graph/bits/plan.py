@@ -16,6 +16,7 @@ from onnxgrail.graph.bits.matrices import stored_bytes, unpackable
 from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
 from onnxgrail.graph.fittable.tables import Table, tables
+from onnxgrail.graph.flatten.inner import weights_inside
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.options import WEIGHTS
 
@@ -24,6 +25,7 @@ LEAST = 16  # weights of the smallest block
 TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
 NONE: Mapping[str, int] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
+INSIDE = "its layers lie inside the body of this {}, where weights keep their bits"
 SMALLER = "it would not get smaller"
 SPARED = "the size leaves room for all of its bits"
 
@@ -112,6 +114,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
     left = unpackable(model, known, facts.constants)
     for node in {node for table in looked_up for node in table.products}:
         left.pop(node, None)
+    left |= {node: INSIDE.format(node.op_type) for node in model.graph if weights_inside(node)}
     left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
     chosen, rows, channels = [], [], by_channel(model, recipe)
     if channels and opset_of(model) < HALF:
@@ -206,4 +209,5 @@ def _rank(node: ir.Node, facts: Facts) -> int | None:
 def _weight(node: ir.Node, facts: Facts) -> str:
     """Return the name of a node's constant with the most axes."""
     found = [v.name or "" for v in node.inputs if v is not None and v.name in facts.constants]
-    return max(found, key=lambda name: len(facts.shapes.get(name, ())), default="")
+    inside = min(weights_inside(node), default="")
+    return inside or max(found, key=lambda name: len(facts.shapes.get(name, ())), default="")

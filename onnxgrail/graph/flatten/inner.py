@@ -31,7 +31,7 @@ def layers_inside(model: ir.Model, facts: Facts) -> list[Refusal]:
     found = []
     branches: dict[Branch, set[str]] = defaultdict(set)
     for node in model.graph:
-        weights = {name for body in bodies(node) for name in _weights(body, _carried(node, body))}
+        weights = weights_inside(node)
         if weights:
             name = node.name or key(node)
             reason = BRANCHES.format(name) if node.op_type == "If" else BODY.format(node.op_type, name)
@@ -40,6 +40,11 @@ def layers_inside(model: ir.Model, facts: Facts) -> list[Refusal]:
         if branch is not None:
             branches[branch] |= _read(node, ())
     return [*found, *(_refusal(model, branch, min(names)) for branch, names in branches.items() if names)]
+
+
+def weights_inside(node: ir.Node) -> set[str]:
+    """Return the matrices and filters that layers in the bodies of a node read."""
+    return {name for body in bodies(node) for name in _weights(body, _carried(node, body))}
 
 
 def _untaken(node: ir.Node, facts: Facts) -> Branch | None:
