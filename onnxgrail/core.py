@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from onnxgrail.options import INNER as INNER  # noqa: PLC0414
 from onnxgrail.options import KINDS as KINDS  # noqa: PLC0414  this module hands out all names that rooms exchange
 from onnxgrail.options import Kind as Kind  # noqa: PLC0414
 from onnxgrail.options import Recipe as Recipe  # noqa: PLC0414

@@ -12,6 +12,8 @@ from typing import Literal
 Metric = Literal["params", "macs", "size", "latency"]
 Kind = Literal["conv", "mlp", "heads", "qk", "vo", "stream", "embedding"]
 KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "qk", "vo", "stream", "embedding")
+INNER: tuple[Kind, ...] = ("qk", "vo")
+"""Kinds of channels inside attention heads."""
 WEIGHTS = {"int4": 4, "int8-weights": 8}
 """Bits of matrices by kind of quantization, for the kinds that store only weights in a few bits."""
 FITS = ("prior", "affine", "blend", "behind", "patch")

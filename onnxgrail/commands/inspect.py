@@ -12,7 +12,7 @@ from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
-from onnxgrail.core import KINDS, Block, Bools, Kind, Recipe
+from onnxgrail.core import INNER, KINDS, Block, Bools, Kind, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
 from onnxgrail.graph.cuts.places import located
@@ -23,7 +23,7 @@ from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.rotation import INNER, unmeasured
+from onnxgrail.narrowing.rotation import unmeasured
 from onnxgrail.recipe import selection
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.report import Inspection

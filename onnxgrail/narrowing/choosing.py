@@ -21,7 +21,7 @@ from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense, size_of
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
+from onnxgrail.core import INNER, Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
@@ -167,8 +167,12 @@ def _first(view: View, rng: np.random.Generator) -> Floats:  # noqa: ARG001  the
 
 
 def _compensator(recipe: Recipe, block: Block) -> Compensator:
-    """Return the chosen compensator with the recipe's ridge parameter; queries and keys have no consumer to repair."""
-    if block.kind == "qk":
+    """Return the chosen compensator with the recipe's ridge parameter; none for channels inside heads.
+
+    Queries and keys have no consumer. The basis of values is that in which the least is lost without compensation, and
+    other heads, of which values vary little within a sample, would seem to repair on few samples what they do not.
+    """
+    if block.kind in INNER:
         return Plain()
     chosen: Any = COMPENSATORS[recipe.compensate]
     fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins are wrapped and keep their own ridge parameter

@@ -15,7 +15,7 @@ from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Floats, Kind, Probe, Recipe, Refusal, Stats
+from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
@@ -30,7 +30,6 @@ from onnxgrail.narrowing.decide import Decision, decide
 
 STEP = "rotation"  # cache key of the bases
 DIFFERS = "in another basis inside heads, the model gives other numbers"
-INNER: tuple[Kind, ...] = ("qk", "vo")  # channels inside heads
 
 
 def decided(

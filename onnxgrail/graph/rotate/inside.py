@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Ints, Kind, Probe, Refusal
+from onnxgrail.core import INNER, Ints, Kind, Probe, Refusal
 from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -21,7 +21,7 @@ from onnxgrail.graph.trace.labels import Mark
 from onnxgrail.graph.trace.tracer import flow_of
 
 SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Shape", "Size")
-MOVES = frozenset((*SHAPING, "Identity", "Cast", "Neg", "Split", "Slice", "Concat", "Gather"))
+MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Neg", "Split", "Slice", "Concat", "Gather"))
 LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 FUSED = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention", "PagedAttention", "QAttention"))
 SCALES, STEPS = (
@@ -117,16 +117,15 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
         facts: shapes and values.
         kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other.
     """
-    if not {"qk", "vo"} & set(kinds):
+    if not set(INNER) & set(kinds):
         return [], []
     refusals = [_refusal(node, KERNEL) for node in model.graph if node.op_type in FUSED]
     if not any(_multiplies(node, facts) for node in model.graph):
         return [], refusals
     finder = _Finder(model, flow_of(model, facts, inside=True))
     found = []
-    kind: Kind
     for node in model.graph:
-        for kind in ("qk", "vo"):
+        for kind in INNER:
             try:
                 inside = finder.inside(node, kind)
             except _RefusedError as refused:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Block, Ints, Kind, Probe, Refusal, Role, Slot
+from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
 from onnxgrail.graph.rotate.marked import MARK, is_rotated
 from onnxgrail.graph.trace.causes import cause
@@ -80,7 +80,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     )
 
 
-ATTENTION = ("heads", "qk", "vo")  # units of several features
+ATTENTION = ("heads", *INNER)  # units of several features
 _Cut = list[tuple[int, bytes]]  # of one operand: axis, label class of every position as bytes
 
 
