@@ -217,6 +217,32 @@ def test_what_depends_on_the_basis_is_refused_by_name(name: str, left: str) -> N
     ]
 
 
+def test_one_bias_for_all_channels_is_refused() -> None:
+    body = """
+        r = Reshape(x, rows)
+        v0 = Gemm(r, wv, bias)
+        v1 = Reshape(v0, apart)
+        v = Transpose<perm=[0,2,1,3]>(v1)
+        p = Softmax<axis=-1>(scores)
+        o0 = MatMul(p, v)
+        o1 = Transpose<perm=[0,2,1,3]>(o0)
+        o2 = Reshape(o1, back)
+        y = MatMul(o2, wo)
+    """
+    weights = {
+        "wv": (WIDTH, WIDTH),
+        "wo": (WIDTH, WIDTH),
+        "bias": (1,),
+        "rows": ints(-1, WIDTH),
+        "apart": ints(-1, TOKENS, HEADS, SIZE),
+        "back": ints(-1, TOKENS, WIDTH),
+    }
+    inputs = f"float[N,{TOKENS},{WIDTH}] x, float[N,{HEADS},{TOKENS},{TOKENS}] scores"
+    found = found_in(tiny(f"{inputs} => float[] y", body, weights))
+    assert not found.heads
+    assert [(refusal.op, refusal.reason) for refusal in found.refusals] == [("Gemm", BENDS)]
+
+
 def test_the_basis_keeps_what_products_need() -> None:
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(500, 6)) * rng.uniform(0.1, 3, 6) @ rng.normal(size=(6, 6)) for _ in range(2))

@@ -24,10 +24,8 @@ SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", 
 MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Neg", "Split", "Slice", "Concat", "Gather"))
 LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 FUSED = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention", "PagedAttention", "QAttention"))
-SCALES, STEPS = (
-    ("Mul", "Div", "Add", "Where", "Cast", "Identity", "Reshape", "Clip", "Tanh"),
-    8,
-)  # between scores and a softmax
+SCALES = ("Mul", "Div", "Add", "Where", "Cast", "Identity", "Reshape", "Clip", "Tanh")  # between scores and a softmax
+STEPS = 8  # most of them
 POSITIONS = "what it reads is rotated by position, normalized, cached, or computed by no weight, so its channels stay"
 BENDS = "its result depends on the basis of channels inside heads"
 CLAIMED = "several products of attention read the same channels inside heads"
@@ -95,14 +93,6 @@ class Inside:
         """Return probes of the channels of every head in the sources of the measured parts."""
         heads = ((part.source, head) for part in self.measured for group in part.index for head in group)
         return [Probe(value=name, axis=axis, index=head[:, None], pooled=False) for (name, axis), head in heads]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Side:
-    """One operand of a product: (groups, channels) label classes of its heads."""
-
-    node: ir.Node
-    roots: Ints
 
 
 class _RefusedError(Exception):
@@ -265,7 +255,7 @@ class _Finder:
         bias = use.operand == 2 if node.op_type in ("Gemm", "Conv") else node.op_type in ("Add", "Sub")
         if len(use.mark.axes) != 1 or (layer and node.op_type not in LAYERS) or (not layer and not bias):
             raise _RefusedError(_refusal(node, BENDS))
-        if use.role == "consumer" and kind == "qk":
+        if (use.role == "consumer" and kind == "qk") or (use.role == "producer" and self._adds_alike(node)):
             raise _RefusedError(_refusal(node, BENDS))
         array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
         shared = layer and len({u.node for u in self.flow.uses if u.value == use.value}) > 1
@@ -277,6 +267,11 @@ class _Finder:
         source = use.source or self._made(node, use)
         inverse = inverse or use.role == "consumer"
         return Part(node=node, operand=use.operand, axis=use.mark.axes[0], index=index, inverse=inverse, source=source)
+
+    def _adds_alike(self, node: ir.Node) -> bool:
+        """Return True if a layer adds a bias that is the same number for all channels."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        return bias is not None and not any(use.node == key(node) and use.operand == 2 for use in self.flow.uses)
 
     def _made(self, node: ir.Node, use: Use) -> tuple[str, int]:
         """Return the tensor that a node computes, and the axis with the channels of its constant."""

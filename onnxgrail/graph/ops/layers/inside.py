@@ -77,12 +77,16 @@ def _consumed(site: Site, queries: Ints) -> None:
     roots = np.unique(flow.labels.find(queries))
     for use in [use for use in flow.uses if use.role != "consumer" and len(use.mark.axes) == 1]:
         found = flow.labels.find(use.mark.labels)
-        if np.isin(found, roots).all():
-            flow.uses.append(Use(use.node, use.operand, use.value, use.mark, "consumer", _made(site, use)))
+        made = _made(site, use) if np.isin(found, roots).all() else None
+        if made is not None:
+            flow.uses.append(Use(use.node, use.operand, use.value, use.mark, "consumer", made))
 
 
-def _made(site: Site, use: Use) -> tuple[str, int]:
-    """Return the tensor that a weight computes, with its bias if that is added next, and the tensor's channel axis."""
+def _made(site: Site, use: Use) -> tuple[str, int] | None:
+    """Return the tensor that a weight computes, with its bias if that is added next, and the tensor's channel axis.
+
+    None if that tensor has other channels, too.
+    """
     flow, after, value = site.flow, None, site.node.inputs[0]
     while value is not None and value.name != use.node:
         node = value.producer()
@@ -93,4 +97,4 @@ def _made(site: Site, use: Use) -> tuple[str, int]:
     roots = flow.labels.find(use.mark.labels)
     marks = [m for m in flow.marks.get(name, ()) if len(m.axes) == 1]
     alike = next((m for m in marks if np.array_equal(flow.labels.find(m.labels), roots)), None)
-    return name, (alike.axes[0] if alike is not None else len(flow.facts.shapes[name]) - 1)
+    return None if alike is None else (name, alike.axes[0])
