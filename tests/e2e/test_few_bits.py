@@ -234,6 +234,15 @@ def test_blocks_are_no_larger_than_padding_is_worth(wide: Path) -> None:
     assert [m["block_size"] for m in report["quantization"]["matrices"]] == [32, 128, 128, 64]
 
 
+def test_a_small_last_layer_has_eight_bits(tmp_path: Path) -> None:
+    onnx.save(nets.mlp((24, 256, 128, 4)), tmp_path / "h.onnx")
+    onnx.save(nets.mlp((24, 64, 32)), tmp_path / "l.onnx")
+    _, small_head = small(tmp_path / "h.onnx", "h4.onnx", dry_run=True, samples=32)
+    _, large_head = small(tmp_path / "l.onnx", "l4.onnx", dry_run=True, samples=32)
+    assert [m["bits"] for m in small_head["quantization"]["matrices"]] == [4, 4, 8]
+    assert [m["bits"] for m in large_head["quantization"]["matrices"]] == [4, 4]
+
+
 def test_matrices_inside_bodies_are_named(tmp_path: Path) -> None:
     body = """
         a = MatMul(x, w)

@@ -23,6 +23,7 @@ from onnxgrail.options import WEIGHTS
 FLOAT = 32  # bits of a weight that keeps its numbers
 LEAST = 16  # weights of the smallest block
 TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
+HEAD = 0.02  # most of the numbers in matrices that a matrix before an output may hold to get 8 bits
 NONE: Mapping[str, int] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
 INSIDE = "its layers lie inside the body of this {}, where weights keep their bits"
@@ -104,7 +105,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         facts: its shapes.
         recipe: kind, form, block size and symmetry.
         bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If
-            there are none, the kind of quantization says how many bits all have.
+            there are none, the kind of quantization says how many bits all have, but for small heads.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
@@ -117,12 +118,13 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
     left |= {node: INSIDE.format(node.op_type) for node in model.graph if weights_inside(node)}
     left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
     chosen, rows, channels = [], [], by_channel(model, recipe)
+    heads = set() if bits else _small_heads(known)
     if channels and opset_of(model) < HALF:
         halves = [node for node, m in known.items() if array_of(m, model.graph).dtype == np.float16]
         left |= dict.fromkeys(halves, f"DequantizeLinear has half precision from opset {HALF} on")
     for matrix in dict.fromkeys(known.values()):
         array = array_of(matrix, model.graph)
-        few = bits.get(matrix.weight, least)
+        few = bits.get(matrix.weight, TABLE if matrix.weight in heads else least)
         grid = _channels(array, recipe, few) if channels else _grid(array, recipe, few, whole=recipe.qdq)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
         if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
@@ -142,6 +144,20 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         _check_finite(array, table.weight)
     refusals = _refusals(model, facts, left)
     return Plan(matrices=tuple(chosen), tables=tuple(rows), left=refusals, standard=recipe.qdq)
+
+
+def _small_heads(known: Mapping[ir.Node, Matrix]) -> set[str]:
+    """Return the matrices that compute outputs of the model and hold few of the numbers: 8 bits cost next to nothing.
+
+    No layer makes up for their errors.
+    """
+    total = sum(matrix.inputs * matrix.outputs for matrix in dict.fromkeys(known.values()))
+    found = set()
+    for node, matrix in known.items():
+        ends = [node.outputs[0], *(use.node.outputs[0] for use in node.outputs[0].uses() if use.node.op_type == "Add")]
+        if matrix.inputs * matrix.outputs <= HEAD * total and any(value.is_graph_output() for value in ends):
+            found.add(matrix.weight)
+    return found
 
 
 def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | None:
