@@ -23,7 +23,7 @@ from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.rotation import unmeasured
+from onnxgrail.narrowing.rotation import kept_whole, unmeasured
 from onnxgrail.recipe import selection
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.report import Inspection
@@ -108,7 +108,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) 
         macs=macs // prepared.samples,
         bytes=size,
         blocks=tuple(entry for one, kinds in ((prepared, OUTER), (inner, INNER)) for entry in _entries(one, kinds)),
-        refusals=located(prepared.model, survey.refusals),
+        refusals=located(prepared.model, tuple(dict.fromkeys([*survey.refusals, *kept_whole(inner)]))),
         shares=shares,
         predicted=tuple(predicted),
         notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),

@@ -19,6 +19,7 @@ from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.inside import REASONS
 from onnxgrail.graph.rotate.streams import Stream
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
@@ -122,6 +123,11 @@ def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
     bases = {name: np.eye(one.width) for name, one in found.streams.items()}
     bases |= {name: np.tile(np.eye(one.width), (one.groups, 1, 1)) for name, one in found.heads.items()}
     return _in_bases(prepared, found, bases, recipe)
+
+
+def kept_whole(prepared: Prepared) -> list[Refusal]:
+    """Return why some heads keep all channels inside."""
+    return [refusal for refusal in prepared.survey.refusals if refusal.reason in REASONS]
 
 
 def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], recipe: Recipe) -> Prepared:

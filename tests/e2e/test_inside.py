@@ -10,10 +10,12 @@ import pytest
 
 import onnxgrail
 from onnxgrail.core import Array
+from onnxgrail.graph.rotate.inside import POSITIONS
 from tests.contract.attention import attention
 from tests.oracle import run
 from tests.prenorm import VOCABULARY, prenorm
 from tests.tiny import numbers
+from tests.unit.test_inside import BENT
 
 INNER = ("qk", "vo")
 
@@ -63,6 +65,12 @@ def test_inspect_lists_them_beside_whole_heads() -> None:
     found = onnxgrail.inspect(attention())
     assert [(block["kind"], block["units"]) for block in found.blocks] == [("heads", 4), ("qk", 2), ("vo", 2)]
     assert {"heads", "qk", "vo"} <= found.shares.keys()
+
+
+def test_inspect_names_what_keeps_its_channels() -> None:
+    found = onnxgrail.inspect(BENT["rotated by position"])
+    assert [block["kind"] for block in found.blocks] == ["heads", "vo"]
+    assert [(refusal.op, refusal.reason) for refusal in found.refusals][-1] == ("MatMul", POSITIONS)
 
 
 def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Array]) -> None:

@@ -33,6 +33,8 @@ UNEVEN = "its heads share some of their channels, or differ in their number"
 STORED = "its weight is shared, quantized or computed at run time, and takes no basis inside heads"
 KERNEL = "a fused kernel reads heads of one size; channels inside of them stay"
 
+REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
