@@ -18,6 +18,7 @@ from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.widen import has_bfloat16
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.options import WEIGHTS
 
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
@@ -56,6 +57,7 @@ def notes_of(
         _loose(decision.allocation.found),
         _unjudged(recipe, decision.allocation.found),
         _missed(budget),
+        _early(recipe),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
         _unblocked(prepared, recipe, decision),
@@ -122,6 +124,13 @@ def _clamped(changes: Sequence[Change]) -> str:
     count = sum(change.outcome.clamped for change in changes)
     blocks = sum(change.outcome.clamped > 0 for change in changes)
     return f"{count} new weights in {blocks} blocks were clamped to the range of their number format" if count else ""
+
+
+def _early(recipe: Recipe) -> str:
+    """Return a note on a target for the size that does not know the bytes after quantization by a tool."""
+    if recipe.target_size is None or recipe.quantize in ("none", *WEIGHTS):
+        return ""
+    return f"--target-size counts the file before --quantize {recipe.quantize}, which makes it smaller still"
 
 
 def _missed(budget: Mapping[str, Any] | None) -> str:

@@ -117,6 +117,12 @@ def test_convolutions_stay_with_widths_alone(tmp_path: Path) -> None:
         onnxgrail.compress(RESNET.model, tmp_path / "r.onnx", target_size="60%", only_bits=True, force=True, **choices)
 
 
+def test_tools_quantize_after_the_size_was_counted(wide: Path) -> None:
+    _, report = small(wide, "tool.onnx", target_size="60%", quantize="fp16", check=False)
+    assert any("--target-size counts the file before --quantize fp16" in note for note in report["notes"])
+    assert report["allocation"]["bits"] == {}
+
+
 def test_without_data_the_largest_weights_lose_bits_first(wide: Path) -> None:
     _, report = small(wide, "blind.onnx", target_size="40%", data=None, held_out=None)
     bits = report["allocation"]["bits"]
