@@ -46,7 +46,7 @@ lint: .venv/test.stamp
 
 # Generated pages are written first; --strict fails on broken links and on pages that are missing in the navigation.
 docs: .venv/docs.stamp
-	@for page in api choosing cli loss ops options; do $(BIN)/python docs/$${page}_page.py; done
+	@for page in api choosing cli loss ops options real_models; do $(BIN)/python docs/$${page}_page.py; done
 	$(BIN)/python docs/before_after.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	echo "build/site/index.html"

@@ -22,6 +22,7 @@ WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from eac
 # adding-an-op.md: test_docs.py, that holds the code of the latter to ours.
 ELSEWHERE = {"data.md", "deploy.md", "export.md", "extending.md", "adding-an-op.md"}
 GENERATED = {f"{name}.md": f"{name}_page" for name in ("api", "choosing", "cli", "loss", "ops", "options")}
+GENERATED["real-models.md"] = "real_models_page"
 
 
 def scenarios() -> list[object]:

@@ -69,6 +69,8 @@ def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int
         last = good if good in found else bad
         rate = min(max(found[last] / max(path.loss(last), 1e-9), LEAST), MOST)
         guess = path.reach(AIM * limit / rate)
+        if not good and len(found) > 1:  # a loss that jumps is not predicted: get below the jump while there are tries
+            guess = min(guess, bad // 2)
     return min(max(guess, good + 1), bad - 1)
 
 

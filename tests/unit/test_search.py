@@ -118,6 +118,13 @@ def test_a_smooth_loss_is_met_closely() -> None:
         assert CLOSE * 0.02 <= factor * path.loss(best) ** 1.3 <= 0.02
 
 
+@pytest.mark.parametrize("jump", [8, 12, 20, 31, 50])
+def test_a_loss_that_jumps_does_not_end_at_the_first_step(jump: int) -> None:
+    path = steps([0.001 * n for n in range(1, 65)])
+    best = farthest(path, 0.05, lambda count: path.loss(count) if count <= jump else 0.051 + path.loss(count) / 100)
+    assert jump / 3 <= best <= jump
+
+
 def test_a_search_stops_when_time_is_over() -> None:
     path = steps(np.linspace(0.001, 0.1, 100).tolist())
     tried: list[int] = []
