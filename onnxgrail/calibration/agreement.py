@@ -113,9 +113,8 @@ def doubt_by_steps(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:
         for some, last in _portions(trial):
             reads = [name for step in some for name in step.reads]
             names = [n for n in dict.fromkeys((*reads, *last)) if n not in feed and n not in makes]
-            wanted = _run(trial.providers, _masked(trial, blocks, dead), [feed], list(dict.fromkeys((*names, *makes))))[
-                0
-            ]
+            tensors = list(dict.fromkeys((*names, *makes)))
+            (wanted,) = _run(trial.providers, _masked(trial, blocks, dead), [feed], tensors)
             made = made or {name: _left(trial, name, wanted[name], dead) for name in makes}
             why = _differing(trial, _Portion(some, names, given, made, wanted), dead)
             if why:
