@@ -91,7 +91,7 @@ def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
             rung = found.setdefault(name, Rung(name, tuple(tensor.shape.numpy()), tensor.nbytes, {}))
             if form.bytes(rung.shape) < min((rung.bytes(bits) for bits in rung.forms), default=rung.whole):
                 found[name] = replace(rung, forms={**rung.forms, form.grid.bits: form})
-    return tuple(found.values())
+    return tuple(rung for rung in found.values() if rung.forms)
 
 
 def fixed(rungs: Sequence[Rung]) -> Bits | None:

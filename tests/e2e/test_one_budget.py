@@ -117,6 +117,16 @@ def test_convolutions_stay_with_widths_alone(tmp_path: Path) -> None:
         onnxgrail.compress(RESNET.model, tmp_path / "r.onnx", target_size="60%", only_bits=True, force=True, **choices)
 
 
+@pytest.mark.parametrize(("opset", "size"), [(17, 0.22), (21, 0.2)])
+def test_a_size_is_met_with_standard_operators(opset: int, size: float, tmp_path: Path) -> None:
+    model = nets.mlp((24, 192, 128, 10))
+    model.opset_import[0].version = opset
+    onnx.save(model, tmp_path / "m.onnx")
+    found, report = small(tmp_path / "m.onnx", "q.onnx", target_size=f"{size:%}", qdq=True, effort="fast")
+    assert found.stat().st_size == report["model"]["bytes_after"] <= report["model"]["budget"]["limit"]
+    assert {entry.domain for entry in onnx.load(found).opset_import} == {""}
+
+
 def test_tools_quantize_after_the_size_was_counted(wide: Path) -> None:
     _, report = small(wide, "tool.onnx", target_size="60%", quantize="fp16", check=False)
     assert any("--target-size counts the file before --quantize fp16" in note for note in report["notes"])

@@ -125,7 +125,9 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
     for matrix in dict.fromkeys(known.values()):
         array = array_of(matrix, model.graph)
         few = bits.get(matrix.weight, TABLE if matrix.weight in heads else least)
-        grid = _channels(array, recipe, few) if channels else _grid(array, recipe, few, whole=recipe.qdq)
+        grid = None if channels else _grid(array, recipe, few, whole=recipe.qdq)
+        if channels or (bits and grid is None):  # a size counts on every weight, whatever its width
+            grid = _channels(array, recipe, few)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
         if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
