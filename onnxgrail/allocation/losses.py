@@ -16,10 +16,11 @@ from onnxgrail.allocation.statistics import impact, measured
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block, Floats, Recipe, View
-from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.job import Job
 
+SMALL = 2**29  # bytes of weights up to which a trial of every block is worth its time
 LeastHarm = Callable[[Cost, float], Ideal]
 """Returns the schedule that loses least for a cost, from losses measured near a share of the units removed."""
 Together = Callable[[Measure, float, float], tuple[Bits, Ideal]]
@@ -61,7 +62,7 @@ class Search:
 def tells(prepared: Prepared, recipe: Recipe) -> bool:
     """Return True if data are real, fits follow them, and the model is small enough for a trial of every block."""
     real = not prepared.batches.synthetic and recipe.compensate != "none"
-    return real and not in_files(prepared.model)
+    return real and weight_bytes(prepared.model) <= SMALL
 
 
 def search_of(

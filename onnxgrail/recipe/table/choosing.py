@@ -81,7 +81,8 @@ REMOVE = (
         "allocate",
         one_of("auto", "uniform", "depth", "flap", "global"),
         "Distribution of an amount over blocks: equal, more with depth, by standardized scores, or by measured loss of "
-        "the outputs. auto: global if there are data that fits follow, else uniform; with --unit-ratio uniform.",
+        "the outputs. auto: global if there are data that fits follow and at most 512 MiB of weights, else uniform; "
+        "with --unit-ratio uniform.",
     ),
     Option(
         "round_to", COUNT, "Keep multiples of this number if the width allows it; 1 turns it off.", commands=NARROWING
