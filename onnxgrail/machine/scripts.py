@@ -78,12 +78,17 @@ def _explained(source: str, kind: type[OnnxGrailError]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(folder: Path) -> Iterator[None]:
-    """Let the user's code import its neighbors, as it can when run as a script, and print to stderr."""
-    entry = str(folder.resolve())
+    """Let the user's code import its neighbors, as it can when run as a script, and print to stderr.
+
+    No byte code is written next to the user's files.
+    """
+    entry, quiet = str(folder.resolve()), sys.dont_write_bytecode
     sys.path.insert(0, entry)
+    sys.dont_write_bytecode = True
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        sys.dont_write_bytecode = quiet
         with contextlib.suppress(ValueError):
             sys.path.remove(entry)
