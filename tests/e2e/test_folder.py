@@ -96,10 +96,12 @@ def test_what_the_data_do_not_fit_is_copied_with_its_weights(folder: Path) -> No
     np.savez(folder.parent / "data.npz", **data)
     (folder / "onnx" / "encoder_model.onnx").rename(folder / "onnx" / "model.onnx")
     (folder / "onnx" / "encoder_model_quantized.onnx").unlink()
+    (folder / "onnx" / "broken.onnx").write_bytes(b"not a model")
     result = onnxgrail.compress_folder(folder, ratio=0.5, data=str(folder.parent / "data.npz"), allocate="uniform")
     assert "encoder_hidden_states" in result.copied["onnx/decoder_model.onnx"]
+    assert "is not an ONNX model" in result.copied["onnx/broken.onnx"]
     assert result.output is not None
-    for name in ("decoder_model.onnx", "d.data"):
+    for name in ("broken.onnx", "decoder_model.onnx", "d.data"):
         assert (result.output / "onnx" / name).read_bytes() == (folder / "onnx" / name).read_bytes()
     assert "Copied as it is: onnx/decoder_model.onnx" in str(result)
 
