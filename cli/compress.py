@@ -55,7 +55,7 @@ def compress(
     """
     import onnxgrail
 
-    written = options.one_output(out, output)
+    written, folder = options.one_output(out, output), model.is_dir()
     options.only_one(recipe)
     recipe["providers"] = resolve_providers(device, providers)
     recipe["input_shapes"] = dict(input_shapes)
@@ -67,20 +67,13 @@ def compress(
         try:
             with progress(quiet=quiet or follows, no_progress=no_progress) as show:
                 recipe |= {"report": report, "group": group, "progress": show}
-                if model.is_dir():
-                    folder = onnxgrail.compress_folder(model, written, **recipe)
-                else:
-                    result = onnxgrail.compress(model, written, **recipe)
+                result: Any = (onnxgrail.compress_folder if folder else onnxgrail.compress)(model, written, **recipe)
         except onnxgrail.NothingToCompressError as error:
             if as_json and isinstance(error.report, onnxgrail.Report) and not follows:
                 click.echo(error.report.to_json())
             raise
-    if follows:
-        return
-    if model.is_dir():
-        finish_folder(folder, as_json=as_json, quiet=quiet)
-    else:
-        finish(result, as_json=as_json, quiet=quiet)
+    if not follows:
+        (finish_folder if folder else finish)(result, as_json=as_json, quiet=quiet)
 
 
 def finish(result: Any, *, as_json: bool, quiet: bool) -> None:

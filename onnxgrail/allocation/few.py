@@ -67,18 +67,21 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     return (), "weights keep their bits: few bytes of this model are matrices of products and tables that are looked up"
 
 
-def with_blocks(prepared: Prepared, recipe: Recipe) -> Recipe:
-    """Return a recipe whose blocks are larger if the whole model would not fit its size otherwise.
+def rungs_within(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str, Recipe]:
+    """Return what `rungs_of` does, and the recipe, with larger blocks if the whole model would not fit its size.
 
     Fewer scales cost less than narrower blocks.
     """
+    rungs, why = rungs_of(prepared, recipe)
     target = target_of(recipe)
-    if target is None or not recipe.chooses_bits or recipe.block_size >= COARSE:
-        return recipe
-    rungs, _ = rungs_of(prepared, recipe)
+    if target is None or not rungs or not recipe.chooses_bits or recipe.block_size >= COARSE:
+        return rungs, why, recipe
     measure = measure_of(prepared, "size")
     least = with_bits(measure, rungs, {rung.weight: rung.least for rung in rungs})
-    return recipe if not rungs or least({}) <= target.limit(measure.given) else replace(recipe, block_size=COARSE)
+    if least({}) <= target.limit(measure.given):
+        return rungs, why, recipe
+    sized = replace(recipe, block_size=COARSE)
+    return *rungs_of(prepared, sized), sized
 
 
 def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:

@@ -59,10 +59,10 @@ class Search:
         return self.job.recipe
 
 
-def tells(prepared: Prepared, recipe: Recipe) -> bool:
-    """Return True if data are real, fits follow them, and the model is small enough for a trial of every block."""
+def tells(prepared: Prepared, recipe: Recipe, most: int = SMALL) -> bool:
+    """Return True if data are real, fits follow them, and the weights have at most so many bytes to try."""
     real = not prepared.batches.synthetic and recipe.compensate != "none"
-    return real and weight_bytes(prepared.model) <= SMALL
+    return real and weight_bytes(prepared.model) <= most
 
 
 def search_of(

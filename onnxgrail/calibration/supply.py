@@ -38,6 +38,17 @@ def sampling_of(recipe: Recipe) -> Sampling:
     return Sampling(samples=recipe.samples, batch_size=recipe.batch_size, seed=recipe.seed)
 
 
+def reading_for(recipe: Recipe) -> Reading:
+    """Return the settings of a recipe for reading data."""
+    return reading_of(
+        tokenizer=recipe.tokenizer,
+        sequence_length=recipe.sequence_length,
+        image_mean=recipe.image_mean,
+        image_std=recipe.image_std,
+        input_shapes=recipe.input_shapes,
+    )
+
+
 def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None]:
     """Return calibration feeds and judging feeds: samples held back from the same data, or data of their own.
 
@@ -55,13 +66,7 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     count, source = asked_for(held_out)
     if count and data is None:
         raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
-    reading = reading_of(
-        tokenizer=recipe.tokenizer,
-        sequence_length=recipe.sequence_length,
-        image_mean=recipe.image_mean,
-        image_std=recipe.image_std,
-        input_shapes=recipe.input_shapes,
-    )
+    reading = reading_for(recipe)
     own: Batches | None = None
     if source is not None:
         every = Sampling(batch_size=recipe.batch_size)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from onnxgrail.calibration.feeds.encoded import encoded
-from onnxgrail.calibration.feeds.reading import reading_of
-from onnxgrail.calibration.supply import sampling_of
+from onnxgrail.calibration.supply import given, reading_for, sampling_of
 from onnxgrail.commands.compress import compress
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OutputError, UsageError
+from onnxgrail.graph.io.model_file import load
 from onnxgrail.job.exported import Exported, exported_of
 from onnxgrail.machine.files.paths import check_folder
 from onnxgrail.recipe.check import recipe_of
@@ -17,6 +17,7 @@ from onnxgrail.recipe.choices import Choices, Options
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.result import FolderResult
 
+READING = ("tokenizer", "sequence_length", "image_mean", "image_std", "input_shapes")  # what ready feeds do not need
 SINGLE = ("report", "resume", "save_recipe", "save_stats", "stats")
 
 
@@ -88,10 +89,9 @@ def _compressed(
         if data is None or encoder is None or encoder == source:
             raise
     recipe = recipe_of({name: value for name, value in settings.items() if name in Choices.__annotations__})
-    names = ("tokenizer", "sequence_length", "image_mean", "image_std", "input_shapes")
-    read = {name: getattr(recipe, name) for name in names}
-    feeds = encoded(encoder, source, data, reading_of(**read), sampling_of(recipe))
-    rest = {name: value for name, value in settings.items() if name not in names}
+    batches = given(data, load(encoder), reading_for(recipe), sampling_of(recipe))
+    feeds = encoded(encoder, source, batches)
+    rest = {name: value for name, value in settings.items() if name not in READING}
     return compress(source, output, data=feeds, held_out=held_out, **rest)
 
 

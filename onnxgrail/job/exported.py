@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from onnxgrail.calibration.feeds import kinds
 from onnxgrail.errors import ModelError, OutputError
@@ -30,12 +30,14 @@ class Exported:
     Attributes:
         root: the folder.
         graphs: the models to compress.
+        weights: the files with weights of each model; a model may name others, outside of the folder.
         left_out: files that hold the model at its full size, by the reason why they are not copied.
         others: files that are copied as they are.
     """
 
     root: Path
     graphs: tuple[Path, ...]
+    weights: Mapping[Path, tuple[Path, ...]]
     left_out: Mapping[Path, str]
     others: tuple[Path, ...]
 
@@ -66,11 +68,11 @@ class Exported:
         Raises:
             OutputError: a file cannot be read or written.
         """
-        weights = [file.relative_to(self.root) for graph in graphs for file in beside(self.root / graph)]
+        weights = [file for graph in graphs for file in self.weights[graph]]
         for file in (*self.others, *weights, *graphs):
             try:
                 with (self.root / file).open("rb") as source:
-                    write_whole(target / file, partial(_filled, source))
+                    write_whole(target / file, partial(shutil.copyfileobj, source))
             except OSError as error:
                 raise OutputError(f"cannot copy {str(file)!r}: {error.strerror or error}") from error
 
@@ -83,16 +85,19 @@ def exported_of(root: Path) -> Exported:
     """
     files = sorted(_files(root))
     models = [file for file in files if file.suffix == ".onnx"]
-    graphs = tuple(
-        file for file in models if file.with_stem(FORMS.sub("", file.stem)) not in models or not FORMS.search(file.stem)
-    )
+    variants = [
+        file for file in models if FORMS.search(file.stem) and file.with_stem(FORMS.sub("", file.stem)) in models
+    ]
+    graphs = tuple(file for file in models if file not in variants)
     if not graphs:
         raise ModelError(f"folder {str(root)!r} has no .onnx file", hint="Give an exported folder, or an .onnx file")
-    weights = {file for graph in models for file in beside(root / graph)}
-    out = {file: "another number format of a model that is compressed" for file in models if file not in graphs}
+    named = {graph: set(beside(root / graph)) for graph in models}
+    weights = {graph: tuple(file for file in files if root / file in some) for graph, some in named.items()}
+    out = dict.fromkeys(variants, "another number format of a model that is compressed")
     out |= {file: "the weights of another framework" for file in files if file.suffix in FOREIGN}
-    others = [file for file in files if file not in models and file not in out and root / file not in weights]
-    return Exported(root=root, graphs=graphs, left_out=out, others=tuple(others))
+    known = {*models, *out, *(file for some in weights.values() for file in some)}
+    others = tuple(file for file in files if file not in known)
+    return Exported(root=root, graphs=graphs, weights=weights, left_out=out, others=others)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -106,13 +111,9 @@ def _files(root: Path) -> Iterator[Path]:
             yield name
 
 
-def _filled(source: BinaryIO, file: BinaryIO) -> None:
-    shutil.copyfileobj(source, file)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {str(path)!r}: {error}", hint="Export the folder again") from error
     return found if isinstance(found, dict) else {}

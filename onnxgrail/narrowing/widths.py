@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from onnxgrail.allocation.choose import allocate, at_widths, simple, with_names
-from onnxgrail.allocation.few import rungs_of, with_blocks
+from onnxgrail.allocation.few import rungs_within
 from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
 from onnxgrail.allocation.measures import measure_of
@@ -54,8 +54,7 @@ def allocated(
     if not given:
         with clock.stage("allocate"):
             search = search_of(prepared, job, blocks, narrow=narrow_of(recipe), dense=dense)
-            sized = with_blocks(prepared, recipe)
-            rungs, why = rungs_of(prepared, sized)
+            rungs, why, sized = rungs_within(prepared, recipe)
             search = measuring(dataclasses.replace(search, rungs=rungs, job=dataclasses.replace(job, recipe=sized)))
             choose = allocate if recipe.max_loss is None else _searched
             allocation = steps.once("allocation", lambda: choose(search), ALLOCATION)

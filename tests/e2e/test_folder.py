@@ -148,6 +148,21 @@ def test_links_to_files_elsewhere_are_not_followed(folder: Path, tmp_path: Path)
     assert "notes.txt" not in names(result.output)
 
 
+def test_weights_elsewhere_are_not_copied(folder: Path, tmp_path: Path) -> None:
+    """A model that names a file above the folder is refused, and copied without that file."""
+    path = folder / "onnx" / "decoder_model.onnx"
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "../../secret" if entry.key == "location" else entry.value
+    path.write_bytes(proto.SerializeToString())
+    (tmp_path / "secret").write_bytes(bytes(2**16))
+    target = tmp_path / "one" / "two"
+    result = onnxgrail.compress_folder(folder, target, ratio=0.5, data=tmp_path / "text.txt", allocate="uniform")
+    assert "secret" in result.copied["onnx/decoder_model.onnx"]
+    assert not [name for name in names(tmp_path / "one") if "secret" in name]
+
+
 def test_the_command_takes_a_folder(folder: Path) -> None:
     asked = ["--ratio", "0.5", "--allocate", "uniform", "--data", folder.parent / "text.txt"]
     done = run("compress", folder, folder.parent / "small", *asked, "--json")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from onnxgrail.calibration.feeds.data import read
-from onnxgrail.calibration.feeds.reading import Reading, Sampling
 from onnxgrail.calibration.feeds.signature import Signature, describe, signature_of
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed
@@ -22,31 +21,21 @@ SAME = {
 """The inputs of a decoder that repeat one of the encoder, by the names of Hugging Face's exporters."""
 
 
-def encoded(encoder: Path, decoder: Path, data: Any, reading: Reading, sampling: Sampling) -> list[Feed]:
+def encoded(encoder: Path, decoder: Path, batches: Iterable[Feed]) -> list[Feed]:
     """Return feeds for a decoder: it reads the tokens that the encoder has read.
 
     Args:
         encoder: model file.
         decoder: model file.
-        data: calibration data for the encoder.
-        reading: settings for reading them.
-        sampling: number of samples and batch size.
+        batches: calibration data for the encoder.
 
     Returns:
-        A feed per batch of the data, with the encoder's first output as the decoder's `encoder_hidden_states`.
+        A feed per batch, with the encoder's first output as the decoder's `encoder_hidden_states`.
 
     Raises:
-        DataError: the data do not fit the encoder, or an input of the decoder remains without values.
+        DataError: an input of the decoder remains without values.
     """
     wanted = signature_of(load(decoder))
-    batches = read(
-        data,
-        signature_of(load(encoder)),
-        samples=sampling.samples,
-        batch_size=sampling.batch_size,
-        seed=sampling.seed,
-        reading=reading,
-    )
     with open_session(encoder, Setup(once=True)) as session:
         states = session.output_names[0]
         return [_feed(feed, session.run(feed)[states], wanted, decoder.name) for feed in batches]

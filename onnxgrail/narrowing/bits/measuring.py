@@ -7,9 +7,9 @@ import functools
 
 from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.ladders import Cost, Ideal
-from onnxgrail.allocation.losses import Search
+from onnxgrail.allocation.losses import Search, tells
 from onnxgrail.allocation.measures import Measure
-from onnxgrail.graph.io.model_file import HEAVY, weight_bytes
+from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.narrowing.searching import task_of
 from onnxgrail.search.bits import cost_of
 from onnxgrail.search.harms import Near
@@ -18,9 +18,7 @@ from onnxgrail.search.trials import schedule_near, together_near
 
 def measuring(search: Search) -> Search:
     """Return a search that measures losses where data can tell."""
-    prepared, recipe = search.prepared, search.recipe
-    real = not prepared.batches.synthetic and recipe.compensate != "none"
-    together = functools.partial(_together, search) if real and weight_bytes(prepared.model) <= HEAVY else None
+    together = functools.partial(_together, search) if tells(search.prepared, search.recipe, HEAVY) else None
     return dataclasses.replace(search, least_harm=functools.partial(_least_harm, search), together=together)
 
 
