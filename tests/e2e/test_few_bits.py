@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +79,9 @@ def test_a_dry_run_predicts_the_file(wide: Path, choices: dict[str, Any]) -> Non
     assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == size
 
 
-def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
-    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = small(wide, "whole.onnx")[0].read_bytes()
+def goes_on(make: Callable[..., tuple[Path, Any]], kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is stopped after two stages and goes on gives the bytes of one that is not."""
+    whole = make()[0].read_bytes()
     left = iter(range(2))
     fitted = stage.fitted
 
@@ -91,9 +92,15 @@ def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
 
     monkeypatch.setattr(stage, "fitted", stopping)
     with pytest.raises(KeyboardInterrupt):
-        small(wide, "whole.onnx", resume=tmp_path / "kept")
+        make(resume=kept)
     monkeypatch.setattr(stage, "fitted", fitted)
-    assert small(wide, "whole.onnx", resume=tmp_path / "kept")[0].read_bytes() == whole
+    assert make(resume=kept)[0].read_bytes() == whole
+
+
+def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on(partial(small, wide, "whole.onnx"), tmp_path / "kept", monkeypatch)
 
 
 @pytest.mark.parametrize("reducer", ["prune", "fold"])

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.errors import NothingToCompressError, UsageError
-from onnxgrail.narrowing.bits import stage
 from onnxgrail.recipe import storage
 
 from . import nets
-from .test_few_bits import run
+from .test_few_bits import ROWS, goes_on, lost
 
 RESNET = models.load("digits_resnet")
-ROWS = nets.vectors(800, 24)["x"]
-FEED, FRESH = {"x": ROWS[:256]}, {"x": ROWS[400:]}
+FEED = {"x": ROWS[:256]}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +32,6 @@ def small(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
     target = path.with_name(out)
     given = {"data": FEED, "held_out": 32, "force": True, **choices}
     return target, onnxgrail.compress(path, target, **given).report.data
-
-
-def lost(path: Path, dense: Path) -> float:
-    wanted, found = run(dense, FRESH), run(path, FRESH)
-    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
 
 
 def narrowed(report: dict[str, Any]) -> int:
@@ -144,21 +137,8 @@ def test_without_data_the_largest_weights_lose_bits_first(wide: Path) -> None:
 def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices: dict[str, Any] = {"target_size": "12%", "samples": 200}
-    whole = small(wide, "whole.onnx", **choices)[0].read_bytes()
-    left = iter(range(2))
-    fitted = stage.fitted
-
-    def stopping(*words: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return fitted(*words)
-
-    monkeypatch.setattr(stage, "fitted", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        small(wide, "whole.onnx", resume=tmp_path / "kept", **choices)
-    monkeypatch.setattr(stage, "fitted", fitted)
-    assert small(wide, "whole.onnx", resume=tmp_path / "kept", **choices)[0].read_bytes() == whole
+    make = partial(small, wide, "whole.onnx", target_size="12%", samples=200)
+    goes_on(make, tmp_path / "kept", monkeypatch)
 
 
 @pytest.mark.parametrize(

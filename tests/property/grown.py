@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.property.sketch import SIDE, TOKENS, Dim, Shape, Sketch, Step, channels
@@ -31,6 +32,17 @@ class Grown:
     model: ir.Model
     steps: frozenset[str]
     sequence: bool
+
+
+def fuzzed(count: int, few: int, *unchecked: HealthCheck) -> settings:
+    """Settings of a test over graphs: `count` new ones, or the same `few` ones if that is 0."""
+    return settings(
+        max_examples=count or few,
+        derandomize=not count,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, *unchecked],
+    )
 
 
 @st.composite

@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from onnxgrail.graph.flatten.branches import folded
@@ -21,7 +21,7 @@ from tests.contract.test_branches import seen
 from tests.masks import masked
 from tests.oracle import killed, run, session
 from tests.property.branched import FLAG, branched
-from tests.property.grown import Grown, graphs
+from tests.property.grown import Grown, fuzzed, graphs
 from tests.property.test_graphs import LARGEST, check_close
 from tests.tiny import feed
 
@@ -33,13 +33,7 @@ def test_narrowed_equals_masked() -> None:
     """With samples for both branches, or for one: then the other stays as it is."""
     found: Counter[str] = Counter()
 
-    @settings(
-        max_examples=COUNT or FEW,
-        derandomize=not COUNT,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-    )
+    @fuzzed(COUNT, FEW, HealthCheck.filter_too_much)
     @given(graphs(), st.integers(0, 10**6), st.booleans())
     def check(grown: Grown, seed: int, both: bool) -> None:
         model = branched(grown.model, np.random.default_rng(seed))

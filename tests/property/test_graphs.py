@@ -12,13 +12,13 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
-from hypothesis import HealthCheck, assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from onnxgrail.core import Array
 from tests.masks import masked
 from tests.oracle import EFFECT, TOLERANCE, check_recorded, killed, narrowed, run, session, short, survey_of
-from tests.property.grown import RARE_STEPS, STEPS, Grown, graphs
+from tests.property.grown import RARE_STEPS, STEPS, Grown, fuzzed, graphs
 from tests.tiny import feed
 
 COUNT = int(os.environ.get("ONNXGRAIL_FUZZ", "0"))
@@ -32,13 +32,7 @@ def test_narrowed_equals_masked() -> None:
     """Equal to the mask, on the feed, on a shorter batch and on other sequence lengths, or refused with a reason."""
     found: Counter[str] = Counter()
 
-    @settings(
-        max_examples=COUNT or FEW,
-        derandomize=not COUNT,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @fuzzed(COUNT, FEW)
     @given(graphs(), st.sampled_from([0.2, 0.5, 0.9]), st.integers(0, 3))
     def check(grown: Grown, ratio: float, number: int) -> None:
         narrower = compare(grown, ratio, number)

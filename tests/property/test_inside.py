@@ -9,7 +9,7 @@ import os
 from collections import Counter
 
 import numpy as np
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 
 from onnxgrail.calibration.agreement import trial_of
 from onnxgrail.calibration.observe import observe
@@ -17,7 +17,7 @@ from onnxgrail.calibration.proof import prove
 from onnxgrail.graph.rotate.basis import rotatable, rotate
 from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import run, session, survey_of
-from tests.property.grown import Grown, graphs
+from tests.property.grown import Grown, fuzzed, graphs
 from tests.property.test_graphs import LARGEST, check_close, feeds, opened
 from tests.tiny import feed
 
@@ -29,13 +29,7 @@ KINDS = ("qk", "vo")
 def test_other_bases_inside_heads() -> None:
     found: Counter[str] = Counter()
 
-    @settings(
-        max_examples=COUNT or FEW,
-        derandomize=not COUNT,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-    )
+    @fuzzed(COUNT, FEW, HealthCheck.filter_too_much)
     @given(graphs())
     def check(grown: Grown) -> None:
         assume("attention" in grown.steps)
