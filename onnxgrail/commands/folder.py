@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from onnxgrail.calibration.feeds.encoded import encoded
 from onnxgrail.calibration.supply import given, reading_for, sampling_of
 from onnxgrail.commands.compress import compress
-from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OutputError, UsageError
+from onnxgrail.errors import DataError, NothingToCompressError, OutputError, UsageError
 from onnxgrail.graph.io.model_file import load
 from onnxgrail.job.exported import Exported, exported_of
 from onnxgrail.machine.files.paths import check_folder
@@ -34,7 +34,7 @@ def compress_folder(
 
     Configuration, tokenizer and vocabulary are copied. Text is read with the folder's tokenizer, images with the
     numbers of its processor. A decoder next to an encoder is calibrated with what the encoder makes of the data. A
-    model that the data do not fit, that does not run, or that has nothing to remove, is copied as it is.
+    model that the data do not fit, or that has nothing to remove, is copied as it is.
 
     Args:
         folder: the exported folder.
@@ -62,7 +62,7 @@ def compress_folder(
         try:
             found = None if dry else target / graph
             results[graph.as_posix()] = _compressed(exported, graph, found, data, held_out, settings)
-        except (DataError, ModelError, NothingToCompressError) as error:
+        except (DataError, NothingToCompressError) as error:
             copied[graph] = str(error)
             first = first or error
     if first is not None and not results:
