@@ -20,7 +20,7 @@ help:
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make fuzz   narrow 2000 random graphs, others in every run"
 	echo "make docs   build the pages of docs/ as a site, into build/site"
-	echo "make dist   build wheel and sdist into dist/, and run the demo from the wheel (docs/releasing.md)"
+	echo "make dist   build wheels and sdists into dist/, and run the demo from the wheels (docs/releasing.md)"
 	echo "make clean  remove .venv and everything built"
 
 demo: .venv/demo.stamp
@@ -51,13 +51,14 @@ docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	echo "build/site/index.html"
 
-# From the sdist's files alone, then from the wheel alone: what the repository has and they lack shows here.
+# From the sdists' files alone, then from the wheels alone: what the repository has and they lack shows here.
 dist: .venv/dist.stamp
 	@rm -rf dist build/wheel
-	$(BIN)/python -m build --outdir dist .
+	for source in . models; do $(BIN)/python -m build --outdir dist $$source; done
 	$(BIN)/python -m twine check --strict dist/*
 	"$(PYTHON)" -m venv build/wheel
-	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(ls dist/*.whl)[cpu]"
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --find-links dist \
+	  "$$(ls dist/onnxgrail-*.whl)[cpu,demo]"
 	cd build && wheel/bin/onnxgrail demo
 
 clean:

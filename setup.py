@@ -20,8 +20,11 @@ def absolute(text: str) -> str:
 
 
 def packages() -> list[str]:
-    """Return all packages: `cli/` and `models/` stand beside `onnxgrail/` and install inside it."""
-    beside = find_packages(include=["cli", "cli.*", "models", "models.*"])
+    """Return all packages: `cli/` and `models/` stand beside `onnxgrail/` and install inside it.
+
+    `models/data/` is the distribution of `models/pyproject.toml`.
+    """
+    beside = find_packages(include=["cli", "cli.*", "models", "models.*"], exclude=["models.data"])
     return find_packages(include=["onnxgrail", "onnxgrail.*"]) + [f"onnxgrail.{name}" for name in beside]
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
+MODELS = Path(__file__).resolve().parents[1] / "models" / "data"
 OUTPUT, KEPT = "small.onnx", "kept"
 LIMIT = 600.0  # seconds that a run may take
 

@@ -43,7 +43,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.search.kernels import measured_kernels
 from onnxgrail.search.latency import latency_measure
 
-EMBEDDED = Path(__file__).resolve().parents[1] / "models"
+EMBEDDED = Path(__file__).resolve().parents[1] / "models" / "data"
 NAMES = ("digits_resnet", "digits_vit", "char_llama")
 UNIFORM = (0.2, 0.4, 0.6)
 RANDOM = 3  # random widths, and as many in whole blocks of channels

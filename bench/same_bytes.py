@@ -28,7 +28,7 @@ from pathlib import Path
 
 import onnx
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
+MODELS = Path(__file__).resolve().parents[1] / "models" / "data"
 VIT, RESNET, LLAMA = "digits_vit", "digits_resnet", "char_llama"
 SECONDS = 900
 COMMON = "--no-check --quiet"

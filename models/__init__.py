@@ -1,11 +1,13 @@
-"""Small trained models included in the package, with calibration and held-out data.
+"""Small trained models, with calibration and held-out data.
 
 Each has an ONNX file, unlabeled calibration data and labeled held-out data; the script of the same name trains
-it from scratch, and `manifest.toml` holds provenance and checksums.  Reading them needs numpy alone.
+it from scratch, and `manifest.toml` holds provenance and checksums.  Reading them needs numpy alone.  The files are a
+distribution of their own, `onnxgrail-models`, which the extra `demo` installs; in the repository they are in `data/`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +18,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import MissingExtraError, UsageError
 
 __all__ = ["Embedded", "load", "manifest", "names", "score"]
 
-_HERE = Path(__file__).resolve().parent
+_BESIDE = Path(__file__).resolve().parent / "data"
+_PACKAGE = "onnxgrail_models"
 
 Array = npt.NDArray[Any]
 Run = Callable[[dict[str, Array]], Sequence[Array]]
@@ -54,21 +57,41 @@ def load(name: str) -> Embedded:
 
     Raises:
         UsageError: there is no model of that name.
+        MissingExtraError: the files are not installed.
     """
     if name not in _METRICS:
         raise UsageError(f"no embedded model is called {name!r}", hint=f"There are {', '.join(names())}")
+    files = folder()
     return Embedded(
         name=name,
-        model=_HERE / f"{name}.onnx",
-        calibration=_HERE / f"{name}.calib.npz",
-        heldout=_HERE / f"{name}.heldout.npz",
+        model=files / f"{name}.onnx",
+        calibration=files / f"{name}.calib.npz",
+        heldout=files / f"{name}.heldout.npz",
         metric=_METRICS[name],
     )
 
 
+def folder() -> Path:
+    """Return the folder of the files: that of the repository, or else that of the installed `onnxgrail-models`.
+
+    Raises:
+        MissingExtraError: there is neither.
+    """
+    if _BESIDE.is_dir():
+        return _BESIDE
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:  # a folder that only has the name has no origin
+        raise MissingExtraError("the embedded models are not installed", hint="Run: pip install 'onnxgrail[demo]'")
+    return Path(spec.origin).parent
+
+
 def manifest() -> Mapping[str, Any]:
-    """Read `manifest.toml`: provenance, license, checksums and dense metric, by model name."""
-    return tomllib.loads((_HERE / "manifest.toml").read_text(encoding="utf-8"))
+    """Read `manifest.toml`: provenance, license, checksums and dense metric, by model name.
+
+    Raises:
+        MissingExtraError: the files are not installed.
+    """
+    return tomllib.loads((folder() / "manifest.toml").read_text(encoding="utf-8"))
 
 
 def score(embedded: Embedded, run: Run, *, batch_size: int = 64) -> float:

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxgrail.models import Array, Embedded, score
+from onnxgrail.models import Array, Embedded, folder, score
 
 if TYPE_CHECKING:
     import onnx
     import torch
 
-HERE = Path(__file__).resolve().parent
-MANIFEST = HERE / "manifest.toml"
 OPSET = 20
 
 # The exporter records the origin of every node.  Reports print the scopes; stack traces hold absolute paths of the
@@ -189,11 +187,11 @@ def describe(
         "train_seconds": seconds,
         "blocks": dict(blocks),
     }
-    record(files.name, entry, [files.model, files.calibration, files.heldout])
+    record(files.name, entry, [files.model, files.calibration, files.heldout], folder() / "manifest.toml")
     print(entry)
 
 
-def record(name: str, entry: Mapping[str, Any], files: Sequence[Path], manifest: Path = MANIFEST) -> None:
+def record(name: str, entry: Mapping[str, Any], files: Sequence[Path], manifest: Path) -> None:
     """Replace the entry of one model in the manifest, including the checksums of its files."""
     models: dict[str, Any] = {}
     if manifest.exists():

@@ -60,9 +60,9 @@ def commands(code: str) -> list[list[str]]:
 def furnish(folder: Path) -> None:
     """The files that the pages speak of."""
     for name, source in COPIES.items():
-        shutil.copy(ROOT / "models" / f"{source}.onnx", folder / f"{name}.onnx")
-        shutil.copy(ROOT / "models" / f"{source}.calib.npz", folder / f"{name}.npz")
-        shutil.copy(ROOT / "models" / f"{source}.heldout.npz", folder / f"{name}.heldout.npz")
+        shutil.copy(ROOT / "models" / "data" / f"{source}.onnx", folder / f"{name}.onnx")
+        shutil.copy(ROOT / "models" / "data" / f"{source}.calib.npz", folder / f"{name}.npz")
+        shutil.copy(ROOT / "models" / "data" / f"{source}.heldout.npz", folder / f"{name}.heldout.npz")
     (folder / "model.npz").rename(folder / "calib.npz")
     (folder / "model.heldout.npz").rename(folder / "heldout.npz")
     (folder / "models").symlink_to(ROOT / "models")

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copy(made.MODEL["digits_vit"], "image.onnx")
     shutil.copy(made.MODEL["char_llama"], "text.onnx")
-    shutil.copy(ROOT / "models" / "digits_vit.heldout.npz", "image.heldout.npz")
+    shutil.copy(ROOT / "models" / "data" / "digits_vit.heldout.npz", "image.heldout.npz")
     images = made.calibration("digits_vit", 8)["images"]
     Path("arrays").mkdir()
     np.savez("calib.npz", images=images)

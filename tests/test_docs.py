@@ -28,9 +28,9 @@ FENCE = re.compile(
     r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 COPIES = {
-    "model.onnx": "models/digits_resnet.onnx",
-    "calib.npz": "models/digits_resnet.calib.npz",
-    "heldout.npz": "models/digits_resnet.heldout.npz",
+    "model.onnx": "models/data/digits_resnet.onnx",
+    "calib.npz": "models/data/digits_resnet.calib.npz",
+    "heldout.npz": "models/data/digits_resnet.heldout.npz",
 }
 LIMIT = 120  # seconds a command may take
 SAMPLES = 64

@@ -130,16 +130,15 @@ def demo(
     Raises:
         UsageError: an unknown model or an impossible ratio.
         OutputError: a file in `out` exists and `force` is not given, or cannot be written.
+        MissingExtraError: the embedded models are not installed.
     """
     from onnxgrail import models as embedded_models
 
     names = tuple(models) if models is not None else tuple(embedded_models.names())
-    unknown = [name for name in names if name not in embedded_models.names()]
-    if unknown:
-        raise UsageError(f"no embedded model {unknown[0]!r}", hint=f"There are {', '.join(embedded_models.names())}")
     wrong = [ratio for ratio in ratios if not 0 < ratio < 1]
     if wrong:
         raise UsageError(f"ratio {wrong[0]} is impossible", hint="Choose numbers above 0 and below 1")
+    subjects = [embedded_models.load(name) for name in names]
     rows: list[Row] = []
     total = len(names) * (len(ratios) * len(COMPENSATE) + 1)  # every variant, then the measurement
     tick = ticking(progress, "demo", total)
@@ -148,8 +147,7 @@ def demo(
         for target in (_target(folder, name, *kind) for name in names for kind in product(ratios, COMPENSATE)):
             for path in (target, target.with_suffix(".json")):
                 check_output(path, force=force)
-        for name in names:
-            embedded = embedded_models.load(name)
+        for embedded in subjects:
             variants = _compressed(embedded, ratios, folder, seed, tick)
             rows.extend(_measure(embedded, variants, batch_size, repeats, threads, keep=out is not None))
             tick()

@@ -93,6 +93,7 @@ def test_demo(monkeypatch, tmp_path):
     """On a small model in place of the embedded ones."""
     from onnxgrail import models
 
+    assert "no embedded model is called 'foo'" in run("demo", "--model", "foo").stderr
     folder = tmp_path / "embedded"
     folder.mkdir()
     onnx.save(nets.mlp(), folder / "m.onnx")
@@ -112,7 +113,6 @@ def test_demo(monkeypatch, tmp_path):
     assert [(r["ratio"], r["compensate"]) for r in rows[:4]] == [(0, ""), *((0.3, w) for w in WAYS)]
     assert rows[0]["score"] == 1 > rows[2]["score"] > rows[1]["score"]
     assert len(rows) == 7
-    assert "no embedded model 'foo'" in run("demo", "--model", "foo").stderr
     assert run("demo", "--ratio", "0").exit_code == 2
 
 

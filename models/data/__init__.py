@@ -1,0 +1,1 @@
+"""Files of the embedded models of onnxgrail: read them through `onnxgrail.models`."""
