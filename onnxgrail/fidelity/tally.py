@@ -76,7 +76,7 @@ class Tally:
     def _collect(self, batch: dict[str, _Seen]) -> None:
         """Measure a batch once the content of all outputs is known; it waits until then."""
         self._waiting.append(batch)
-        for name, seen in batch.items():
+        for name, seen in list(batch.items()):  # a large output leaves the batch at once
             judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues))
             judge.note(seen)
             if judge.alone:

@@ -9,6 +9,7 @@ import pytest
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Fidelity, Tally, Verdict, clues_of, entries, headline
+from onnxgrail.fidelity import tally as tallies
 from onnxgrail.fidelity.intervals import of_count, of_samples
 from onnxgrail.fidelity.kinds import Part, parts_of
 from onnxgrail.fidelity.words import told
@@ -243,6 +244,22 @@ def test_batches_make_no_difference(case: str, each: int) -> None:
     for one, two in zip(whole.verdicts, parts.verdicts, strict=True):
         assert one.value == pytest.approx(two.value, rel=1e-6)
         assert one.loss == pytest.approx(two.loss, rel=1e-6)
+
+
+def test_outputs_too_large_to_wait_are_measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"map": normal(3, 8), "logits": normal(5), "hidden": normal(6, 80)}
+    got = {name: np.roll(value, 1, axis=0) for name, value in wanted.items()}
+
+    def found(limit: int) -> dict[str, float]:
+        monkeypatch.setattr(tallies, "HELD", limit)
+        both = Tally()
+        for start in range(0, N, 16):
+            cut = slice(start, start + 16)
+            both.add({k: v[cut] for k, v in wanted.items()}, {k: v[cut] for k, v in got.items()})
+        return {one.name: one.verdicts[0].value for one in both.results()}
+
+    assert found(0) == found(2**26)
+    assert set(found(wanted["logits"].nbytes * 2)) == set(wanted)
 
 
 def test_what_holds_something_else_later_holds_values() -> None:
