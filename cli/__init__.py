@@ -24,6 +24,7 @@ from .inspect import inspect
 from .parts import render
 from .parts.streams import settle as settle
 from .refine import refine
+from .report import report
 
 EXIT_USAGE, EXIT_NOTHING = 2, 4
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -111,6 +112,7 @@ main.add_command(inspect)
 main.add_command(refine)
 main.add_command(compare)
 main.add_command(bench)
+main.add_command(report)
 main.add_command(apply)
 main.add_command(export)
 main.add_command(demo)

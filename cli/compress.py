@@ -100,9 +100,9 @@ def finish_folder(result: Any, *, as_json: bool, quiet: bool) -> None:
 def _told(result: Any, *, tables: bool, quiet: bool) -> None:
     """Print notes and tables of a model, and the gates that failed."""
     data = result.report.data
-    render.notes([*_notes(data), *close.advice(result.report.headline())], quiet=quiet)
+    render.notes([*notes(data), *close.advice(result.report.headline())], quiet=quiet)
     if tables and not quiet:
-        _tables(result.report, result.output)
+        show(result.report, result.output)
     if not result.gates_passed:
         for gate in (*ship.gates(data), *_gate(data)):
             render.say(f"Error: gate failed: {gate}", err=True)
@@ -119,7 +119,8 @@ def measured(latency: bool | None, reports: tuple[Path, ...], asked: Any) -> dic
     return {"latency": page if latency is None else latency, "curves": False if curves is None and not page else curves}
 
 
-def _notes(data: Any) -> list[str]:
+def notes(data: Any) -> list[str]:
+    """Return the notes of a report."""
     calibration = data.get("calibration") or {}
     return list(dict.fromkeys([*calibration.get("notes", ()), *data.get("notes", ())]))
 
@@ -137,7 +138,8 @@ def _gate(data: Any) -> list[str]:
     return [f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"] if value < limit else []
 
 
-def _tables(report: Any, output: Path | None) -> None:
+def show(report: Any, output: object) -> None:
+    """Print the tables of a run; `output` is the file that was written, None in a dry run."""
     data, model = report.data, report.data["model"]
     chosen = _of_kinds(report, data["recipe"]["blocks"] if _narrows(data) else ())
     render.sizes(model["input"], chosen.summary_rows())

@@ -15,7 +15,7 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import INNER, KINDS, Block, Bools, Kind, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
-from onnxgrail.graph.cuts.places import located
+from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.graph.io.model_file import bytes_on_disk
@@ -133,11 +133,11 @@ def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], 
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:
     """Return the entries of all blocks of some kinds."""
     blocks, held = prepared.survey.blocks, counting.block_shares(prepared.survey, prepared.model)
-    pairs = zip(blocks, held, strict=True)
-    return [_entry(block, share, prepared.samples) for block, share in pairs if block.kind in kinds]
+    found = zip(blocks, held, nodes_of(prepared.model, blocks), strict=True)
+    return [_entry(block, share, prepared.samples, nodes) for block, share, nodes in found if block.kind in kinds]
 
 
-def _entry(block: Block, held: tuple[int, int], samples: int) -> dict[str, Any]:
+def _entry(block: Block, held: tuple[int, int], samples: int, nodes: list[str]) -> dict[str, Any]:
     return {
         "name": block.name,
         "kind": block.kind,
@@ -146,6 +146,7 @@ def _entry(block: Block, held: tuple[int, int], samples: int) -> dict[str, Any]:
         "span": list(block.span),
         "producers": sorted({s.initializer for s in block.producers}),
         "consumers": sorted({s.initializer for s in block.consumers}),
+        "nodes": nodes,
         "params": held[0],
         "macs": held[1] // samples,
     }

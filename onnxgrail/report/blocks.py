@@ -20,6 +20,7 @@ def block_entry(
     axis_sizes: AxisSizes,
     stored: Mapping[str, Stored] | None = None,
     *,
+    nodes: Sequence[str] = (),
     exact: bool = True,
 ) -> dict[str, Any]:
     """Return the report's entry for a block.
@@ -29,6 +30,7 @@ def block_entry(
         change: the decision; None if the block was not selected.
         axis_sizes: original shape of every weight that a slot names.
         stored: the weights among them that the file stores as integers with scales.
+        nodes: names of the nodes that read its weights.
         exact: narrowing it equals zeroing its consumers' dropped positions.
 
     Returns:
@@ -51,6 +53,7 @@ def block_entry(
         "kept_units": kept.tolist(),
         "selector": change.selector if change is not None and narrowed else "",
         "exact": exact,
+        "nodes": list(nodes),
         "members": _members(block, gone, cluster, axis_sizes, stored or {}),
         "error": asdict(BlockError() if change is None else change.error),
         "outcome": outcome,

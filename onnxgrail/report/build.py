@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.prepared import Prepared, judged_by
-from onnxgrail.graph.cuts.places import located
+from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.io.mapped import loose
 from onnxgrail.graph.rewrite.interface import changed
 from onnxgrail.machine.job import Job
@@ -36,7 +36,10 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     calibration = _calibration(prepared.batches, decision, used=bool(applied))
     sections = Sections(
         model=sizes,
-        blocks=[block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored) for b in survey.blocks],
+        blocks=[
+            block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored, nodes=nodes)
+            for b, nodes in zip(survey.blocks, nodes_of(prepared.model, survey.blocks), strict=True)
+        ],
         refusals=located(
             prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
         ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,17 +25,28 @@ def whole(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
+        with undamaged(read_back=getattr(args[0], "read_back", False)):
             return method(*args, **kwargs)
-        except OnnxGrailError:
-            raise
-        except DAMAGE as error:
-            if not getattr(args[0], "read_back", False):
-                raise
-            text = f"the report is damaged: {type(error).__name__}: {error}"
-            raise ModelError(text, hint="Make it again with --report") from error
 
     return call
+
+
+@contextlib.contextmanager
+def undamaged(*, read_back: bool) -> Iterator[None]:
+    """Turn errors that damage of a report read from a file causes into a one-line error.
+
+    Raises:
+        ModelError: the report is damaged.
+    """
+    try:
+        yield
+    except OnnxGrailError:
+        raise
+    except DAMAGE as error:
+        if not read_back:
+            raise
+        text = f"the report is damaged: {type(error).__name__}: {error}"
+        raise ModelError(text, hint="Make it again with --report") from error
 
 
 def reads(data: Mapping[str, Any]) -> list[Read]:

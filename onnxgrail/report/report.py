@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,10 @@ from onnxgrail.core import Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity.lines import report_lines
 from onnxgrail.fidelity.words import Headline, Speed, headline_of, speed
-from onnxgrail.machine.files.paths import Read, check_output, check_targets, write_text
+from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, write_text
 from onnxgrail.machine.plain import SCHEMA, plain, to_json
-from onnxgrail.report.readback import reads, whole
-from onnxgrail.report.summary import SummaryRow, outcome_counts, refusal_counts, summary_rows
+from onnxgrail.report.readback import reads, undamaged, whole
+from onnxgrail.report.summary import SummaryRow, Table, outcome_counts, refusal_counts, summary_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +77,14 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Report:
-    """The data of a report in schema 1; if it was `read_back` from a file, its values are not trusted."""
+    """The data of a report in schema 1; if it was `read_back` from JSON, its values are not trusted.
+
+    `path` is the file it was read from.
+    """
 
     data: Mapping[str, Any]
     read_back: bool = False
+    path: Path | None = None
 
     def to_json(self) -> str:
         """Return the report as indented JSON; NaN and infinity become null."""
@@ -96,7 +101,12 @@ class Report:
         Raises:
             OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
         """
-        save(self, Path(path), reads(self.data), force=force)
+        save(self, Path(path), self._reads(), force=force)
+
+    def _reads(self) -> list[Read]:
+        """Return the files that the run has read, and the file of the report: none of them is replaced."""
+        own = [] if self.path is None else [Read(path=self.path, what="the report that is read")]
+        return [*reads(self.data), *own]
 
     @whole
     def to_html(self) -> str:
@@ -160,6 +170,31 @@ class Report:
         """Return the outcomes of blocks other than ok, in words, with their counts."""
         return outcome_counts(self.data["blocks"])
 
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which damage of a report that was read back raises a `ModelError`."""
+        return undamaged(read_back=self.read_back)
+
+    def beside(self, other: Report) -> Pair:
+        """Return this report side by side with another one."""
+        return Pair(a=self, b=other)
+
+    @staticmethod
+    def read(path: str | Path) -> Report:
+        """Read a report from its JSON file.
+
+        Raises:
+            ModelError: there is no such file, or it is not a report of this schema.
+        """
+        place = Path(path)
+        check_input(place, hint="Give the JSON that --report FILE.json wrote")
+        try:
+            found = Report.from_json(place.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{str(place)!r} is not a report: {error}") from error
+        except ModelError as error:
+            raise ModelError(f"{str(place)!r} is {error}") from error
+        return Report(data=found.data, read_back=True, path=place)
+
     @staticmethod
     def from_json(text: str) -> Report:
         """Read a report from JSON.
@@ -178,13 +213,64 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pair:
+    """Two reports side by side: `a`, and `b` that is compared with it."""
+
+    a: Report
+    b: Report
+
+    @property
+    def read_back(self) -> bool:
+        """Return True if the values of one of them are not trusted."""
+        return self.a.read_back or self.b.read_back
+
+    @whole
+    def tables(self) -> tuple[Table, ...]:
+        """Return the tables: results, then options and blocks that differ."""
+        from onnxgrail.report.page import beside  # slow to import, as above
+
+        return beside.tables(self.a.data, self.b.data)
+
+    @whole
+    def notes(self) -> tuple[str, ...]:
+        """Return what the reader has to know before comparing the numbers."""
+        from onnxgrail.report.page import beside
+
+        return beside.notes(self.a.data, self.b.data)
+
+    @whole
+    def to_html(self) -> str:
+        """Return both as one self-contained HTML file."""
+        from onnxgrail.report import page
+
+        return page.pair_page(plain(self.a.data), plain(self.b.data))
+
+    def to_json(self) -> str:
+        """Return both as indented JSON."""
+        return to_json({"schema": SCHEMA, "a": self.a.data, "b": self.b.data})
+
+    @whole
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write both, whole or not at all: as a page if the suffix is .html, else as JSON.
+
+        Args:
+            path: file to write.
+            force: an existing file may be replaced.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, one of the runs has read it, or it cannot be written.
+        """
+        save(self, Path(path), [*self.a._reads(), *self.b._reads()], force=force)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Inspection:
     """The parts of a model that can be narrowed, found without data.
 
     Attributes:
         path: the model file; params, macs, bytes: its size (elements, multiply-accumulates per sample, bytes on disk).
         blocks: dicts of name, kind, units, unit_size, span (positions of its first and last node), producers, consumers
-            (names), params, macs (those of the block).
+            (names), nodes (names of those that read its weights), params, macs (those of the block).
         refusals: the channels that cannot be narrowed, with node and reason.
         shares: per kind, and for all kinds together, {params, macs}: the share of the whole model in its blocks,
             0 to 1 (a weight between blocks of two kinds counts for both).

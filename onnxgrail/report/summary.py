@@ -40,6 +40,16 @@ class SummaryRow:
     unit: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table of text: its title, its columns, how many of them hold words, and its rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    words: int
+    rows: tuple[tuple[str, ...], ...]
+
+
 def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
     """Return the before/after table of a report's data: sizes, then the units per kind."""
     model = data["model"]

@@ -7,6 +7,7 @@ ONNXGRAIL_ARTIFACTS names.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ import onnx
 import pytest
 
 from onnxgrail import models
-from onnxgrail.report.page import inspection_page, report_page
+from onnxgrail.report.page import inspection_page, pair_page, report_page
 from tests.command import run
 from tests.page_data import encoder, inspection
+from tests.unit.test_page import EVIL, evil
 
 from . import minilm
 
@@ -27,6 +29,8 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 SCREENS = [(width, scheme) for width in (390, 1440) for scheme in ("light", "dark")]
 NARROWEST = 320
+PHONE = {"width": 390, "height": 844}
+SUMMARY = 8 * 844  # pixels of a phone that a page takes at most before a section is opened
 TORN = """() => [...document.querySelectorAll(".plain tbody th")].flatMap(th => {
   const walk = document.createTreeWalker(th, NodeFilter.SHOW_TEXT), torn = [];
   while (walk.nextNode()) for (const word of walk.currentNode.data.matchAll(/\\p{L}{2,12}/gu)) {
@@ -125,6 +129,7 @@ DRAWN: dict[str, Callable[[], str]] = {
     "inspection": lambda: inspection_page(inspection()),
     "long names": lambda: report_page(with_long_names()),
     "300 blocks": lambda: report_page(encoder(150)),
+    "two reports": lambda: pair_page(encoder(), with_long_names()),
 }
 MADE: dict[str, Callable[[Path, Path], None]] = {"minilm": of_minilm, "digits": of_digits}
 
@@ -183,7 +188,7 @@ def test_keys_reach_everything(browser: Any, tmp_path: Path) -> None:
     page = browser.new_page()
     page.goto(page_of("curves", tmp_path, tmp_path).as_uri())
     seen = []
-    for _ in range(40):
+    for _ in range(60):
         page.keyboard.press("Tab")
         box = page.evaluate(
             "(e => { const b = e.getBoundingClientRect(), s = getComputedStyle(e);"
@@ -195,7 +200,7 @@ def test_keys_reach_everything(browser: Any, tmp_path: Path) -> None:
         assert box[3] != "none", f"{box[1]!r} does not show that it has the focus"
         seen.append(box[0])
     assert seen[0] == "A"
-    assert {"A", "DIV", "PRE", "SUMMARY", "BUTTON"} == set(seen)
+    assert {"A", "DIV", "PRE", "SUMMARY", "BUTTON", "INPUT", "SELECT"} == set(seen)
     page.close()
 
 
@@ -205,3 +210,91 @@ def test_the_command_can_be_copied(browser: Any, tmp_path: Path) -> None:
     page.click("button[data-copy=command]")
     page.wait_for_function("/Copied|Selected/.test(document.querySelector('button[data-copy=command]').textContent)")
     page.close()
+
+
+def names(page: Any, body: str = "network-rows") -> list[str]:
+    """Return the blocks that a table shows, in its order."""
+    shown = f"#{body} tr[data-name]"
+    return [str(row.get_attribute("data-name")) for row in page.locator(shown).all() if row.is_visible()]
+
+
+def test_blocks_are_searched_filtered_and_ordered(browser: Any, tmp_path: Path) -> None:
+    data = encoder(12)
+    page = browser.new_page()
+    (tmp_path / "p.html").write_text(report_page(data), encoding="utf-8")
+    page.goto((tmp_path / "p.html").as_uri())
+    network = [one["name"] for one in data["blocks"]]
+    assert names(page) == network
+    page.fill(".controls input", "LAYER.1.")
+    assert names(page) == [name for name in network if "layer.1." in name]
+    assert page.inner_text(".controls p") == "2 of 48 rows"
+    page.fill(".controls input", "")
+    page.get_by_label("Kind").select_option("MLP")
+    assert names(page) == [name for name in network if name.endswith("mlp")]
+    page.get_by_label("Sort by").select_option("error")
+    errors = {one["name"]: one["error"]["compensated"] for one in data["blocks"]}
+    assert names(page) == sorted((n for n in network if n.endswith("mlp")), key=lambda n: -errors[n])
+    page.get_by_label("Kind").select_option("")
+    page.get_by_label("Sort by").select_option("name")
+    assert names(page)[:5] == [f"bert.encoder.layer.{n}" for n in ("0.heads", "0.mlp", "1.heads", "1.mlp", "2.heads")]
+    page.get_by_label("Sort by").select_option("")
+    assert names(page) == network
+    page.get_by_label("Kind").select_option("left alone")
+    assert names(page) == []
+    assert page.inner_text(".controls p") == "24 of 48 rows"
+    page.close()
+
+
+def test_a_click_or_a_key_on_a_block_shows_its_nodes(browser: Any, tmp_path: Path) -> None:
+    data = encoder(2)
+    data["blocks"][0] |= {"nodes": ["/layer/0/query/MatMul"]}
+    (tmp_path / "p.html").write_text(report_page(data), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "p.html").as_uri())
+    node = page.get_by_text("/layer/0/query/MatMul")
+    assert not node.is_visible()
+    page.locator("#network-rows summary").first.click()
+    assert node.is_visible()
+    page.locator("#network-rows summary").first.press("Enter")
+    assert not node.is_visible()
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["300 blocks", "curves", "two reports"])
+def test_a_phone_shows_the_summary_first(browser: Any, tmp_path: Path, name: str) -> None:
+    page = browser.new_page(viewport=PHONE)
+    page.goto(page_of(name, tmp_path, tmp_path).as_uri())
+    assert page.evaluate("document.documentElement.scrollHeight") <= SUMMARY
+    fold = page.locator("section:has(.controls) > details")
+    assert not fold.locator("table").first.is_visible()
+    page.locator("nav a", has_text=re.compile("lock")).first.click()
+    assert fold.locator("table").first.is_visible()
+    page.close()
+
+
+def test_paper_is_light_and_shows_all_sections(browser: Any, tmp_path: Path) -> None:
+    page = browser.new_page(viewport=PHONE, color_scheme="dark")
+    page.goto(page_of("curves", tmp_path, tmp_path).as_uri())
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#network-rows tr").first.is_visible()
+    assert not page.locator("nav").is_visible()
+    assert [text for ratio, text in page.evaluate(MEASURE) if ratio < CONTRAST] == []
+    page.close()
+
+
+def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
+    hostile = evil(encoder(3)), evil(encoder(2))
+    for number, text in enumerate((report_page(hostile[0]), pair_page(*hostile))):
+        file = tmp_path / f"{number}.html"
+        file.write_text(text, encoding="utf-8")
+        page = browser.new_page()
+        asked: list[str] = []
+        shown: list[str] = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.on("dialog", lambda dialog, shown=shown: shown.append(dialog.message))
+        page.goto(file.as_uri())
+        page.fill(".controls input", EVIL)
+        page.get_by_label("Sort by").select_option("name")
+        assert (asked, shown) == ([file.as_uri()], [])
+        page.close()

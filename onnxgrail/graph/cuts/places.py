@@ -1,4 +1,4 @@
-"""Add node positions to refusals, so that they can be listed in the order of the network."""
+"""Positions of refusals and nodes of blocks, so that both can be shown in the order of the network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxgrail.core import Refusal
+from onnxgrail.core import Block, Refusal
 
 
 def located(model: ir.Model, refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
@@ -30,3 +30,16 @@ def located(model: ir.Model, refusals: Iterable[Refusal]) -> tuple[Refusal, ...]
         return places.get(refusal.node, places.get(refusal.value))
 
     return tuple(dataclasses.replace(refusal, position=place(refusal)) for refusal in refusals)
+
+
+def nodes_of(model: ir.Model, blocks: Iterable[Block]) -> list[list[str]]:
+    """Return per block the names of the nodes that read its weights, in the order of the graph."""
+    readers: dict[str, list[int]] = {}
+    names: list[str] = []
+    for position, node in enumerate(model.graph):
+        names.append(node.name or str(node.outputs[0].name))
+        for value in node.inputs:
+            if value is not None and value.name:
+                readers.setdefault(value.name, []).append(position)
+    places = ({place for slot in block.slots for place in readers.get(slot.initializer, ())} for block in blocks)
+    return [[names[place] for place in sorted(found)] for found in places]

@@ -80,12 +80,14 @@ DATA = (
 )
 
 OUTPUT = (
-    Option("output", PATH, "File to write.", also=("-o",), otherwise="IN.compressed.onnx", commands=WRITES),
+    Option(
+        "output", PATH, "File to write.", also=("-o",), otherwise="IN.compressed.onnx", commands=(*WRITES, "report")
+    ),
     Option(
         "force",
         FLAG,
         "Replace existing files; input files are never replaced.",
-        commands=(*WRITES, "inspect", "export", "demo"),
+        commands=(*WRITES, "inspect", "export", "demo", "report"),
     ),
     Option("dry_run", FLAG, "Show what would be done; write no model.", commands=RUNS),
     Option(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxgrail import registry
-from onnxgrail.report.page import frontier
+from onnxgrail.report.page import beside, frontier
 from onnxgrail.report.page.hero import hero, inspection_hero, title_of
 from onnxgrail.report.page.html.shell import document
 
@@ -33,6 +33,12 @@ def frontier_page(data: Mapping[str, Any]) -> str:
     """Return the page of a frontier: plots, a table, and the command of every point."""
     title = f"{title_of(str(data['model']['input']))}: onnxgrail frontier"
     return document(title, frontier.header(data), frontier.sections(data), _made_by(data))
+
+
+def pair_page(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """Return the page of two reports side by side."""
+    title = " and ".join(title_of(str(data["model"].get("output") or data["model"]["input"])) for data in (a, b))
+    return document(f"{title}: two onnxgrail reports", beside.header(a, b), beside.sections(a, b), _made_by(b))
 
 
 def _made_by(data: Mapping[str, Any]) -> str:

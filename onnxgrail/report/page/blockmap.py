@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.report.page.html import drawing, figures
+from onnxgrail.report.page.html.controls import controls, sortable
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.html.table import section
 from onnxgrail.report.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 
 VALIDATION = "validation: on data left out of the fit, compared with the original network, earlier narrowing included"
+LEFT = "left alone"  # kind of the rows of refusals
+LISTED = 30  # nodes, and weights of each role, that a block lists
 NAMED = 6  # nodes named in one row; the section on what was left alone names more
 
 
@@ -35,18 +38,24 @@ def _map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
     columns = [el("th", c, scope="col", role="columnheader") for c in ("Block", "Width", "Units", last)]
     total = data.get("params"), data.get("macs")
     body = _rows(rows, widest, total, narrowed=narrowed)
+    orders = {"name": "name", "width": "width", "share": "share left", "error": "error"}
+    if not narrowed:
+        orders = {"name": "name", "width": "width", "params": "parameters"}
+    left = [LEFT] if any(isinstance(row, LeftRow) for row in rows) else []
     return section(
         "network",
         "The network, block by block",
+        controls("network-rows", [*(block.kind_name for block in blocks), *left], orders),
         _legend(blocks, measured=measured) if narrowed else None,
         el(
             "table",
             el("caption", _caption(rows, narrowed=narrowed)),
             el("thead", el("tr", *columns, role="row"), role="rowgroup"),
-            el("tbody", *body, role="rowgroup"),
+            el("tbody", *body, role="rowgroup", id="network-rows"),
             class_="map",
             role="table",
         ),
+        long=True,
     )
 
 
@@ -85,8 +94,7 @@ def _block(block: BlockRow, widest: int, total: tuple[float | None, float | None
         "tr",
         el(
             "th",
-            el("span", block.kind_name, class_=f"kind k-{block.kind_class}"),
-            el("span", name(block.name), class_="name"),
+            titled(block),
             scope="row",
             role="rowheader",
         ),
@@ -94,7 +102,25 @@ def _block(block: BlockRow, widest: int, total: tuple[float | None, float | None
         el("td", *_units(block), class_="units", role="cell"),
         el("td", last, class_="errors", role="cell"),
         role="row",
+        data_kind=block.kind_name,
+        data_name=block.name,
+        **sortable(width=block.width, share=block.share, error=block.error, params=block.params),
     )
+
+
+def titled(block: BlockRow) -> Markup:
+    """Return kind and name of a block; they open the list of its nodes and weights."""
+    kind = el("span", block.kind_name, class_=f"kind k-{block.kind_class}")
+    head = join((kind, el("span", name(block.name), class_="name")))
+    if not block.parts:
+        return head
+    return el("details", el("summary", head), el("ul", *(_part(*part) for part in block.parts)), class_="parts")
+
+
+def _part(words: str, names: Sequence[str]) -> Markup:
+    more = len(names) - LISTED
+    listed = [child for one in names[:LISTED] for child in (", ", name(one))][1:]
+    return el("li", el("b", words), " ", *listed, f" and {more} more" if more > 0 else None)
 
 
 def _units(block: BlockRow) -> list[Child]:
@@ -136,6 +162,7 @@ def _left(row: LeftRow, *, again: bool) -> Markup:
         el("td", el("b", "Left alone"), " at ", name(nodes), why, colspan=4, role="cell"),
         class_="left",
         role="row",
+        data_kind=LEFT,
     )
 
 

@@ -54,7 +54,7 @@ def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append(f"Target {budget['metric']}: {limit}")
     elif model["asked_ratio"] is not None:
         option = "Unit ratio" if model["ratio_of"] == "units" else "Ratio"
-        whole = f"{figures.count(model['ratio_total'])} {SHARES[model['ratio_of']]}"
+        whole = f"{figures.count(model['ratio_total'])} {SHARES.get(model['ratio_of'], 'parameters')}"
         shares = f"asked {figures.share(model['asked_ratio'])}, achieved {figures.share(model['achieved_ratio'])}"
         lines.append(f"{option}: {shares} of the {whole}")
     elif loss := search_text(data):

@@ -99,6 +99,7 @@ def again(data: Mapping[str, Any]) -> Markup:
         copied("command", command_of(data)),
         el("details", el("summary", "The whole recipe"), copied("recipe", recipe)),
         el("details", el("summary", "Files and versions"), _identity(data)),
+        long=True,
     )
 
 

@@ -22,11 +22,13 @@ def title_of(path: str) -> str:
 
 def hero(data: Mapping[str, Any]) -> Markup:
     """Return the top of the page of a report."""
-    model, blocks = data["model"], blocks_of(rows_of(data))
-    return el(
-        "header",
-        brand("report"),
-        el("h1", name(title_of(model["input"]))),
+    return el("header", brand("report"), el("h1", name(title_of(data["model"]["input"]))), *overview(data))
+
+
+def overview(data: Mapping[str, Any]) -> tuple[Markup | None, ...]:
+    """Return the result of a run at a glance: a sentence, the network, the cards, the checks."""
+    blocks = blocks_of(rows_of(data))
+    return (
         el("p", _lead(data, blocks), class_="lead"),
         _figure(blocks, narrowed=True),
         el("div", *cards_of(data), class_="cards"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,15 @@ KINDS = {
     "embedding": ("embedding", "channel"),
 }
 END = 2**62
+ROLES = {"producer": "made by", "passenger": "carried by", "consumer": "read by"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRow:
     """A block: `kept` equals `units` if nothing was decided; errors are None if not measured.
 
-    If the errors are already of held-out samples, `validation` is None.
+    If the errors are already of held-out samples, `validation` is None.  `parts` are its nodes and its weights:
+    words and names.
     """
 
     name: str
@@ -40,6 +42,7 @@ class BlockRow:
     outcome: str = ""
     params: float | None = None
     macs: float | None = None
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def width(self) -> int:
@@ -50,6 +53,11 @@ class BlockRow:
     def share(self) -> float:
         """Return the share of the units that stays."""
         return self.kept / self.units if self.units else 1.0
+
+    @property
+    def error(self) -> float | None:
+        """Return the error after compensation, or before it if there was none."""
+        return self.plain if self.compensated is None else self.compensated
 
     @property
     def kind_class(self) -> str:
@@ -139,4 +147,16 @@ def _block(block: Mapping[str, Any]) -> BlockRow:
         outcome=outcome_text({"status": "ok", "reason": "", **outcome}),
         params=block.get("params"),
         macs=block.get("macs"),
+        parts=tuple(_parts(block)),
     )
+
+
+def _parts(block: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the nodes of a block, and its weights by role; an inspection lists the weights by role already."""
+    named: dict[str, list[object]] = {"nodes": list(block.get("nodes") or ())}
+    named |= {words: [] for words in ROLES.values()}  # in this order
+    for member in block.get("members") or ():
+        named.setdefault(ROLES.get(member["role"], str(member["role"])), []).append(member["initializer"])
+    for role, key in (("producer", "producers"), ("consumer", "consumers")):
+        named[ROLES[role]] += block.get(key) or ()
+    yield from ((words, tuple(dict.fromkeys(map(str, names)))) for words, names in named.items() if names)

@@ -148,10 +148,15 @@ def time(data: Mapping[str, Any]) -> Markup | None:
         )
         for stage, seconds in stages.items()
     ]
-    rows.append(("together", None, figures.seconds(total)))
     peak = data.get("peak_rss_bytes")
-    caption = "Time of each stage" + (f"; memory at most {figures.size(peak)}" if peak else "")
-    return section("time", "Time", table(caption, ("Stage", "", "Time"), rows, class_="bars"))
+    memory = f"; memory at most {figures.size(peak)}" if peak else ""
+    longest = max(stages, key=lambda stage: stages[stage])
+    most = f", most of it {STAGES.get(longest, longest)} ({figures.seconds(stages[longest])})"
+    head = el("summary", el("b", figures.seconds(total)), most + memory)
+    caption = "Time of each stage"
+    return section(
+        "time", "Time", el("details", head, table(caption, ("Stage", "", "Time"), rows, class_="bars small"))
+    )
 
 
 def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
@@ -168,7 +173,7 @@ def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
         head = el("summary", el("b", f"{times:,} ×"), f" {reason}")
         items.append(el("details", head, el("ul", *shown, class_="nodes")))
     text = "Channels that stay as they are: how many, why (“it” is the group of channels), and at which nodes."
-    return section("left", "Left alone", el("p", text), *items)
+    return section("left", "Left alone", el("p", text), *items, long=True)
 
 
 def notes(data: Mapping[str, Any]) -> Markup | None:

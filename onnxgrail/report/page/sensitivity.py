@@ -42,10 +42,11 @@ def sensitivity(data: Mapping[str, Any]) -> Markup | None:
                 class_="sub",
             ),
             el("ul", *(_small(curve, kept.get(str(curve["block"]))) for curve in shown), class_="multiples"),
+            long=True,
         )
     if any(block.plain is not None or block.compensated is not None for block in blocks):
         hint = el("p", "The error of each block alone at other widths is measured with --curves.", class_="sub")
-        return section("sensitivity", "Sensitivity", _strip(blocks), hint)
+        return section("sensitivity", "Sensitivity", _strip(blocks), hint, long=True)
     return None
 
 

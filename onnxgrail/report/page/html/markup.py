@@ -6,7 +6,9 @@ import html
 import re
 from collections.abc import Iterable
 
-VOID = frozenset({"br", "circle", "col", "ellipse", "hr", "line", "meta", "path", "polyline", "rect", "stop", "use"})
+VOID = frozenset(
+    {"br", "circle", "col", "ellipse", "hr", "input", "line", "meta", "path", "polyline", "rect", "stop", "use"}
+)
 ALLOWED = "\n\t\u00a0\u202f"
 Child = str | int | None
 Attribute = str | float | bool | None

@@ -18,7 +18,10 @@ def table(caption: Child, columns: Sequence[Child], rows: Iterable[Sequence[Chil
     return el("table", *parts, class_=f"plain {class_}".strip(), role="table")
 
 
-def section(identity: str, title: str, *children: Child) -> Markup:
-    """Return a section of the page with its heading."""
+def section(identity: str, title: str, *children: Child, long: bool = False) -> Markup:
+    """Return a section of the page with its heading; a long one can be folded, and is on a phone."""
     heading = el("h2", title, id=f"{identity}-title")
-    return el("section", heading, *children, id=identity, aria_labelledby=f"{identity}-title")
+    parts: tuple[Child, ...] = (heading, *children)
+    if long:
+        parts = (el("details", el("summary", heading), *children, class_="fold", open=True),)
+    return el("section", *parts, id=identity, aria_labelledby=f"{identity}-title")
