@@ -29,7 +29,7 @@ def hooks() -> ModuleType:
 def test_every_page_has_its_place() -> None:
     placed = re.findall(r"^ +- .*: (\S+\.md)$", CONFIG.partition("\nnav:")[2], re.MULTILINE)
     pages = [path.name for path in (ROOT / "docs").glob("*.md")]
-    assert sorted(placed) == sorted([*pages, *hooks().PAGES.values()])
+    assert sorted(placed) == sorted([*pages, *hooks().PAGES.values(), *hooks().NOTEBOOKS])
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def test_every_page_has_its_place() -> None:
         ("![a](img/report.png)", "docs", "![a](img/report.png)"),
         ("[a](../SECURITY.md)", "docs", "[a](security.md)"),
         ("see [LICENSE](LICENSE).", "", "see LICENSE."),
+        ("[a](notebooks/cnn.ipynb)", "docs", "[a](notebooks/cnn.md)"),
         ("[a](https://arxiv.org/abs/1) [b](#c)", "docs", "[a](https://arxiv.org/abs/1) [b](#c)"),
     ],
 )
