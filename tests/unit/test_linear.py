@@ -65,6 +65,6 @@ def test_an_error_in_a_part_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError("no room")
 
     factor = Host(threads=2).cholesky(np.array(gram, order="F"))
-    monkeypatch.setattr(linear, "backward", broken)
+    monkeypatch.setattr(linear, "substitute", broken)
     with pytest.raises(MemoryError, match="no room"):
         factor.solve(rhs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,8 +18,7 @@ from onnxgrail.core import Floats, Ints
 
 LARGE = 2**16  # elements of a matrix from which operations are split into parts
 PARTS, LEAST = 4, 32  # number of parts, and least rows or columns per part
-WHOLE = 512  # rows of a matrix up to which it is factorized as a whole
-BLOCK = 256  # rows of a triangle that SciPy solves at once: unlike NumPy's products it holds Python's lock
+BLOCK = 256  # rows of a triangle that LAPACK factorizes and inverts: unlike NumPy's products it holds Python's lock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +67,7 @@ class Host:
         """Compute the product of two matrices."""
         if left.size < LARGE:
             return np.asarray(left @ right)
-        found = np.empty((len(left), right.shape[1]))
+        found = np.empty((len(left), right.shape[1]), np.result_type(left, right))
 
         def part(rows: slice) -> None:
             np.matmul(left[rows], right, out=found[rows])
@@ -78,7 +77,7 @@ class Host:
 
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
         """Return the given rows and columns of a matrix, in this order."""
-        found = np.empty((len(rows), len(columns)))
+        found = np.empty((len(rows), len(columns)), matrix.dtype)
 
         def part(some: slice) -> None:
             for first in range(some.start, some.stop, LEAST):  # so that intermediate rows stay in the cache
@@ -90,41 +89,42 @@ class Host:
 
     def cholesky(self, matrix: Floats) -> Factor:
         """Factorize a symmetric matrix, which may be overwritten."""
-        factor = np.asfortranarray(matrix)
-        self._factorise(factor)
+        if matrix.size < LARGE:
+            factor = linalg.cholesky(matrix, lower=True, check_finite=False)
+            return Factor(np.diagonal(factor), lambda rhs: linalg.cho_solve((factor, True), rhs, check_finite=False))
+        lower = np.ascontiguousarray(matrix)
+        inverses = self._factorise(lower)
 
         def solve(rhs: Floats) -> Floats:
-            if factor.size < LARGE:
-                return np.asarray(linalg.cho_solve((factor, True), rhs, check_finite=False), np.float64)
-            found = np.empty(rhs.shape)
-
-            def part(columns: slice) -> None:
-                some = np.array(rhs[:, columns], order="C")
-                forward(factor, some)
-                backward(factor, some)
-                found[:, columns] = some
-
-            self._in_parts(part, rhs.shape[1])
+            found = np.array(rhs, lower.dtype, order="C")
+            self._in_parts(lambda columns: substitute(lower, inverses, found[:, columns]), rhs.shape[1])
             return found
 
-        return Factor(np.diagonal(factor), solve)
+        return Factor(np.diagonal(lower), solve)
 
-    def _factorise(self, matrix: Floats) -> None:
-        """Compute L of A = L Lᵀ in place by halves; elements above the diagonal are undefined."""
-        if len(matrix) <= WHOLE:
-            matrix[...] = linalg.cholesky(matrix, lower=True, check_finite=False)
-            return
-        half = len(matrix) // 2
-        first, side, rest = matrix[:half, :half], matrix[half:, :half], matrix[half:, half:]
+    def _factorise(self, matrix: Floats) -> list[Floats]:
+        """Compute L of A = L Lᵀ in place, and return the inverses of its diagonal blocks.
 
-        def left(columns: slice) -> None:
-            below = slice(columns.start, None)
-            rest[below, columns] -= side[below] @ side[columns].T
+        Elements above the diagonal are undefined.
+        """
+        inverses: list[Floats] = []
+        for first in range(0, len(matrix), BLOCK):
+            own, below = matrix[first:, first : first + BLOCK], matrix[first + BLOCK :, first : first + BLOCK]
+            done = matrix[first:, :first]
 
-        self._factorise(first)
-        self._in_parts(lambda rows: forward(first, side[rows].T), len(side))
-        self._in_parts(left, len(rest))
-        self._factorise(rest)
+            def subtract(rows: slice, own: Floats = own, done: Floats = done) -> None:
+                own[rows] -= done[rows] @ done[:BLOCK].T
+
+            def divide(rows: slice, below: Floats = below) -> None:
+                below[rows] = below[rows] @ inverses[-1].T
+
+            if first:
+                self._in_parts(subtract, len(own))
+            own[:BLOCK] = linalg.cholesky(own[:BLOCK], lower=True, check_finite=False)
+            (invert,) = linalg.get_lapack_funcs(("trtri",), (own,))
+            inverses.append(np.ascontiguousarray(invert(own[:BLOCK], lower=1)[0]))
+            self._in_parts(divide, len(below))
+        return inverses
 
     def _in_parts(self, work: Callable[[slice], None], count: int) -> None:
         """Call `work` for slices of `count` rows or columns, in threads."""
@@ -150,22 +150,15 @@ class Host:
         return mirrored(linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
 
 
-def forward(lower: Floats, rhs: Floats) -> None:
-    """Compute B := L⁻¹ B in place, for L (n, n), of which only the lower triangle is read, and B (n, k)."""
-    for first in range(0, len(lower), BLOCK):
-        rows = slice(first, first + BLOCK)
-        if first:
-            rhs[rows] -= lower[rows, :first] @ rhs[:first]
-        rhs[rows] = linalg.blas.dtrsm(1.0, lower[rows, rows], rhs[rows].T, side=1, lower=1, trans_a=1).T
-
-
-def backward(lower: Floats, rhs: Floats) -> None:
-    """Compute B := L⁻ᵀ B in place; arrays as in `forward`."""
-    for first in reversed(range(0, len(lower), BLOCK)):
-        rows, after = slice(first, first + BLOCK), slice(first + BLOCK, None)
-        if first + BLOCK < len(lower):
-            rhs[rows] -= lower[after, rows].T @ rhs[after]
-        rhs[rows] = linalg.blas.dtrsm(1.0, lower[rows, rows], rhs[rows].T, side=1, lower=1).T
+def substitute(lower: Floats, inverses: Sequence[Floats], rhs: Floats) -> None:
+    """Compute B := L⁻ᵀ L⁻¹ B in place, given the inverses of the diagonal blocks of L: all work is products."""
+    blocks = [slice(first, first + BLOCK) for first in range(0, len(lower), BLOCK)]
+    for rows, inverse in zip(blocks, inverses, strict=True):
+        rest = rhs[rows] - lower[rows, : rows.start] @ rhs[: rows.start] if rows.start else rhs[rows]
+        rhs[rows] = inverse @ rest
+    for rows, inverse in zip(reversed(blocks), reversed(inverses), strict=True):
+        rest = rhs[rows] - lower[rows.stop :, rows].T @ rhs[rows.stop :] if rows.stop < len(lower) else rhs[rows]
+        rhs[rows] = inverse.T @ rest
 
 
 @functools.cache
