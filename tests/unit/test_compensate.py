@@ -47,6 +47,18 @@ def output_error(rows: Floats, old: Floats, lifted: Floats, new: Floats) -> floa
 
 
 @BOTH
+def test_moments_in_float32_give_the_same_weights_and_errors(reducer: Reducer, rng: np.random.Generator) -> None:
+    view = mlp(rng, members=3)
+    stats = tuple(replace(one, gram=one.gram.astype(np.float32)) for one in view.stats)
+    want, got = (Grail(alpha=1e-2)(one, reducer) for one in (view, replace(view, stats=stats)))
+    scale = np.abs(weights_of(want, view, 2)).max()
+    np.testing.assert_allclose(weights_of(got, view, 2), weights_of(want, view, 2), rtol=0, atol=1e-4 * scale)
+    np.testing.assert_allclose(
+        [got.error.plain, got.error.compensated], [want.error.plain, want.error.compensated], rtol=1e-4
+    )
+
+
+@BOTH
 @pytest.mark.parametrize("alpha", [1e-3, 0.05, 0.0])
 @pytest.mark.parametrize("members", [1, 3])
 def test_grail_equals_the_formula(reducer: Reducer, alpha: float, members: int, rng: np.random.Generator) -> None:

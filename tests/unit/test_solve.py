@@ -30,6 +30,17 @@ def test_equals_the_dense_formula(lam: float, rng: np.random.Generator) -> None:
     np.testing.assert_allclose((gram + lam * np.eye(6)) @ got, rhs, atol=1e-9)
 
 
+@pytest.mark.parametrize(("ridge", "kind"), [(10.0, np.float32), (1e-3, np.float64)])
+def test_float32_is_enough_where_the_ridge_allows_it(ridge: float, kind: type, rng: np.random.Generator) -> None:
+    """A weak ridge on a singular matrix loses too much in float32."""
+    gram, rhs = spd(rng, 300, rank=100).astype(np.float32), rng.standard_normal((300, 40))
+    got, used = ridge_solve(gram, rhs, ridge)
+    assert (got.dtype, used) == (kind, ridge)
+    wide = gram.astype(np.float64) + ridge * np.eye(300)
+    want = np.linalg.solve(wide, rhs)
+    assert np.vdot(got - want, wide @ (got - want)) <= 1e-7 * np.vdot(want, rhs)
+
+
 def test_arguments_are_left_alone(rng: np.random.Generator) -> None:
     gram, rhs = spd(rng, 4), rng.standard_normal((4, 2))
     before = gram.copy(), rhs.copy()
@@ -106,7 +117,7 @@ def test_failing_eigenvalues_end_in_least_squares(monkeypatch: pytest.MonkeyPatc
 def test_bad_numbers_are_refused(where: str) -> None:
     gram, rhs, lam = np.eye(2), np.ones((2, 1)), 0.0
     if where == "gram":
-        gram[0, 1] = np.nan
+        gram[1, 0] = np.nan
     elif where == "rhs":
         rhs[0] = np.inf
     else:

@@ -63,9 +63,9 @@ def test_the_ridge_solution_is_the_same(alpha: float) -> None:
     x, columns = rows(), np.random.default_rng(2).normal(size=(WIDE, 7))
     kept = np.arange(0, WIDE, 2)
     made = x @ columns
-    whole = Normal(
+    whole = Normal.of(
+        (x.T @ made)[kept],
         gram=(x.T @ x)[np.ix_(kept, kept)],
-        target=(x.T @ made)[kept],
         energy=np.square(made).sum(axis=0),
         plain=columns[kept],
         parts=((0, slice(0, 3)), (1, slice(3, 7))),

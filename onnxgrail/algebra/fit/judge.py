@@ -28,25 +28,26 @@ def judge(view: View, change: Change, joint: Sequence[Stats]) -> Change:
     """
     plain = plain_weights(view, change.reducer)
     chosen = dict(change.weights)
-    systems, fitted = [], []
+    systems, steps = [], []
     reverted: set[int] = set()
     for number, system in zip(_probes(view), normals(view, change.reducer), strict=True):
         true = _true(view, system, joint[number].gram)
         weights = np.concatenate([chosen[n].reshape(true.plain.shape[0], -1) for n, _ in true.parts], axis=1)
-        before, after = squared_errors(true, true.plain), squared_errors(true, weights)
+        step = weights - true.plain
+        after = squared_errors(true, step)
         for n, part in true.parts:
-            if not after[part].sum() <= before[part].sum():
-                weights[:, part] = true.plain[:, part]
+            if not after[part].sum() <= true.lost[part].sum():
+                step[:, part] = 0.0
                 chosen[n] = plain[n]
                 reverted.add(n)
         systems.append(true)
-        fitted.append(weights)
+        steps.append(step)
     if change.error.compensated is None:
         return dataclasses.replace(change, error=block_error(systems))
     consumers = {n for system in systems for n, _ in system.parts}
     outcome = Outcome(status="plain", reason=WORSE) if reverted >= consumers else change.outcome
     return dataclasses.replace(
-        change, weights=tuple(sorted(chosen.items())), outcome=outcome, error=block_error(systems, fitted)
+        change, weights=tuple(sorted(chosen.items())), outcome=outcome, error=block_error(systems, steps)
     )
 
 
@@ -60,6 +61,10 @@ def _true(view: View, system: Normal, gram: Floats) -> Normal:
     narrow = system.gram.shape[0]
     wide = gram.shape[0] - narrow
     columns = np.concatenate([view.weights[n].reshape(wide, -1) for n, _ in system.parts], axis=1)
-    return dataclasses.replace(
-        system, gram=gram[wide:, wide:], target=gram[wide:, :wide] @ columns, lost=None, rows=None
+    return Normal.of(
+        gram[wide:, :wide] @ columns,
+        gram=gram[wide:, wide:],
+        plain=system.plain,
+        energy=system.energy,
+        parts=system.parts,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,51 +20,61 @@ from onnxgrail.errors import UsageError
 class Normal:
     """The least-squares problem of all consumers of one probe, with their weights side by side as columns C (h, c).
 
+    Sums and weights are float32 if the second moments are.
+
     Attributes:
         gram: A = R G Rᵀ (h', h'), second moments of the narrowed features.
-        target: R G C (h', c), their products with the original outputs.
+        plain: C₀ (h', c) weights without compensation: kept rows, or cluster sums.
+        rest: R G C − A C₀ (h', c), products of the narrowed features with what the outputs lose.
+        lost: (c,) squares of what the outputs lose: the errors of the plain weights.
         energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
-        plain: (h', c) weights without compensation: kept rows, or cluster sums.
-        lost: (c,) squared errors of the plain weights, None if not computed.
         parts: slot number and columns of each consumer.
         rows: X Rᵀ (r, h') and X C (r, c) if G = XᵀX for few rows X, else None.
     """
 
     gram: Floats
-    target: Floats
-    energy: Floats
     plain: Floats
+    rest: Floats
+    lost: Floats
+    energy: Floats
     parts: tuple[tuple[int, slice], ...]
-    lost: Floats | None = None
     rows: tuple[Floats, Floats] | None = None
 
+    @classmethod
+    def of(cls, target: Floats, *, plain: Floats, energy: Floats, **others: Any) -> Normal:
+        """Return the problem with the products R G C (h', c) of narrowed features and original outputs."""
+        empty = cls(plain=plain, rest=target, lost=energy, energy=energy, **others)
+        product = empty.product(plain)
+        return replace(empty, rest=target - product, lost=energy + _dots(plain, product - 2.0 * target))
+
     def product(self, weights: Floats) -> Floats:
-        """Compute A C' for weights C' (h', c)."""
+        """Compute A D for weights D (h', c)."""
         if self.rows is None:
             return linear().product(self.gram, weights)
         some, _ = self.rows
         return linear().product(some.T, linear().product(some, weights))
 
     def solution(self, alive: Bools, lam: float) -> tuple[Floats, float]:
-        """Solve the ridge problem for the features that are `alive`.
+        """Solve the ridge problem for the features that are `alive`: C' = C₀ + (A + λI)⁻¹ (R G C − A C₀ − λ C₀).
 
-        With few rows the solution is X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, which is equal by the push-through identity.
+        With few rows it is C' = X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, which is equal by the push-through identity.
 
         Args:
             alive: (h',) mask of the features that are not silent.
             lam: λ ≥ 0, in units of A.
 
         Returns:
-            The weights and the λ that was used, see `ridge_solve`.
+            C' − C₀ for these features, and the λ that was used, see `ridge_solve`.
         """
         if self.rows is not None:
             some, made = self.rows
             some = some[:, alive]
             found, used = ridge_solve(linear().product(some, some.T), made, lam)
-            return linear().product(some.T, found), used
+            return linear().product(some.T, found) - self.plain[alive], used
+        goal = self.rest - lam * self.plain
         if alive.all():
-            return ridge_solve(self.gram, self.target, lam)
-        return ridge_solve(self.gram[np.ix_(alive, alive)], self.target[alive], lam)
+            return ridge_solve(self.gram, goal, lam)
+        return ridge_solve(self.gram[np.ix_(alive, alive)], goal[alive], lam)
 
 
 def probe_number(view: View, slot: Slot) -> int:
@@ -114,47 +124,40 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
     """Compute the normal equations of consumers that share second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = np.concatenate([part for _, part in parts], axis=1)
+    numbered = tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts))
     few = rows_of(stats.gram, stats.count)
     if few is None and reducer.cluster is None:
-        sums = _pruned(stats.gram, columns, _features(units, len(columns), reducer))
-    else:
-        sums = _narrowed(stats.gram, few, columns, units, reducer)
-    return Normal(**sums, parts=tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts)))
-
-
-def _pruned(gram: Floats, columns: Floats, kept: Ints) -> dict[str, Any]:
-    """Compute the sums for a pruning reducer. G is split into blocks of kept and dropped features to save products."""
-    dropped = np.delete(np.arange(len(gram)), kept)
-    stays, goes = columns[kept], columns[dropped]
-    inner = linear().picked(gram, kept, kept)
-    across = linear().product(linear().picked(gram, kept, dropped), goes)
-    target = linear().product(inner, stays)
-    target += across
-    lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
-    energy = _dots(stays, target) + _dots(stays, across) + lost
-    return {"gram": inner, "target": target, "energy": energy, "plain": stays, "lost": lost}
-
-
-def _narrowed(gram: Floats, few: Floats | None, columns: Floats, units: int, reducer: Reducer) -> dict[str, Any]:
-    """Compute the sums for any reducer, from G or from `few` rows X with G = XᵀX."""
+        return _pruned(stats.gram, columns, _features(units, len(columns), reducer), numbered)
     rows = None
     if few is None:
-        output = linear().product(gram, columns)
+        output = linear().product(stats.gram, columns)
     else:
         made = linear().product(few, columns)
         output, rows = linear().product(few.T, made), (_lifted(few.T, units, reducer).T, made)
-    return {
-        "gram": _both_sides(gram, units, reducer),
-        "target": _lifted(output, units, reducer),
-        "energy": _dots(columns, output),
-        "plain": _unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units),
-        "rows": rows,
-    }
+    return Normal.of(
+        _lifted(output, units, reducer),
+        gram=_both_sides(stats.gram, units, reducer),
+        plain=_unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units),
+        energy=_dots(columns, output),
+        parts=numbered,
+        rows=rows,
+    )
+
+
+def _pruned(gram: Floats, columns: Floats, kept: Ints, parts: tuple[tuple[int, slice], ...]) -> Normal:
+    """Compute the normal equations for a pruning reducer, from blocks of G for kept and dropped features."""
+    dropped = np.delete(np.arange(len(gram)), kept)
+    stays, goes = (columns[some].astype(gram.dtype, copy=False) for some in (kept, dropped))
+    inner = linear().picked(gram, kept, kept)
+    rest = linear().product(linear().picked(gram, kept, dropped), goes)
+    lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
+    energy = _dots(stays, linear().product(inner, stays) + 2.0 * rest) + lost
+    return Normal(gram=inner, plain=stays, rest=rest, lost=lost, energy=energy, parts=parts)
 
 
 def _dots(left: Floats, right: Floats) -> Floats:
-    """Compute the dot products of corresponding columns."""
-    return np.asarray(np.einsum("hc,hc->c", left, right))
+    """Compute the dot products of corresponding columns, in float64."""
+    return np.asarray(np.einsum("hc,hc->c", left, right, dtype=np.float64))
 
 
 def _features(units: int, width: int, reducer: Reducer) -> Ints:
@@ -181,33 +184,28 @@ def _unfolded(kept: Floats, columns: int, members: int) -> Floats:
     return np.asarray(kept).reshape(len(kept) * members, columns)
 
 
-def squared_errors(normal: Normal, weights: Floats, product: Floats | None = None) -> Floats:
-    """Compute the squared output error of each column: diag(Cᵀ G C − 2 C'ᵀ R G C + C'ᵀ R G Rᵀ C').
+def squared_errors(normal: Normal, step: Floats, lam: float | None = None) -> Floats:
+    """Compute the squared output errors of the weights C₀ + D, per column: those of C₀, − 2 Dᵀ (R G C − A C₀) + Dᵀ A D.
 
     Args:
         normal: the equations.
-        weights: C' (h', c).
-        product: A C', if it is known already.
+        step: D (h', c).
+        lam: λ if D is the exact solution for it; then A D = R G C − A C₀ − λ (C₀ + D) needs no product.
 
     Returns:
         (c,) sums over calibration rows, in squared output units; rounding may leave tiny negative values.
     """
-    if product is None:
-        product = normal.product(weights)
-    return np.asarray(normal.energy + _dots(weights, product - 2.0 * normal.target))
+    if lam is None:
+        return np.asarray(normal.lost + _dots(step, normal.product(step) - 2.0 * normal.rest))
+    return np.asarray(normal.lost - _dots(step, normal.rest + lam * (normal.plain + step)))
 
 
-def plain_errors(normal: Normal) -> Floats:
-    """Return the squared output error of each column without compensation."""
-    return squared_errors(normal, normal.plain) if normal.lost is None else normal.lost
-
-
-def block_error(systems: list[Normal], compensated: list[Floats] | None = None) -> BlockError:
+def block_error(systems: list[Normal], steps: list[Floats] | None = None) -> BlockError:
     """Compute the squared output errors of all consumers over their squared outputs.
 
     Args:
         systems: one per probe.
-        compensated: compensated weights (h', c) for each, if there are any.
+        steps: change of the weights (h', c) by compensation for each, if there is any.
 
     Returns:
         Errors as shares (0 is perfect), clipped at 0; None if all outputs are zero.
@@ -218,7 +216,5 @@ def block_error(systems: list[Normal], compensated: list[Floats] | None = None) 
         error = sum(float(each.sum()) for each in errors)
         return max(error / energy, 0.0) if energy > 0.0 else None
 
-    plain = share(map(plain_errors, systems))
-    return BlockError(
-        plain=plain, compensated=None if compensated is None else share(map(squared_errors, systems, compensated))
-    )
+    plain = share(system.lost for system in systems)
+    return BlockError(plain=plain, compensated=None if steps is None else share(map(squared_errors, systems, steps)))

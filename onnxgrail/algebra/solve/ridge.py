@@ -11,18 +11,23 @@ from onnxgrail.core import Floats
 from onnxgrail.errors import DataError
 
 GROWTHS = 6  # most tenfold increases of the ridge before the eigenvalue fallback
+SOME = 16  # columns of a float32 solution that are checked
+LOSS = 1e-7  # share of the explained squares that a float32 solution may lose
 FLOOR = 1e-10  # smallest eigenvalue that is trusted, as a share of the largest
 
 
 def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
-    """Compute X = (A + λI)⁻¹ B, in float64.
+    """Compute X = (A + λI)⁻¹ B, in float64, or in float32 if A has that type and the solution is good enough.
+
+    A float32 solution X̃ is good if Σ (X̃ − X)ᵀ (A + λI) (X̃ − X) is at most 1e-7 of Σ Xᵀ B, over some columns. For a
+    regression that is the share of the explained squares that X̃ loses. Refining it would take as long as float64.
 
     Cholesky first; if it fails, λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
     1e-10 of the largest; then least squares of smallest norm. A Cholesky pivot that is rounding error counts as
     failure, so the solution stays moderate for a singular A.
 
     Args:
-        gram: A (k, k), symmetric positive semidefinite up to rounding.
+        gram: A (k, k), symmetric positive semidefinite up to rounding, float32 or float64.
         rhs: B (k, n).
         lam: λ ≥ 0, in units of A.
 
@@ -35,6 +40,11 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     References:
         Golub and Van Loan, Matrix Computations, 4th edition, sections 4.2 (Cholesky) and 5.5 (rank deficiency).
     """
+    if gram.dtype == np.float32:
+        solution = _single(gram, rhs, lam)
+        if solution is not None:
+            return solution, lam
+        gram, rhs = gram.astype(np.float64), rhs.astype(np.float64)
     solution = _cholesky(gram, rhs, lam) if 0.0 <= lam < np.inf else None
     if solution is not None:
         return solution, lam  # a finite solution implies finite arguments
@@ -69,6 +79,19 @@ def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats]
     return solve
 
 
+def _single(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
+    """Return the solution in float32, or None if some of its columns are not good enough."""
+    factor = _factor(gram, lam)
+    solution = None if factor is None else _substituted(factor, rhs)
+    if factor is None or solution is None:
+        return None
+    some = slice(None, None, -(-rhs.shape[1] // SOME) or 1)
+    few, goal = solution[:, some].astype(np.float64), rhs[:, some]
+    rest = goal - lam * few - linear().product(gram, few)
+    lost, explained = np.vdot(rest, factor.solve(rest)), np.vdot(few, goal)
+    return solution if lost <= LOSS * explained else None
+
+
 def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     """Return the solution, or None if A + λI is not numerically positive definite."""
     factor = _factor(gram, lam)
@@ -77,7 +100,7 @@ def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
 
 def _factor(gram: Floats, ridge: Floats | float) -> Factor | None:
     """Return the Cholesky factor of A + diag(r), or None if that is not numerically positive definite."""
-    shifted = np.array(gram.T, order="F")  # LAPACK's memory order; equal by symmetry
+    shifted = np.array(gram, order="C")
     np.einsum("kk->k", shifted)[...] += ridge
     diagonal = np.diagonal(shifted).copy()
     try:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.fit.normal import Normal, normals, plain_errors, squared_errors
+from onnxgrail.algebra.fit.normal import Normal, normals, squared_errors
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
 from onnxgrail.errors import UsageError
@@ -95,22 +95,21 @@ def fit(normal: Normal, alpha: float) -> Fit:
     """
     diagonal = np.diagonal(normal.gram)
     alive = diagonal > DEAD * diagonal.mean()
-    weights = normal.plain.copy()
-    before = plain_errors(normal)
-    plain = float(before.sum())
+    weights, plain = normal.plain.copy(), float(normal.lost.sum())
     if not alive.any():
         return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
     lam = alpha * float(diagonal.mean())
-    weights[alive], used = normal.solution(alive, lam)
-    exact = used == lam and alive.all()  # then A C' = R G C - λ C'
-    after = squared_errors(normal, weights, normal.target - lam * weights if exact else None)
+    step = np.zeros(weights.shape, normal.rest.dtype)
+    step[alive], used = normal.solution(alive, lam)
+    after = squared_errors(normal, step, lam if used == lam else None)
     better = set()
     for number, part in normal.parts:
         # Written so that NaN counts as worse.
-        if after[part].sum() <= before[part].sum() + SLACK * normal.energy[part].sum():
+        if after[part].sum() <= normal.lost[part].sum() + SLACK * normal.energy[part].sum():
             better.add(number)
+            weights[:, part] += step[:, part]
         else:
-            weights[:, part], after[part] = normal.plain[:, part], before[part]
+            after[part] = normal.lost[part]
     return Fit(
         weights=weights,
         better=frozenset(better),
