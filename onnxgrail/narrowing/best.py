@@ -136,7 +136,8 @@ class _Walk:
         """Decide blocks on the dense network; the same runs keep the targets of the layers to fit."""
         run, pair = self._run, self._pair
         known = [run.known(b) for b in turn.blocks]
-        probes = [p for b in turn.blocks for p in run.probes(b)]
+        wanted = [run.probes(b) for b in turn.blocks]
+        probes = [p for some in wanted for p in some]
         goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
         judged = not REDUCERS[run.recipe.reducer].needs_scores and any(b.name not in run.fitted for b in turn.blocks)
         where = (None, None) if judged else (turn.limit, goals)  # a fold is measured from the cut upstream of the block
@@ -144,7 +145,7 @@ class _Walk:
         if all(known):
             pair.dense.skip(probes, pair.untouched, self._tick, *where)
         elif run.dense is None:
-            measured = by_block(turn.blocks, pair.dense.measure(probes, pair.untouched, self._tick, *where))
+            measured = by_block(wanted, pair.dense.measure(probes, pair.untouched, self._tick, *where))
         else:
             pair.dense.skip(probes, pair.untouched, self._tick, *where)
             measured = [run.dense[b.name] for b in turn.blocks]

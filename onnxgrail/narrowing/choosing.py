@@ -57,9 +57,11 @@ class Run:
         return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
 
     def probes(self, block: Block) -> tuple[Probe, ...]:
-        """Return the probes of a block, without products of channels if nothing reads these products."""
+        """Return the probes that the decision about a block reads: none, those of squares, or those of products."""
         if block.name not in self.fitted or needs_gram(self.recipe, block):
             return block.probes
+        if block.ranked or not SELECTORS[self.recipe.selector].needs_data:
+            return ()
         return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
 
     def known(self, block: Block) -> Change | None:

@@ -80,7 +80,7 @@ def _step(run: Run, stream: Stream, step: Step, before: Ledger, limit: int | Non
     elif all(known):
         stream.skip(_probes(step), before, tick, limit)
     else:
-        measured = by_block(step.blocks, stream.measure(_probes(step), before, tick, limit))
+        measured = by_block([b.probes for b in step.blocks], stream.measure(_probes(step), before, tick, limit))
     run.take(step.blocks, known, measured, stream, before)
 
 

@@ -52,13 +52,13 @@ def dense_pass(
     tick = ticking(progress, "measuring", len(parts) * len(stream.masks))
     for part in parts:
         found = stream.measure([p for b in part for p in b.probes], untouched, tick)
-        yield from zip(part, by_block(part, found), strict=True)
+        yield from zip(part, by_block([b.probes for b in part], found), strict=True)
 
 
-def by_block(blocks: Sequence[Block], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
-    """Split the statistics of all probes into one tuple per block; the tuples are empty if `found` is empty."""
+def by_block(probes: Sequence[Sequence[Probe]], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
+    """Split the statistics of the probes of several blocks by block; all tuples are empty if `found` is empty."""
     left = iter(found)
-    return [tuple(islice(left, len(b.probes))) for b in blocks]
+    return [tuple(islice(left, len(some))) for some in probes]
 
 
 def size_of(block: Block) -> int:
