@@ -10,12 +10,12 @@ import numpy as np
 
 from onnxgrail.algebra.fit.refit import Moments, zero_moments
 from onnxgrail.algebra.moments.cross import Pairs, moments_of
+from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.algebra.solve.linear import linear
 from onnxgrail.calibration.runtime.threads import Step, pass_by, share
 from onnxgrail.calibration.stream import rows
 from onnxgrail.calibration.stream.rows import Where
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.calibration.stream.totals import packed, whole
 from onnxgrail.core import Array, Bools, Floats, Ints
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import Shard, Tally
@@ -102,11 +102,11 @@ class Pair:
 
         def added(shard: Shard, walked: Iterator[Side]) -> Tally:
             tally = Tally(shard)
-            groups = [Pairs(*_sizes(stage)) for _ in range(parts)]
+            groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
             for number, side in zip(shard.numbers, walked, strict=True):
                 self._add(groups, stage, number, side)
                 if shard.closes(number):
-                    tally.add(number, (array for group in groups for array in _travelling(group)))
+                    tally.add(number, (array for group in groups for array in group.drain()))
                 tick()
             return tally
 
@@ -117,8 +117,8 @@ class Pair:
         return tally.total()
 
     def _ways(self, stage: Stage, parts: int) -> int:
-        features, _, inputs = _sizes(stage)
-        return self.dense.ways(12 * parts * features * (features + inputs))
+        columns = stage.tasks[0].inputs if stage.through else stage.outputs
+        return self.dense.ways(12 * parts * stage.features * (stage.features + columns))
 
     def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
         """Add the rows of one batch to their parts."""
@@ -161,11 +161,6 @@ def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]
     return bool([source.shape[a] for a in axes] == [n for a, n in enumerate(like.shape) if a != first.made])
 
 
-def _sizes(stage: Stage) -> tuple[int, int, int]:
-    """Return the number of regressors, of targets, and of columns that products with the regressors are summed for."""
-    return stage.features, stage.outputs, stage.tasks[0].inputs if stage.through else stage.outputs
-
-
 def moments(sums: Sequence[Floats], stage: Stage, dense: Floats | None) -> list[Moments]:
     """Convert the result of `Pair.sums` to moments per part; packed sums are freed one by one.
 
@@ -185,14 +180,9 @@ def moments(sums: Sequence[Floats], stage: Stage, dense: Floats | None) -> list[
             continue
         if dense is not None:
             cross = linear().product(cross.reshape(stage.features, -1), dense)
-        found.append(moments_of(whole(gram, stage.features), cross, *others))
+        found.append(moments_of(unpacked(gram, stage.features), cross, *others))
         del gram, cross, others
     return found
-
-
-def _travelling(group: Pairs) -> tuple[Floats, ...]:
-    gram, *others = group.drain()
-    return packed(gram), *others
 
 
 def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: Steps) -> Ints:

@@ -157,7 +157,8 @@ def test_what_is_done_without_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_sums_travel_between_gpus_and_words_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch: Any = types.SimpleNamespace(float64="float64", uint8="uint8")
+    sums, text = (types.SimpleNamespace(is_floating_point=kind) for kind in (True, False))
+    torch: Any = types.SimpleNamespace()
     chosen, called = [], {}
     torch.cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 6, set_device=chosen.append)
     torch.distributed = types.SimpleNamespace(
@@ -170,7 +171,7 @@ def test_sums_travel_between_gpus_and_words_between_hosts(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     with torchrun.join(providers=(f"{CUDA}:2,5",)) as group:
         assert isinstance(group, torchrun.Processes)
-        assert [group._way(kind) for kind in (torch.float64, torch.uint8)] == ["cuda:5", "cpu"]
+        assert [group._way(kind) for kind in (sums, text)] == ["cuda:5", "cpu"]
     assert (chosen, called["backend"]) == ([5], "cpu:gloo,cuda:nccl")
     with torchrun.join(providers=("CPUExecutionProvider",)):
         assert called["backend"] == "gloo"

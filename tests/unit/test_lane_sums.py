@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from onnxgrail.algebra.moments.gram import Sums
+from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.calibration.devices.lanes import HOST
 from onnxgrail.calibration.devices.values import ValueSums
 from onnxgrail.core import Array, Probe
@@ -39,7 +40,7 @@ def test_sums_are_those_of_the_host(way: Way, name: str, dtype: Any, masked: boo
         assert total.drain()[2] == 0
     (half, sums, count), (other, others, number) = found
     assert count == number > 0
-    other, half = (array if alone else np.tril(array) for array in (other, half))  # what stands above means nothing
+    other, half = (array if alone else unpacked(array, probe.width) for array in (other, half))
     np.testing.assert_allclose(other, half, rtol=0, atol=1e-5 * np.abs(half).max())
     np.testing.assert_allclose(others, sums, rtol=0, atol=1e-5 * count)
 
@@ -91,7 +92,7 @@ def test_a_batch_that_float32_cannot_sum_is_added_to_those_that_it_can(way: Way)
         total.take(part)
     half, sums, count = total.drain()
     rows = np.concatenate(batches).astype(np.float64)
-    np.testing.assert_allclose(np.tril(half), np.tril(rows.T @ rows), rtol=1e-6, atol=1e24)
+    np.testing.assert_allclose(unpacked(half, 4), rows.T @ rows, rtol=1e-6, atol=1e24)
     np.testing.assert_allclose(sums, rows.sum(axis=0), rtol=1e-6)
     assert count == 36
 
@@ -106,8 +107,8 @@ def test_float32_within_a_batch_costs_little(way: Way) -> None:
     total.take(part)
     half, sums, _ = total.drain()
     wide = rows.astype(np.float64)
-    want = np.tril(wide.T @ wide)
-    assert np.abs(np.tril(half) - want).max() <= 2e-6 * want.max()
+    want = wide.T @ wide
+    assert np.abs(unpacked(half, 48) - want).max() <= 2e-6 * want.max()
     np.testing.assert_allclose(sums, wide.sum(axis=0), rtol=2e-6)
 
 

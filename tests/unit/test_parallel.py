@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.stream import totals
+from onnxgrail.algebra.moments import triangles
 from onnxgrail.calibration.stream.totals import Totals
 from onnxgrail.core import Probe
 from onnxgrail.machine.group.sums import LEAVES, SOLO, Node, Shard, Tally, push, shard_of
@@ -106,14 +107,21 @@ def test_few_partial_sums_are_alive() -> None:
     assert [(n.level, n.index) for n in nodes] == [(LEAVES.bit_length() - 1, 0)]
 
 
-def test_wide_moments_travel_as_triangles_and_come_back_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "WIDE", 4)
-    rows = np.random.default_rng(0).standard_normal((3, 10, 6))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("square", [4, 6])
+def test_wide_moments_travel_as_triangles_and_come_back_whole(
+    monkeypatch: pytest.MonkeyPatch, square: int, dtype: Any
+) -> None:
+    """Those of several panels in the type of the activations, others in float64."""
+    monkeypatch.setattr(triangles, "SQUARE", square)
+    rows = np.random.default_rng(0).standard_normal((3, 10, 6)).astype(dtype)
     probe = Probe(value="x", axis=1, index=np.arange(6)[:, None], pooled=False)
     found = Totals(shard_of(SOLO, 3), [probe])
     for number, part in enumerate(rows):
         found.add(number, [[(part, probe, None)]])
     (stats,) = found.stats()
-    np.testing.assert_allclose(stats.gram, sum(part.T @ part for part in rows), rtol=1e-12, atol=1e-12)
+    exact = 1e-5 if dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(stats.gram, sum(part.T @ part for part in rows), rtol=exact, atol=exact)
+    assert stats.gram.dtype == (dtype if square < 6 else np.float64)
     np.testing.assert_array_equal(stats.gram, stats.gram.T)
     assert stats.count == 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.algebra.fit.refit import Moments
-from onnxgrail.algebra.moments.gram import syrk
-from onnxgrail.algebra.moments.triangles import add_lower
+from onnxgrail.algebra.moments.gram import plus
+from onnxgrail.algebra.moments.triangles import add_squares
 from onnxgrail.core import Array, Floats
 
 TOGETHER = 8192  # rows whose products are summed in float32
@@ -19,8 +19,8 @@ class Pairs:
     and these sums in float64.
     """
 
-    def __init__(self, features: int, outputs: int, inputs: int) -> None:
-        self._features, self._outputs, self._inputs = features, outputs, inputs
+    def __init__(self, features: int, outputs: int) -> None:
+        self._features, self._outputs = features, outputs
         self._single: list[Array] = []  # triangle of z zT, and z xT, in float32
         self._double: list[Floats] = []
         self._small: tuple[Floats, ...] = ()
@@ -31,13 +31,11 @@ class Pairs:
         if not len(z):
             return
         f, o = self._features, self._outputs
-        if not self._single:
-            self._single = [np.zeros((f, f), np.float32, order="F"), np.zeros((f, self._inputs), np.float32)]
         if not self._small:
             self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
-        gram, cross = self._single
-        self._single[0] = syrk(z[None].transpose(0, 2, 1), gram)
-        cross += z.T @ (t if x is None else x)
+        gram, cross = self._single or (None, None)
+        product = z.T @ (t if x is None else x)
+        self._single = [add_squares(gram, z), product if cross is None else plus(cross, product)]
         ones = np.ones(len(z), np.float32)
         for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)
@@ -49,16 +47,12 @@ class Pairs:
         """Move the float32 sums into the float64 sums."""
         if not self._rows:
             return
-        gram, cross = self._single
-        if not self._double:
-            self._double = [gram.T.astype(np.float64), cross.astype(np.float64)]
-        else:
-            add_lower(self._double[0], gram.T)
-            np.add(self._double[1], cross, out=self._double[1])
+        parts = [part.astype(np.float64) for part in self._single]
+        self._double = [plus(*pair) for pair in zip(self._double, parts, strict=True)] if self._double else parts
         self._single, self._rows = [], 0
 
     def drain(self) -> tuple[Floats, ...]:
-        """Return the sums, the lower triangle of z zT first (empty arrays if no rows were added), and reset them."""
+        """Return the sums, the triangle of z zT first (empty arrays if no rows were added), and reset them."""
         self.take()
         found = (*self._double, *self._small) if self._double else (np.zeros(0),) * 6
         self._double, self._small = [], ()

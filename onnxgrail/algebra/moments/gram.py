@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.algebra.moments.triangles import add_lower, add_squares, mirrored
+from onnxgrail.algebra.moments.triangles import add_squares, length, unpacked
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.errors import DataError
 
@@ -31,10 +31,10 @@ def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
 
 
 class Sums:
-    """Second moments of one probe, added in the order of the calls; two triangles are updated in place.
+    """Second moments of one probe, added in the order of the calls to triangles that are updated in place.
 
     Float32 batches are added to a float32 triangle, which costs about 1e-6 relative, a thousand times less than the
-    default ridge; `take` adds the triangles of a few batches each in float64.
+    default ridge; `take` adds the triangles of a few batches each, in float64 unless they have several panels.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -71,20 +71,13 @@ class Sums:
         self._count += stack.shape[0] * stack.shape[2]
 
     def take(self, part: Sums) -> None:
-        """Add the sums of `part` in float64 and empty it, ready for the next few batches.
-
-        The first triangle is moved as it is, since it may be the only one.
-        """
+        """Add the sums of `part` and empty it, ready for the next few batches."""
         for triangle in (part._single, part._double):
-            if triangle is None:
-                continue
-            if self._taken is None:
-                self._taken = triangle
-                continue
-            self._taken = np.asarray(self._taken, np.float64)
-            add_lower(self._taken.T, triangle.T)
-            triangle.fill(0)
-        part._single, part._double = (None if t is self._taken else t for t in (part._single, part._double))
+            if triangle is not None:
+                several = len(triangle) < self._probe.width**2
+                part_sum = triangle if several else triangle.astype(np.float64, copy=False)
+                self._taken = part_sum if self._taken is None else plus(self._taken, part_sum)
+        part._single = part._double = None
         self._total = self._total + part._total
         self._count += part._count
         part._total, part._count = np.zeros_like(part._total), 0
@@ -93,9 +86,9 @@ class Sums:
         """Return what was taken, and reset the sums.
 
         Returns:
-            (h, h) with a valid lower triangle, in float32 if only one in float32 was taken; `total` (h,); `count`.
+            The triangle; `total` (h,); `count`.
         """
-        half = np.zeros((self._probe.width,) * 2) if self._taken is None else self._taken.T
+        half = np.zeros(length(self._probe.width)) if self._taken is None else self._taken
         found = half, self._total, self._count
         self._taken, self._total, self._count = None, np.zeros(self._probe.width), 0
         return found
@@ -108,8 +101,8 @@ class Sums:
         """
         if self._count == 0:
             return zero_stats(self._probe)
-        lower = [t.T.astype(np.float64) for t in (self._taken, self._single, self._double) if t is not None]
-        return stats_of(self._probe, mirrored(sum(lower[1:], lower[0])), self._total, self._count)
+        parts = [t.astype(np.float64) for t in (self._taken, self._single, self._double) if t is not None]
+        return stats_of(self._probe, unpacked(sum(parts[1:], parts[0]), self._probe.width), self._total, self._count)
 
 
 class Squares:
@@ -214,25 +207,26 @@ def _masked(stack: Array, probe: Probe, rows: Bools, positions: int) -> Array:
 
 
 def syrk(stack: Array, gram: Array | None) -> Array:
-    """Compute the upper triangle of gram + sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ, in place.
-
-    Values below the triangle are undefined.
+    """Add the sum over l and t of stack[l, :, t] stack[l, :, t]ᵀ (h, h) to a triangle in place, and return it.
 
     Args:
         stack: (l, h, p) rows of l locations.
-        gram: (h, h) in the stack's dtype, None for zero.
+        gram: the triangle in the stack's dtype, None for zero.
     """
     locations, width, samples = stack.shape
-    if gram is None:
-        gram = np.zeros((width, width), stack.dtype, order="F")  # BLAS's memory order
     if samples < width:
         # Many small products waste BLAS (measured: C = 2048 at 7 x 7 is 2.4 times slower); one copy and one product.
         flat = np.ascontiguousarray(stack.transpose(0, 2, 1)).reshape(locations * samples, width)
-        add_squares(gram.T, flat)
-        return gram
+        return add_squares(gram, flat)
     for matrix in stack:
-        add_squares(gram.T, matrix.T)  # a view: no copy for the wide early stages of a convolutional net
+        gram = add_squares(gram, matrix.T)  # a view: no copy for the wide early stages of a convolutional net
+    assert gram is not None, "an empty stack"
     return gram
+
+
+def plus(total: Array, part: Array) -> Array:
+    """Return the sum of two arrays, in place if they have the same type."""
+    return np.add(total, part, out=total if total.dtype == part.dtype else None)
 
 
 def not_finite(bad: int, size: int, probe: Probe) -> DataError:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, not_finite, wrong_mask
+from onnxgrail.algebra.moments.triangles import length, packed
 from onnxgrail.calibration.devices.values import ends, fits, handed_on
 from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
@@ -161,15 +162,15 @@ class TensorSums:
         part._total, part._count = part._zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """Return the sums on the host and reset: the lower triangle (h, h), sums (h,) and the number of rows.
+        """Return the sums on the host and reset: the triangle, sums (h,) and the number of rows.
 
         If the probe's channels stand alone, the triangle is a diagonal (h,).
         """
         width, alone = self._probe.width, self._probe.alone
         if self._double is None:
-            half = np.zeros((width,) if alone else (width, width))
+            half = np.zeros(width if alone else length(width))
         else:
-            half = (self._double if alone else self._double.tril_()).cpu().numpy()
+            half = self._double.cpu().numpy() if alone else packed(self._double.cpu().numpy())
         found = half, self._total.cpu().numpy(), self._count
         self._double, self._total, self._count = None, self._zeros(width), 0
         return found

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, Squares, Sums, wrong_mask
+from onnxgrail.algebra.moments.triangles import packed
 from onnxgrail.calibration.devices.kernels import Kernels, Rows, copying, joining, moments, picking, widening
 from onnxgrail.calibration.runtime.session import CPU, Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
@@ -187,15 +188,14 @@ class ValueSums:
         part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
-        """Return the sums on the host and reset: (h, h) with a valid lower triangle, sums (h,) and the number of rows.
+        """Return the sums on the host and reset: the triangle, sums (h,) and the number of rows.
 
         If the probe's channels stand alone, the triangle is a diagonal (h,).
         """
         half, total, count = self._rest.drain()
         if self._double is not None:
             gram = self._lane.host(self._double)
-            if self._probe.alone:
-                gram = gram.diagonal()
+            gram = gram.diagonal() if self._probe.alone else packed(gram)
             half = gram if not count else gram + half
         found = half, self._total + total, self._count + count
         self._double, self._total, self._count = None, np.zeros(self._probe.width), 0

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.algebra.moments.gram import stats_of
-from onnxgrail.algebra.moments.triangles import mirrored
+from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.calibration.devices.lanes import HOST, Lane
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.machine.group.sums import Shard, Tally
 
 GROUP = 4  # batches per group of partial sums, counted from the start of a leaf
-WIDE = 2048  # width from which packed triangles halve the memory, at the cost of a copy
 
 Part = tuple[Array, Probe, Bools | None]
 """An activation, the probe with indices placed in it, and the mask of valid rows."""
@@ -67,37 +66,11 @@ class Totals:
         """
         parts = iter(self._tally.total())
         return tuple(
-            stats_of(probe, gram if probe.alone else whole(gram, probe.width), total, int(count[0]))
+            stats_of(probe, gram if probe.alone else unpacked(gram, probe.width), total, int(count[0]))
             for probe, gram, total, count in zip(self._probes, parts, parts, parts, strict=False)
         )
 
 
 def _arrays(leaf: Any) -> tuple[Array, Floats, Floats]:
     half, total, count = leaf.drain()
-    return half if half.ndim == 1 else packed(half), total, np.array([count], np.float64)
-
-
-def whole(part: Floats, width: int) -> Floats:
-    """Return the symmetric matrix (width, width) of a lower triangle, `packed` or not; overwrites its argument."""
-    return mirrored(part if part.ndim == 2 else unpacked(part, width))
-
-
-def packed(gram: Array) -> Array:
-    """Return the lower triangle of (h, h) row by row as (h (h + 1) / 2,); a matrix narrower than `WIDE` as it is."""
-    width = len(gram)
-    if width < WIDE:
-        return gram
-    ends = np.cumsum(np.arange(1, width + 1))
-    triangle = np.empty(ends[-1], gram.dtype)
-    for row, end in enumerate(ends):
-        triangle[end - row - 1 : end] = gram[row, : row + 1]
-    return triangle
-
-
-def unpacked(part: Floats, width: int) -> Floats:
-    """Return the lower triangle (width, width) of a `packed` array."""
-    gram = np.zeros((width, width))
-    ends = np.cumsum(np.arange(1, width + 1))
-    for row, end in enumerate(ends):
-        gram[row, : row + 1] = part[end - row - 1 : end]
-    return gram
+    return half, total, np.array([count], np.float64)

@@ -160,8 +160,7 @@ class Tally:
             last = nodes.pop()
             _accumulate(nodes[-1], last.arrays)
         whole = zip(nodes[0].arrays, shapes, strict=True)
-        doubles = ((np.asarray(a, np.float64), shape) for a, shape in whole)
-        return tuple(a.reshape(shape) if a.size == math.prod(shape) else a for a, shape in doubles)
+        return tuple(a.reshape(shape) if a.size == math.prod(shape) else a for a, shape in whole)
 
     def _close(self) -> None:
         if self._leaf is not None:
@@ -184,12 +183,10 @@ def _accumulate(node: Node, arrays: Iterable[Array]) -> None:
 
 
 def _plus(total: Array, other: Array) -> Array:
-    """Add in float64, in place if possible, if both arrays hold values; else return the one that does."""
+    """Add, in place if both arrays have the same type, if both hold values; else return the one that does."""
     if not total.size or not other.size:
         return total if total.size else other
-    if total.dtype != np.float64:
-        return np.add(total, other.reshape(total.shape), dtype=np.float64)
-    return np.add(total, other.reshape(total.shape), out=total)
+    return np.add(total, other.reshape(total.shape), out=total if total.dtype == other.dtype else None)
 
 
 def _each(total: int) -> int:

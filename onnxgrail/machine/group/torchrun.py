@@ -26,6 +26,7 @@ from onnxgrail.machine.steps.codec import Record, decode, encode
 TIMEOUT = 1800.0  # seconds to wait for another process; the first one may solve for long
 FAREWELL = 2.0  # seconds that a failing process spends on telling the others
 NODE, END, READY, RECORD, NOTHING, FAILED = range(6)
+TYPES = {1: np.uint8, 4: np.float32, 8: np.float64}  # by their bytes: those of text and records, and of sums
 CONTINUE = "Start the job again; with --resume DIR it continues after the last finished block"
 
 
@@ -98,13 +99,12 @@ class Processes:
     def collect(self, nodes: list[Node]) -> None:
         """Combine the partial sums of all processes in the first process."""
         for child in self._children:
-            while (found := self._receive(child, np.float64))[0][0] == NODE:
+            while (found := self._receive(child))[0][0] == NODE:
                 (_, level, index), arrays = found
                 push(nodes, Node(level=level, index=index, arrays=tuple(arrays)))
         if self._parent is not None:
             for node in nodes:
-                doubles = [np.asarray(array, np.float64) for array in node.arrays]
-                self._send(self._parent, (NODE, node.level, node.index), doubles)
+                self._send(self._parent, (NODE, node.level, node.index), node.arrays)
             self._send(self._parent, (END, 0, 0), ())
 
     def share(self, record: Record | None) -> Record | None:
@@ -113,7 +113,7 @@ class Processes:
         Each process first sends a message that it is ready, so that the failure of a process is noticed here.
         """
         for child in self._children:
-            self._receive(child, np.uint8)
+            self._receive(child)
         if self._parent is None:
             body = [] if record is None else [np.frombuffer(encode(record), np.uint8)]
         else:
@@ -121,7 +121,7 @@ class Processes:
                 ready = [
                     self._torch.distributed.isend(tensor, self._parent) for tensor in self._message((READY, 0, 0), [])
                 ]
-            _, body = self._receive(self._parent, np.uint8)
+            _, body = self._receive(self._parent)
             del ready
         for child in reversed(self._children):  # the largest part of the tree first
             self._send(child, (RECORD if body else NOTHING, 0, 0), body)
@@ -146,30 +146,29 @@ class Processes:
 
     def _message(self, head: tuple[int, int, int], body: Sequence[Array]) -> list[Any]:
         numbers = np.array([*head, len(body)], np.int64)
-        sizes = [np.array([array.size for array in body], np.int64)] if body else []
+        sizes = [np.array([(array.size, array.itemsize) for array in body], np.int64).ravel()] if body else []
         flat = [np.ascontiguousarray(array).reshape(-1) for array in body if array.size]
         tensors = (self._torch.from_numpy(a if a.flags.writeable else a.copy()) for a in (numbers, *sizes, *flat))
         return [tensor.to(self._way(tensor.dtype)) for tensor in tensors]
 
     def _way(self, dtype: Any) -> str:
         """Return the device from which tensors of a type are sent and on which they are received."""
-        return self._carrier if dtype == self._torch.float64 else "cpu"
+        return self._carrier if dtype.is_floating_point else "cpu"
 
     def _send(self, rank: int, head: tuple[int, int, int], body: Sequence[Array]) -> None:
         with self._watched(rank):
             for tensor in self._message(head, body):
                 self._torch.distributed.send(tensor, rank)
 
-    def _receive(self, rank: int, dtype: Any) -> tuple[tuple[int, int, int], list[Array]]:
+    def _receive(self, rank: int) -> tuple[tuple[int, int, int], list[Array]]:
         """Receive the header and the body of a message.
 
         Raises:
             LostProcessError: the sender has ended, or reports a failure.
         """
         kind, a, b, count = (int(n) for n in self._take(rank, 4, np.int64))
-        dtype = np.uint8 if kind == FAILED else dtype
-        sizes = self._take(rank, count, np.int64) if count else ()
-        body = [self._take(rank, int(size), dtype) for size in sizes]
+        sizes = self._take(rank, 2 * count, np.int64).reshape(-1, 2)
+        body = [self._take(rank, int(size), TYPES[int(item)]) for size, item in sizes]
         if kind == FAILED:
             raise LostProcessError(body[0].tobytes().decode(errors="replace"), hint=CONTINUE)
         return (kind, a, b), body
