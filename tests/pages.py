@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from click.testing import CliRunner
 
+from tests.furniture import FILES
+
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(
     r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -57,8 +59,8 @@ def commands(code: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def furnish(folder: Path) -> None:
-    """The files that the pages speak of."""
+def furnish(folder: Path, code: str = "") -> None:
+    """The embedded models under the names that pages use, and those other files that the code of a page names."""
     for name, source in COPIES.items():
         shutil.copy(ROOT / "models" / "data" / f"{source}.onnx", folder / f"{name}.onnx")
         shutil.copy(ROOT / "models" / "data" / f"{source}.calib.npz", folder / f"{name}.npz")
@@ -66,6 +68,9 @@ def furnish(folder: Path) -> None:
     (folder / "model.npz").rename(folder / "calib.npz")
     (folder / "model.heldout.npz").rename(folder / "heldout.npz")
     (folder / "models").symlink_to(ROOT / "models")
+    for name, write in FILES.items():
+        if re.search(rf"\b{re.escape(name)}\b", code):
+            write(folder / name)
 
 
 def run(blocks: list[Example]) -> int:

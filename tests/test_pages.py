@@ -17,7 +17,16 @@ from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
 
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-WHOLE = {"quickstart.md", "refine.md", "ic.md"}  # their sections go on from each other
+WHOLE = {
+    "quickstart.md",
+    "refine.md",
+    "ic.md",
+    "web.md",
+    "text.md",
+    "llm.md",
+    "edge.md",
+    "ci.md",
+}  # their sections go on from each other
 # data.md: test_data_docs.py.  export.md: export/test_docs_export.py.  extending.md: test_extending.py.  deploy.md and
 # adding-an-op.md: test_docs.py, that holds the code of the latter to ours.
 ELSEWHERE = {"data.md", "deploy.md", "export.md", "extending.md", "adding-an-op.md"}
@@ -39,7 +48,7 @@ def scenarios() -> list[object]:
 
 @pytest.mark.parametrize("blocks", scenarios())
 def test_commands_and_examples(blocks: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    furnish(tmp_path)
+    furnish(tmp_path, "\n".join(block.code for block in blocks))
     monkeypatch.chdir(tmp_path)
     torch = all(b.mark == "<!-- run: torch -->" for b in blocks if b.mark.startswith("<!-- run"))
     if torch and importlib.util.find_spec("torch") is None:

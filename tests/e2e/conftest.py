@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +21,9 @@ import pathlib
 from onnxgrail_trust_feeds import feeds as f
 """
 FEEDS = "import numpy as np\ndef feeds():\n    yield {'x': np.random.rand(40, 12).astype(np.float32)}\n"
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 
 
 @pytest.fixture
@@ -36,3 +42,22 @@ def trap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     yield folder
     sys.modules.pop("onnxgrail_trust_feeds", None)
+
+
+def program() -> str | None:
+    named = os.environ.get("ONNXGRAIL_BROWSER")
+    return named or next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return Chromium; ONNXGRAIL_BROWSER names its program if it is not on the path."""
+    path = program()
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the path, and ONNXGRAIL_BROWSER names none")
+    from playwright.sync_api import sync_playwright  # in the extra `test`: a lack of it is no reason to skip
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield opened
+        opened.close()

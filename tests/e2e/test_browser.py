@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from tests.unit.test_page import EVIL, evil
 
 from . import minilm
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 SCREENS = [(width, scheme) for width in (390, 1440) for scheme in ("light", "dark")]
 NARROWEST = 320
 PHONE = {"width": 390, "height": 844}
@@ -60,24 +58,6 @@ MEASURE = """() => {
   }
   return found;
 }"""
-
-
-def program() -> str | None:
-    named = os.environ.get("ONNXGRAIL_BROWSER")
-    return named or next((path for name in PROGRAMS if (path := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = program()
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the path, and ONNXGRAIL_BROWSER names none")
-    from playwright.sync_api import sync_playwright  # in the extra `test`: a lack of it is no reason to skip
-
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

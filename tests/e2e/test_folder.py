@@ -15,54 +15,18 @@ import onnxgrail
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.errors import ModelError, OutputError, UsageError
 from tests.command import run
+from tests.furniture import exported, sentences
 from tests.tiny import tiny
-from tests.unit.samples import tokenizer
-
-WORDS = [f"w{n}" for n in range(40)]
-ENCODER = "int64[batch,seq] input_ids, int64[batch,seq] attention_mask => float[batch,seq,16] last_hidden_state"
-LAYER = """h = Gather(table, input_ids)
-m = Cast<to=1>(attention_mask)
-e = Unsqueeze(m, last)
-g = Mul(h, e)
-u = MatMul(g, up)
-r = Relu(u)
-last_hidden_state = MatMul(r, down)"""
-WEIGHTS = {"table": (44, 16), "up": (16, 32), "down": (32, 16), "last": np.array([2])}
-DECODER = (
-    "int64[batch,seq] input_ids, int64[batch,past] encoder_attention_mask, float[batch,past,16] encoder_hidden_states"
-    " => float[batch,seq,44] logits"
-)
-STEPS = """m = Cast<to=1>(encoder_attention_mask)
-e = Unsqueeze(m, last)
-g = Mul(encoder_hidden_states, e)
-s = ReduceMean<keepdims=1>(g, middle)
-h = Gather(table, input_ids)
-a = Add(h, s)
-u = MatMul(a, up)
-r = Relu(u)
-d = MatMul(r, down)
-logits = MatMul(d, head)"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder as Optimum and transformers.js write it, with a text to calibrate with next to it."""
     root = tmp_path / "exported"
-    (root / "onnx").mkdir(parents=True)
-    ir.save(tiny(ENCODER, LAYER, WEIGHTS), root / "onnx" / "encoder_model.onnx")
-    ir.save(tiny(ENCODER, LAYER, WEIGHTS, seed=1), root / "onnx" / "encoder_model_quantized.onnx")
-    more = {**WEIGHTS, "head": (16, 44), "middle": np.array([1])}
-    decoder = ir.to_proto(tiny(DECODER, STEPS, more))
-    onnx.save(
-        decoder, root / "onnx" / "decoder_model.onnx", save_as_external_data=True, size_threshold=500, location="d.data"
-    )
-    tokenizer(root / "tokenizer.json", WORDS)
-    (root / "config.json").write_text('{"hidden_size": 16}')
-    (root / "model.safetensors").write_bytes(b"weights")
+    exported(root)
     (root / ".cache").mkdir()
     (root / ".cache" / "x").write_text("x")
-    rng = np.random.default_rng(0)
-    (tmp_path / "text.txt").write_text("\n".join(" ".join(rng.choice(WORDS, 9)) for _ in range(48)))
+    sentences(tmp_path / "text.txt")
     return root
 
 
