@@ -117,4 +117,4 @@ FILES: dict[str, Callable[[Path], None]] = {
     "yolo.py": metric,
     "cached.onnx": cached,
 }
-"""What writes each of the files that a page may name."""
+"""Writers of the files that a page may name."""
