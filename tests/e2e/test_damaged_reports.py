@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ import pytest
 
 import onnxgrail
 from onnxgrail import OnnxGrailError, Report
+from onnxgrail.cli.compress import notes
+from onnxgrail.cli.compress import show as tables
 from tests.e2e import nets
 
 DROP = object()
@@ -28,8 +32,19 @@ ASKED = (
     Report.speed,
     Report.refusal_counts,
     Report.outcome_counts,
+    lambda report: report.beside(report).tables(),
+    lambda report: report.beside(report).notes(),
 )
-SLOW = (Report.to_json, Report.to_html)
+
+
+def _printed(report: Report) -> None:
+    """Print a report as `onnxgrail report` does."""
+    with report.reading(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        notes(report.data)
+        tables(report, report.data["model"]["output"])
+
+
+SLOW = (Report.to_json, Report.to_html, lambda report: report.beside(report).to_html(), _printed)
 
 
 @pytest.fixture(scope="module")
