@@ -29,6 +29,7 @@ SCREENS = [(width, scheme) for width in (390, 1440) for scheme in ("light", "dar
 NARROWEST = 320
 PHONE = {"width": 390, "height": 844}
 SUMMARY = 8 * 844  # pixels of a phone that a page takes at most before a section is opened
+NAMED = {"image", "figure", "table", "searchbox", "combobox", "navigation", "region"}  # roles that need a name
 TORN = """() => [...document.querySelectorAll(".plain tbody th")].flatMap(th => {
   const walk = document.createTreeWalker(th, NodeFilter.SHOW_TEXT), torn = [];
   while (walk.nextNode()) for (const word of walk.currentNode.data.matchAll(/\\p{L}{2,12}/gu)) {
@@ -278,3 +279,14 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
         page.get_by_label("Sort by").select_option("name")
         assert (asked, shown) == ([file.as_uri()], [])
         page.close()
+
+
+@pytest.mark.parametrize("name", ["curves", "inspection", "two reports"])
+def test_figures_tables_and_controls_have_names(browser: Any, tmp_path: Path, name: str) -> None:
+    page = browser.new_page()
+    page.goto(page_of(name, tmp_path, tmp_path).as_uri())
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    shown = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+    assert {role for role, _ in shown} >= NAMED
+    assert [role for role, said in shown if role in NAMED and not said.strip()] == []
+    page.close()

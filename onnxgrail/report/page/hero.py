@@ -109,6 +109,7 @@ def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:
         drawing.silhouette(blocks, said),
         el("figcaption", el("span", "input → output, one bar per block"), el("ul", *keys, class_="keys")),
         class_="overview",
+        aria_label="The network at a glance",
     )
 
 
