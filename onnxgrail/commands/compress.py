@@ -111,7 +111,7 @@ def compress(
         given = source.model
         with unchanged(given):
             agree(job.group, source)
-            shipping.check(given, recipe)
+            shipping.check(source, recipe)
             bind(job, source, stored, writes=places.beside())
             source, decision = decided(source, job, stored, curves)
             if decision.is_empty and not recipe.keeps_everything and not methods.beside(recipe):

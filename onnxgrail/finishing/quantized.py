@@ -8,13 +8,16 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime import quantize
 from onnxgrail.calibration.runtime.session import Setup
-from onnxgrail.core import Recipe
+from onnxgrail.core import Feed, Recipe
+from onnxgrail.errors import ModelError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.verify import verify
+from onnxgrail.graph.io.opset import opset_of, raised
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
@@ -68,6 +71,30 @@ def quantised(
     return final, entry, results
 
 
+def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
+    """Return a model with the opset that `--quantize` needs: itself, or a converted copy that gives the same outputs.
+
+    Args:
+        model: the model.
+        recipe: says the kind of quantization.
+        feed: inputs on which both are compared.
+
+    Raises:
+        ModelError: it cannot be converted.
+    """
+    before = opset_of(model)
+    if not recipe.quantize.startswith("int8") or recipe.quantize in WEIGHTS or before >= quantize.FIRST_OPSET:
+        return model
+    made = raised(model, quantize.FIRST_OPSET)
+    if not same_function(model, made, feed, recipe.providers):
+        raise ModelError(
+            f"--quantize {recipe.quantize} needs opset {quantize.FIRST_OPSET}: the model has {before}, and its outputs "
+            "change when it is converted",
+            hint="Export it with a newer opset",
+        )
+    return made
+
+
 def _kind(form: Mapping[str, Any], recipe: Recipe) -> str:
     """Return the kind of quantization: that of the recipe, or those of chosen bits."""
     if recipe.quantize != "none":
@@ -82,6 +109,8 @@ def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, di
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
     probe = fit(prepared.feed, ports)
+    given, slim = slim, modern(slim, recipe, probe)
+    old, new = opset_of(given), opset_of(slim)
     made = quantize.quantise(slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers)
     return made.model, {
         "samples": prepared.batches.samples if feeds else 0,
@@ -91,6 +120,9 @@ def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, di
         "ops": dict(made.ops),
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,
+        "notes": []
+        if old == new
+        else [f"opset {old} has no scales per channel: the model was converted to opset {new}"],
     }
 
 

@@ -39,19 +39,21 @@ def require(recipe: Recipe) -> None:
         simplify.require()
 
 
-def check(model: ir.Model, recipe: Recipe) -> None:
+def check(prepared: Prepared, recipe: Recipe) -> None:
     """Check that the original model can be quantized as requested, before hours of work.
 
     Raises:
         QuantisedError: quantization was requested, and the model is quantized already.
+        ModelError: it is too large, or has an old opset and cannot be converted.
         UsageError: ONNX Runtime's quantizer would open it without the custom operators it needs.
     """
     if recipe.quantize == "int8" and LIBRARIES.get():
         hint = "Choose --quantize int8-dynamic or fp16"
         raise UsageError("--quantize int8 opens the model without the libraries of --custom-ops", hint=hint)
     if recipe.quantize != "none":
-        quantize.refuse(model, recipe.quantize)
-    plan.check(model, recipe)
+        quantize.refuse(prepared.model, recipe.quantize)
+        quantized.modern(prepared.model, recipe, prepared.feed)
+    plan.check(prepared.model, recipe)
 
 
 def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:

@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime import half
-from onnxgrail.calibration.runtime.noise import exceptions
 from onnxgrail.calibration.runtime.session import CPU, reason, runtime
+from onnxgrail.calibration.runtime.static import LAYERS, quantise_static
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
@@ -27,7 +26,6 @@ from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
 from onnxgrail.options import WEIGHTS
 
-LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DYNAMIC = ("MatMul", "Gemm", "Gather", "LSTM", "Attention", "EmbedLayerNormalization")  # no CPU kernel for Conv
 MARKS = (
     "QLinear",
@@ -40,7 +38,7 @@ MARKS = (
     "QGemm",
 )
 INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
-FIRST_OPSET = 13  # per-channel scales need it
+FIRST_OPSET = 13  # a scale per channel needs it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,7 +71,7 @@ def refuse(model: ir.Model, kind: str) -> None:
 
     Raises:
         QuantisedError: it is quantized already, or has half precision already.
-        ModelError: it is too large, or its opset too old.
+        ModelError: it is too large.
     """
     if is_quantised(model):
         raise QuantisedError(
@@ -95,11 +93,6 @@ def refuse(model: ir.Model, kind: str) -> None:
     if weight_bytes(model) > LIMIT:
         raise ModelError(
             f"--quantize {kind}: the model is over 2 GiB", hint="Quantize the written file with a tool for such models"
-        )
-    opset = model.opset_imports.get("", 0)
-    if kind.startswith("int8") and opset < FIRST_OPSET:
-        raise ModelError(
-            f"--quantize {kind} needs opset {FIRST_OPSET}, the model has {opset}", hint="Export it with a newer opset"
         )
 
 
@@ -124,7 +117,7 @@ def quantise(
     The result is tried in a child process.  Nodes that crash ONNX Runtime in half precision stay in float32.
 
     Args:
-        model: a float model; not changed.
+        model: a float model, for int8 of `FIRST_OPSET` at least; not changed.
         feeds: calibration data, read once or twice, for `int8` only.
         kind: one of the three.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
@@ -149,7 +142,7 @@ def quantise(
                 _dynamic(source, target)
                 found = trial()
             else:
-                kept, why = _static(source, list(feeds), target, symmetric=symmetric)
+                kept, why = quantise_static(source, list(feeds), target, symmetric=symmetric)
                 found = trial()
         except (ModelError, OSError):
             raise
@@ -218,60 +211,6 @@ def _dynamic(source: Path, target: Path) -> None:
         reduce_range=True,  # as in `_static`
         weight_type=QuantType.QInt8,
     )
-
-
-def _static(source: Path, feeds: list[Feed], target: Path, *, symmetric: bool) -> tuple[tuple[str, ...], str]:
-    """Write the statically quantized model; return names of layers that stay in float, and the reason."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.left = iter(feeds)
-
-        def get_next(self) -> dict[str, Any] | None:
-            return next((dict(feed) for feed in self.left), None)
-
-    first = target.with_name("prepared.onnx")
-    # Fold normalization into convolutions first, or tensors between them would be rounded twice.
-    quant_pre_process(source, first, skip_symbolic_shape=True)
-    _flatten_biases(first)
-    ready = load(first.read_bytes())
-    loud = exceptions(ready, feeds, LAYERS)
-    weights = ready.graph.initializers
-    tables = [
-        node.name or ""
-        for node in ready.graph
-        if node.op_type == "Gather" and (node.inputs[0] is None or node.inputs[0].name not in weights)
-    ]
-    quantize_static(
-        first,
-        target,
-        Reader(),
-        per_channel=True,
-        # Weights of 7 bits: sums of 8-bit products saturate in the kernels of x86 processors without VNNI.
-        reduce_range=not symmetric,
-        activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        op_types_to_quantize=[*LAYERS, "Gather"],
-        nodes_to_exclude=[*loud, *tables],
-        extra_options={"ActivationSymmetric": symmetric},
-    )
-    return tuple(loud), "; ".join(dict.fromkeys(loud.values()))
-
-
-def _flatten_biases(path: Path) -> None:
-    """Reshape Gemm biases (1, n) to (n,): skl2onnx writes two axes, and the tool takes the first as channels."""
-    proto: onnx.ModelProto = onnx.load(path)
-    nodes = proto.graph.node
-    biases = {node.input[2] for node in nodes if node.op_type == "Gemm" and len(node.input) > 2}
-    biases -= {name for node in nodes for name in (node.input[:2] if node.op_type == "Gemm" else node.input)}
-    rows = [t for t in proto.graph.initializer if t.name in biases and len(t.dims) == 2 and t.dims[0] == 1]
-    if rows:
-        for tensor in rows:
-            del tensor.dims[0]
-        del proto.graph.value_info[:]
-        onnx.save(proto, path)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.flatten.inner import weights_inside
+from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.options import WEIGHTS
 
@@ -85,11 +86,6 @@ def check(model: ir.Model, recipe: Recipe) -> None:
             f"--qdq needs opset {needed}{' for 4 bits' if four else ''}, the model has {opset}",
             hint=f"{hint}, or leave out --qdq: MatMulNBits needs no opset",
         )
-
-
-def opset_of(model: ir.Model) -> int:
-    """Return the version of the standard operators."""
-    return model.opset_imports.get("", 0)
 
 
 def by_channel(model: ir.Model, recipe: Recipe) -> bool:

@@ -10,10 +10,11 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Refusal
-from onnxgrail.graph.bits.plan import NONE, by_channel, opset_of, plan_of
+from onnxgrail.graph.bits.plan import NONE, by_channel, plan_of
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.survey import Ledger

@@ -1,0 +1,62 @@
+"""Write a model in the form that ONNX Runtime's tool for static quantization needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from onnxgrail.calibration.runtime.session import CPU, runtime
+
+LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
+FOLDING = "ConstantFolding"
+
+
+def prepare(source: Path, target: Path) -> None:
+    """Write the model with normalizations folded into convolutions, shapes, and a name for every node.
+
+    Without the folding, tensors between a convolution and its normalization would be rounded, too. The tool leaves
+    out nodes by name: one unnamed node would leave out all.
+    """
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    folded = target.with_name("folded.onnx")
+    _optimise(source, folded)
+    quant_pre_process(folded, target, skip_optimization=True, skip_symbolic_shape=True)
+    proto: onnx.ModelProto = onnx.load(target)
+    _name(proto.graph)
+    if _flatten_biases(proto.graph):
+        del proto.graph.value_info[:]
+    onnx.save(proto, target)
+
+
+def _optimise(source: Path, target: Path) -> None:
+    """Write the model as ONNX Runtime folds it; constants stay as they are if folding stores repetitions of them."""
+    engine = runtime()
+    for skipped in ([], [FOLDING]):
+        options = engine.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = engine.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(target)
+        engine.InferenceSession(str(source), options, providers=list(CPU), disabled_optimizers=skipped)
+        if target.stat().st_size <= LARGER * source.stat().st_size:
+            return
+
+
+def _name(graph: onnx.GraphProto) -> None:
+    taken = {node.name for node in graph.node}
+    for index, node in enumerate(graph.node):
+        if not node.name:
+            wanted = next(filter(None, node.output), node.op_type)
+            node.name = wanted if wanted not in taken else f"{wanted}/{node.op_type}_{index}"
+            taken.add(node.name)
+
+
+def _flatten_biases(graph: onnx.GraphProto) -> bool:
+    """Reshape Gemm biases (1, n) to (n,): skl2onnx writes two axes, and the tool takes the first as channels."""
+    biases = {node.input[2] for node in graph.node if node.op_type == "Gemm" and len(node.input) > 2}
+    biases -= {name for n in graph.node for name in (n.input[:2] if n.op_type == "Gemm" else n.input)}
+    rows = [t for t in graph.initializer if t.name in biases and len(t.dims) == 2 and t.dims[0] == 1]
+    for tensor in rows:
+        del tensor.dims[0]
+    return bool(rows)
