@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.allocation.measures import Few, Measure, measure_of
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.runtime.quantize import is_quantised
+from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.core import Recipe
 from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
 from onnxgrail.graph.io.model_file import weight_bytes

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.losses import SMALL
+from onnxgrail.calibration import quantize
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.both import Pair, run_both
+from onnxgrail.calibration.feeds.judging import part_of, spread
+from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.runtime import quantize
+from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.core import Feed, Recipe
-from onnxgrail.errors import ModelError
+from onnxgrail.errors import DataError, ModelError
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.verify import verify
+from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.opset import opset_of, raised
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
@@ -26,6 +32,8 @@ from onnxgrail.narrowing.bits.rounding import rounded
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 
+JUDGED = 16  # samples on which layers in float are tried
+ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 
 
@@ -111,7 +119,16 @@ def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, di
     probe = fit(prepared.feed, ports)
     given, slim = slim, modern(slim, recipe, probe)
     old, new = opset_of(given), opset_of(slim)
-    made = quantize.quantise(slim, feeds, recipe.quantize, symmetric=symmetric, probe=probe, providers=recipe.providers)
+    with _trials(prepared, given, recipe) as trials:
+        made = quantize.quantise(
+            slim,
+            feeds,
+            recipe.quantize,
+            symmetric=symmetric,
+            probe=probe,
+            providers=recipe.providers,
+            trials=trials,
+        )
     return made.model, {
         "samples": prepared.batches.samples if feeds else 0,
         "symmetric": symmetric,
@@ -124,6 +141,28 @@ def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, di
         if old == new
         else [f"opset {old} has no scales per channel: the model was converted to opset {new}"],
     }
+
+
+@contextlib.contextmanager
+def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Trials | None]:
+    """Yield trials of layers in float, judged against the original; None where they cannot be judged or take long."""
+    base = prepared.baseline
+    if recipe.quantize != "int8" or weight_bytes(slim) > SMALL:
+        yield None
+        return
+    count = -(-JUDGED * len(base.batches) // base.batches.samples)
+    batches = part_of(base.batches, spread(base.batches, count))
+    with Judge(base.model, batches, recipe.providers, prepared.metric) as judge:
+
+        def loss(model: ir.Model) -> float:
+            return judge.loss((model, range(len(batches)))).mean
+
+        try:
+            loss(slim)
+        except DataError:  # no output can be compared
+            yield None
+        else:
+            yield Trials(loss, ENOUGH if recipe.max_loss is None else recipe.max_loss)
 
 
 def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:

@@ -7,8 +7,8 @@ import dataclasses
 import onnx_ir as ir
 
 from onnxgrail.allocation.measures import latencies
+from onnxgrail.calibration import quantize
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.runtime import quantize
 from onnxgrail.calibration.runtime.session import LIBRARIES
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Recipe

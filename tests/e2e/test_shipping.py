@@ -16,7 +16,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Feed
-from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, UsageError
+from onnxgrail.errors import MissingExtraError, QuantisedError, UsageError
 from onnxgrail.models import score
 from tests.command import run, said
 from tests.tiny import tiny
@@ -142,12 +142,14 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
 
 def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of next to nothing ruin the model, and the gate sees the file and not the narrowed model."""
-    from onnxgrail.calibration.runtime import quantize
+    from onnxgrail.calibration import quantize
 
     real = quantize.quantise
 
     def ruined(model: Any, feeds: Any, kind: str, **options: Any) -> Any:
-        return real(model, [{k: v * 1e-3 for k, v in feed.items()} for feed in feeds], kind, **options)
+        return real(
+            model, [{k: v * 1e-3 for k, v in feed.items()} for feed in feeds], kind, **{**options, "trials": None}
+        )
 
     monkeypatch.setattr(quantize, "quantise", ruined)
     words = (
@@ -178,10 +180,6 @@ def test_layers_that_read_outliers_stay_in_float(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_quantised(tmp_path: Path) -> None:
-    old = nets.mlp()
-    old.opset_import[0].version = 12
-    with pytest.raises(ModelError, match="needs opset 13, the model has 12"):
-        onnxgrail.compress(old, data=nets.vectors(), quantize="int8", ratio=0.3)
     with pytest.raises(UsageError, match="quantize has no 'int3'"):
         onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int3", ratio=0.3)
     with pytest.raises(UsageError, match="--strict needs --target"):

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration.runtime import child, half
-from onnxgrail.calibration.runtime.quantize import quantise
+from onnxgrail.calibration.quantize import half, quantise
+from onnxgrail.calibration.runtime import child
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.model_file import load, save
@@ -53,7 +53,7 @@ def test_a_file_that_kills_the_runtime_is_not_written(tmp_path):
 def test_the_table_names_what_stays_in_float(tmp_path, monkeypatch):
     monkeypatch.setattr(half, "culprits", lambda source, make: ("Transpose_3",))
     answers = iter([Trial("ONNX Runtime dies of SIGSEGV", died=True), Trial()])
-    monkeypatch.setattr("onnxgrail.calibration.runtime.quantize.try_out", lambda *args, **options: next(answers))
+    monkeypatch.setattr("onnxgrail.calibration.quantize.try_out", lambda *args, **options: next(answers))
     result = run("compress", written(tmp_path), tmp_path / "o.onnx", "--ratio=0.3", "--quantize", "fp16", "--no-check")
     assert "kept in float: 1 node (in half precision ONNX Runtime dies of SIGSEGV)" in result.stdout
     nodes = {node.name: node for node in onnx.load(tmp_path / "o.onnx").graph.node}
@@ -63,7 +63,7 @@ def test_the_table_names_what_stays_in_float(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["fp16", "int8-dynamic"])
 def test_without_a_remedy_it_is_an_error(kind, tmp_path, monkeypatch):
     dies = Trial("ONNX Runtime dies of SIGSEGV", died=True)
-    monkeypatch.setattr("onnxgrail.calibration.runtime.quantize.try_out", lambda *args, **options: dies)
+    monkeypatch.setattr("onnxgrail.calibration.quantize.try_out", lambda *args, **options: dies)
     with pytest.raises(ModelError, match=f"--quantize {kind}: ONNX Runtime dies of SIGSEGV when it opens"):
         quantise(load(written(tmp_path)), [], kind)
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.calibration.runtime import half
+from onnxgrail.calibration.quantize import half
+from onnxgrail.calibration.quantize.static import LAYERS, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import CPU, reason, runtime
-from onnxgrail.calibration.runtime.static import LAYERS, quantise_static
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
@@ -111,6 +111,7 @@ def quantise(
     symmetric: bool = False,
     probe: Feed | None = None,
     providers: Sequence[str] = CPU,
+    trials: Trials | None = None,
 ) -> Quantised:
     """Quantize the model to `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
 
@@ -123,6 +124,7 @@ def quantise(
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
         probe: a small feed for the trial run; without it, the result is only opened.
         providers: execution providers for the trial run.
+        trials: for `int8`, measure which layers stay in float; without, those whose inputs have outliers do.
 
     Raises:
         ModelError: ONNX Runtime's tool fails, or ONNX Runtime crashes with the result.
@@ -142,7 +144,8 @@ def quantise(
                 _dynamic(source, target)
                 found = trial()
             else:
-                kept, why = quantise_static(source, list(feeds), target, symmetric=symmetric)
+                whole = None if trials is None else trials.before(lambda model: joined(model, tail))
+                kept, why = quantise_static(source, list(feeds), target, symmetric=symmetric, trials=whole)
                 found = trial()
         except (ModelError, OSError):
             raise
