@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.allocation.losses import SMALL
 from onnxgrail.calibration import quantize
-from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.judging import part_of, spread
-from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.calibration.runtime.session import Setup
-from onnxgrail.core import Feed, Recipe
-from onnxgrail.errors import DataError, ModelError
+from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
+from onnxgrail.finishing.by_tool import quantised_by_tool
 from onnxgrail.finishing.verify import verify
-from onnxgrail.graph.io.model_file import weight_bytes
-from onnxgrail.graph.io.opset import opset_of, raised
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
@@ -32,8 +24,6 @@ from onnxgrail.narrowing.bits.rounding import rounded
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 
-JUDGED = 16  # samples on which layers in float are tried
-ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 
 
@@ -52,7 +42,7 @@ def quantised(
     if decision.allocation.bits or recipe.quantize in WEIGHTS:
         final, form = _in_few_bits(prepared, decision, slim, job)
     else:
-        final, form = _by_tool(prepared, slim, job)
+        final, form = quantised_by_tool(prepared, slim, job)
     results: tuple[Fidelity, ...] = ()
     entry: dict[str, Any] = {
         "kind": _kind(form, recipe),
@@ -79,90 +69,12 @@ def quantised(
     return final, entry, results
 
 
-def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
-    """Return a model with the opset that `--quantize` needs: itself, or a converted copy that gives the same outputs.
-
-    Args:
-        model: the model.
-        recipe: says the kind of quantization.
-        feed: inputs on which both are compared.
-
-    Raises:
-        ModelError: it cannot be converted.
-    """
-    before = opset_of(model)
-    if not recipe.quantize.startswith("int8") or recipe.quantize in WEIGHTS or before >= quantize.FIRST_OPSET:
-        return model
-    made = raised(model, quantize.FIRST_OPSET)
-    if not same_function(model, made, feed, recipe.providers):
-        raise ModelError(
-            f"--quantize {recipe.quantize} needs opset {quantize.FIRST_OPSET}: the model has {before}, and its outputs "
-            "change when it is converted",
-            hint="Export it with a newer opset",
-        )
-    return made
-
-
 def _kind(form: Mapping[str, Any], recipe: Recipe) -> str:
     """Return the kind of quantization: that of the recipe, or those of chosen bits."""
     if recipe.quantize != "none":
         return recipe.quantize
     bits = {one["bits"] for one in form["matrices"]}
     return " and ".join(kind for kind, number in WEIGHTS.items() if number in bits)
-
-
-def _by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
-    """Quantize with the tools of ONNX Runtime; return the model and its part of the report entry."""
-    recipe, ports = job.recipe, between(prepared.model, slim)
-    feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
-    symmetric = recipe.target == "tensorrt"
-    probe = fit(prepared.feed, ports)
-    given, slim = slim, modern(slim, recipe, probe)
-    old, new = opset_of(given), opset_of(slim)
-    with _trials(prepared, given, recipe) as trials:
-        made = quantize.quantise(
-            slim,
-            feeds,
-            recipe.quantize,
-            symmetric=symmetric,
-            probe=probe,
-            providers=recipe.providers,
-            trials=trials,
-        )
-    return made.model, {
-        "samples": prepared.batches.samples if feeds else 0,
-        "symmetric": symmetric,
-        "kept_float": list(made.kept),
-        "kept_float_reason": made.why if made.kept else "",
-        "ops": dict(made.ops),
-        "bytes_before": made.bytes_before,
-        "bytes_after": made.bytes_after,
-        "notes": []
-        if old == new
-        else [f"opset {old} has no scales per channel: the model was converted to opset {new}"],
-    }
-
-
-@contextlib.contextmanager
-def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Trials | None]:
-    """Yield trials of layers in float, judged against the original; None where they cannot be judged or take long."""
-    base = prepared.baseline
-    if recipe.quantize != "int8" or weight_bytes(slim) > SMALL:
-        yield None
-        return
-    count = -(-JUDGED * len(base.batches) // base.batches.samples)
-    batches = part_of(base.batches, spread(base.batches, count))
-    with Judge(base.model, batches, recipe.providers, prepared.metric) as judge:
-
-        def loss(model: ir.Model) -> float:
-            return judge.loss((model, range(len(batches)))).mean
-
-        try:
-            loss(slim)
-        except DataError:  # no output can be compared
-            yield None
-        else:
-            yield Trials(loss, ENOUGH if recipe.max_loss is None else recipe.max_loss)
 
 
 def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:

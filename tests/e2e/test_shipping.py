@@ -143,13 +143,13 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
 def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of next to nothing ruin the model, and the gate sees the file and not the narrowed model."""
     from onnxgrail.calibration import quantize
+    from onnxgrail.calibration.quantize.static import Static
 
     real = quantize.quantise
 
-    def ruined(model: Any, feeds: Any, kind: str, **options: Any) -> Any:
-        return real(
-            model, [{k: v * 1e-3 for k, v in feed.items()} for feed in feeds], kind, **{**options, "trials": None}
-        )
+    def ruined(model: Any, kind: str, *, given: Static, **options: Any) -> Any:
+        feeds = [{k: v * 1e-3 for k, v in feed.items()} for feed in given.feeds]
+        return real(model, kind, given=Static(feeds=feeds), **options)
 
     monkeypatch.setattr(quantize, "quantise", ruined)
     words = (
@@ -163,7 +163,7 @@ def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch:
         "int8",
     )
     result = run(*words, "--min-cosine", 0.97)
-    assert result.exit_code == 3
+    assert result.exit_code == 3, result.stderr
     assert "is below --min-cosine 0.97" in result.stderr
     assert (tmp_path / "o.onnx").exists()
 

@@ -15,11 +15,11 @@ import onnxgrail
 from onnxgrail.calibration.quantize import static
 from onnxgrail.calibration.quantize.choose import choose
 from onnxgrail.calibration.quantize.prepare import prepare
-from onnxgrail.calibration.quantize.static import AFTER, ROUNDED, Trials, quantise_static
+from onnxgrail.calibration.quantize.static import AFTER, ROUNDED, Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
-from onnxgrail.finishing import quantized
+from onnxgrail.finishing import by_tool
 from onnxgrail.graph.bits.exempt import exempted
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.opset import opset_of, raised
@@ -151,9 +151,8 @@ def test_grouped_transposed_convolutions_stay_in_float(tmp_path: Path) -> None:
     weights = {"w0": (8, 3, 3, 3), "b0": (8,), "w": (8, 2, 2, 2), "b": (4,)}
     save(tiny("float[N,3,6,6] x => float[N,4,7,7] y", body, weights), tmp_path / "source.onnx")
     target = tmp_path / "target.onnx"
-    kept, why = quantise_static(
-        tmp_path / "source.onnx", [FEED], target, symmetric=False, trials=Trials(lambda _: 0, 0)
-    )
+    given = Static(feeds=[FEED], trials=Trials(lambda _: 0, 0))
+    kept, why = quantise_static(tmp_path / "source.onnx", target, given)
     assert len(kept) == 1
     assert "grouped" in why
     assert outputs(target)[0].shape == (8, 4, 7, 7)
@@ -183,7 +182,7 @@ def test_old_opsets_are_converted_for_int8(mode: str) -> None:
 def test_a_conversion_that_changes_outputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ir.to_proto(tiny(SIGNATURE, BODY, WEIGHTS, opset=12, ir_version=7))
     other = tiny(SIGNATURE, BODY, WEIGHTS, opset=13, seed=1)
-    monkeypatch.setattr(quantized, "raised", lambda *_: other)
+    monkeypatch.setattr(by_tool, "raised", lambda *_: other)
     with pytest.raises(ModelError, match="its outputs change when it is converted"):
         onnxgrail.compress(model, data=FEED, quantize="int8", ratio=0.3)
     monkeypatch.undo()

@@ -65,7 +65,7 @@ def test_without_a_remedy_it_is_an_error(kind, tmp_path, monkeypatch):
     dies = Trial("ONNX Runtime dies of SIGSEGV", died=True)
     monkeypatch.setattr("onnxgrail.calibration.quantize.try_out", lambda *args, **options: dies)
     with pytest.raises(ModelError, match=f"--quantize {kind}: ONNX Runtime dies of SIGSEGV when it opens"):
-        quantise(load(written(tmp_path)), [], kind)
+        quantise(load(written(tmp_path)), kind)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import contextlib
 import io
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +16,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.quantize import half
-from onnxgrail.calibration.quantize.static import LAYERS, Trials, quantise_static
+from onnxgrail.calibration.quantize.static import LAYERS, Static, quantise_static
 from onnxgrail.calibration.runtime.session import CPU, reason, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
-from onnxgrail.graph.io.tails import cut, joined
+from onnxgrail.graph.io.tails import Tail, cut, joined
 from onnxgrail.machine.files.temporary import scratch
 from onnxgrail.options import WEIGHTS
 
@@ -105,13 +105,11 @@ def _weight_type(node: ir.Node) -> ir.DataType | None:
 
 def quantise(
     model: ir.Model,
-    feeds: Iterable[Feed],
     kind: str,
     *,
-    symmetric: bool = False,
+    given: Static | None = None,
     probe: Feed | None = None,
     providers: Sequence[str] = CPU,
-    trials: Trials | None = None,
 ) -> Quantised:
     """Quantize the model to `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
 
@@ -119,12 +117,10 @@ def quantise(
 
     Args:
         model: a float model, for int8 of `FIRST_OPSET` at least; not changed.
-        feeds: calibration data, read once or twice, for `int8` only.
         kind: one of the three.
-        symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
+        given: calibration data and more, for `int8` only.
         probe: a small feed for the trial run; without it, the result is only opened.
         providers: execution providers for the trial run.
-        trials: for `int8`, measure which layers stay in float; without, those whose inputs have outliers do.
 
     Raises:
         ModelError: ONNX Runtime's tool fails, or ONNX Runtime crashes with the result.
@@ -144,8 +140,7 @@ def quantise(
                 _dynamic(source, target)
                 found = trial()
             else:
-                whole = None if trials is None else trials.before(lambda model: joined(model, tail))
-                kept, why = quantise_static(source, list(feeds), target, symmetric=symmetric, trials=whole)
+                kept, why = quantise_static(source, target, _joining(given or Static(), tail))
                 found = trial()
         except (ModelError, OSError):
             raise
@@ -162,6 +157,13 @@ def quantise(
     return Quantised(
         model=made, kept=kept, why=why, ops=added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]
     )
+
+
+def _joining(given: Static, tail: Tail) -> Static:
+    """Return the inputs with trials of whole models: the nodes that were cut off follow."""
+    if given.trials is None:
+        return given
+    return replace(given, trials=given.trials.before(lambda model: joined(model, tail)))
 
 
 def _tried(model: ir.Model, target: Path, probe: Feed | None, providers: Sequence[str]) -> Trial:

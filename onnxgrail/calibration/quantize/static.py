@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,24 @@ class Trials:
         return Trials(lambda model: self.loss(step(model)), self.target)
 
 
-def quantise_static(
-    source: Path, feeds: list[Feed], target: Path, *, symmetric: bool, trials: Trials | None
-) -> tuple[tuple[str, ...], str]:
-    """Write the quantized model; return names of layers that stay in float, and the reason.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Static:
+    """The inputs of static quantization.
 
-    Without trials, all layers whose inputs have outliers stay in float.
+    Attributes:
+        feeds: calibration data; each is made when it is used.
+        symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
+        trials: measure which layers stay in float; without, those whose inputs have outliers do.
     """
+
+    feeds: Iterable[Feed] = ()
+    symmetric: bool = False
+    trials: Trials | None = None
+
+
+def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[str, ...], str]:
+    """Write the quantized model; return names of layers that stay in float, and the reason."""
+    feeds, trials = list(given.feeds), given.trials
     first = target.with_name("prepared.onnx")
     prepare(source, first)
     ready = load(first.read_bytes())
@@ -50,9 +61,9 @@ def quantise_static(
     layers = {n.name or "": _size(n) for n in ready.graph if n.op_type in LAYERS and n.name not in never}
     if trials is None:
         kept = loud | never
-        _quantise(first, ready, feeds, target, symmetric=symmetric, without=list(kept))
+        _quantise(first, ready, feeds, target, symmetric=given.symmetric, without=list(kept))
         return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
-    _quantise(first, ready, feeds, target, symmetric=symmetric, without=list(never))
+    _quantise(first, ready, feeds, target, symmetric=given.symmetric, without=list(never))
     whole = load(target.read_bytes())
     judged, enough = trials.loss, trials.target
     found = choose(
