@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.algebra.fit.choice import MARGIN, Fitted, Rules
 from onnxgrail.algebra.fit.formats import fit_in_range
-from onnxgrail.algebra.fit.refit import MARGIN, Fitted, Rules, refit
-from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.fit.refit import refit
 from onnxgrail.calibration.stream.dense import by_block
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
@@ -139,8 +139,7 @@ class _Walk:
         wanted = [run.probes(b) for b in turn.blocks]
         probes = [p for some in wanted for p in some]
         goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
-        judged = not REDUCERS[run.recipe.reducer].needs_scores and any(b.name not in run.fitted for b in turn.blocks)
-        where = (None, None) if judged else (turn.limit, goals)  # a fold is measured from the cut upstream of the block
+        where = (None, None) if run.folds(turn.blocks) else (turn.limit, goals)  # a fold is measured from the cut upstream of the block
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
             pair.dense.skip(probes, pair.untouched, self._tick, *where)

@@ -64,6 +64,10 @@ class Run:
             return ()
         return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
 
+    def folds(self, blocks: Sequence[Block]) -> bool:
+        """Return True if units of some blocks are averaged, which is judged on the activations that it gives."""
+        return not REDUCERS[self.recipe.reducer].needs_scores and any(b.name not in self.fitted for b in blocks)
+
     def known(self, block: Block) -> Change | None:
         """Return the decision about a block that an earlier run cached, None if there is none."""
         found = self.job.steps.known(key(block))

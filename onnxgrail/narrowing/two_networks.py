@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.algebra.fit.refit import Moments, zero_moments
 from onnxgrail.algebra.moments.cross import Pairs, moments_of
+from onnxgrail.algebra.moments.regression import Moments, zero_moments
 from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.algebra.solve.linear import linear
 from onnxgrail.calibration.runtime.threads import Step, pass_by, share

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.algebra.fit import refit as module
-from onnxgrail.algebra.fit.refit import Fitted, Moments, error, moments, zero_moments
+from onnxgrail.algebra.fit.choice import Fitted, Rules
+from onnxgrail.algebra.moments.regression import Moments, error, moments, zero_moments
 from onnxgrail.core import Floats
 
 
@@ -32,7 +33,7 @@ def halves(z: Floats, t: Floats) -> tuple[Moments, Moments]:
 
 def refit(fit: Moments, held: Moments, starts: list[Floats], **options: Any) -> Fitted:
     """The fit of one layer."""
-    (found,) = module.refit([fit, held], [starts], module.Rules(**options))
+    (found,) = module.refit([fit, held], [starts], Rules(**options))
     return found
 
 
@@ -80,7 +81,7 @@ def test_layers_that_read_the_same_rows_are_fitted_as_if_alone() -> None:
     start = np.random.default_rng(1).normal(size=(5, 5))
     fit, held = halves(z, t)
     layers = [[start[:, :2]], [start[:, 2:], 0.5 * start[:, 2:]]]
-    together = module.refit([fit, held], layers, module.Rules(affine=True))
+    together = module.refit([fit, held], layers, Rules(affine=True))
     for one, part in zip(together, (slice(0, 2), slice(2, 5)), strict=True):
         starts = [start[:, part]] if part.start == 0 else [start[:, part], 0.5 * start[:, part]]
         alone = refit(*halves(z, t[:, part]), starts, affine=True)
@@ -154,7 +155,7 @@ def test_folds_held_out_in_turn() -> None:
     z, t = data(rows=32, features=12, noise=1.5)
     start, fold = np.zeros((12, 3)), np.arange(32) % 4
     folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
-    (found,) = module.refit(folds, [[start]], module.Rules(affine=False, judges=4, alphas=(1e-3,)))
+    (found,) = module.refit(folds, [[start]], Rules(affine=False, judges=4, alphas=(1e-3,)))
     steps = [direct(z[fold != f], t[fold != f], start, 1e-3, affine=False)[0] for f in range(4)]
     shares = np.linspace(0.0, 1.0, 1001)
     gaps = [sum(np.square(t[fold == f] - s * z[fold == f] @ steps[f]).sum() for f in range(4)) for s in shares]
@@ -170,7 +171,7 @@ def test_one_fold_that_loses_forbids_the_fit() -> None:
     t[fold == 2] = 0.0  # as the start has it
     folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
     for judges, taken in ((1, True), (4, False)):
-        (found,) = module.refit(folds, [[np.zeros((5, 3))]], module.Rules(affine=True, judges=judges))
+        (found,) = module.refit(folds, [[np.zeros((5, 3))]], Rules(affine=True, judges=judges))
         assert (found.alpha is not None) == taken
 
 

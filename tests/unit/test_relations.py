@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxgrail.algebra.fit.choice import Rules
 from onnxgrail.algebra.fit.compensate.grail import Grail
-from onnxgrail.algebra.fit.refit import Rules, error, moments, refit
+from onnxgrail.algebra.fit.refit import refit
+from onnxgrail.algebra.moments.regression import error, moments
 from onnxgrail.algebra.select.quadratic import Quadratic
 from onnxgrail.algebra.select.remaining import Remaining
 from onnxgrail.allocation.balance import balanced

@@ -7,10 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from onnxgrail.algebra.fit.choice import Rules
 from onnxgrail.algebra.fit.compensate.grail import fit
 from onnxgrail.algebra.fit.normal import Normal
-from onnxgrail.algebra.fit.refit import Moments, Rules, moments, refit
+from onnxgrail.algebra.fit.refit import refit
 from onnxgrail.algebra.moments import few_rows
+from onnxgrail.algebra.moments.regression import Moments, moments
 from onnxgrail.core import Floats
 
 WIDE, FEW = 96, 20

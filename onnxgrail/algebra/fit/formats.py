@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgrail.algebra.fit.refit import Fitted
+from onnxgrail.algebra.fit.choice import Fitted
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import Change, Outcome, View
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.algebra.fit.refit import Moments
 from onnxgrail.algebra.moments.gram import plus
+from onnxgrail.algebra.moments.regression import Moments
 from onnxgrail.algebra.moments.triangles import add_squares
 from onnxgrail.core import Array, Floats
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from onnxgrail.algebra.fit.choice import Fitted
 from onnxgrail.algebra.fit.lowrank import Pair
-from onnxgrail.algebra.fit.refit import Fitted
 from onnxgrail.core import Array
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.machine.steps.steps import Steps

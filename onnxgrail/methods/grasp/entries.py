@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxgrail.algebra.fit.choice import Fitted
 from onnxgrail.algebra.fit.lowrank import Pair
-from onnxgrail.algebra.fit.refit import Fitted
 from onnxgrail.graph.fittable.matrices import Matrix
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.methods.grasp.choice import Candidates, Chosen

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.algebra.fit.refit import MARGIN, Fitted, Moments, Rules, moments, refit, zero_moments
+from onnxgrail.algebra.fit.choice import MARGIN, Fitted, Rules
+from onnxgrail.algebra.fit.refit import refit
+from onnxgrail.algebra.moments.regression import Moments, moments, zero_moments
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Array, Bools, Floats, Ints, Recipe

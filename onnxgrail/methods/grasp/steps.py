@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrail.algebra.fit.choice import Fitted
 from onnxgrail.algebra.fit.lowrank import Pair
-from onnxgrail.algebra.fit.refit import Fitted
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Recipe

@@ -8,7 +8,9 @@ from functools import reduce
 
 import numpy as np
 
-from onnxgrail.algebra.fit.refit import Moments, Rules, error, refit
+from onnxgrail.algebra.fit.choice import Rules
+from onnxgrail.algebra.fit.refit import refit
+from onnxgrail.algebra.moments.regression import Moments, error
 from onnxgrail.algebra.rounding.carried import carried
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.core import Floats, Grid, Rounded

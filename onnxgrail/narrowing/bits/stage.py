@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxgrail.algebra.fit.refit import Rules
+from onnxgrail.algebra.fit.choice import Rules
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Floats, Grid, Rounded
 from onnxgrail.errors import DataError
