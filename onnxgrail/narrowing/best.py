@@ -139,7 +139,8 @@ class _Walk:
         wanted = [run.probes(b) for b in turn.blocks]
         probes = [p for some in wanted for p in some]
         goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
-        where = (None, None) if run.folds(turn.blocks) else (turn.limit, goals)  # a fold is measured from the cut upstream of the block
+        # a fold is measured from the cut upstream of the block
+        where = (None, None) if run.folds(turn.blocks) else (turn.limit, goals)
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
         if all(known):
             pair.dense.skip(probes, pair.untouched, self._tick, *where)
@@ -197,10 +198,11 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: Guard
     return of_addition(ledger, after, {"refits": report})
 
 
-def _side_by_side(stage: Stage, originals: Sequence[Array]) -> Floats:
-    """Return the original weights (inputs, outputs) of all layers of a stage, concatenated along outputs."""
+def _side_by_side(stage: Stage, originals: Sequence[Array]) -> Array:
+    """Return the original weights (inputs, outputs) of all layers of a stage in float32, side by side."""
     whole = (replace(task, kept=np.ones_like(task.kept)) for task in stage.tasks)
-    return np.concatenate([matrix_of(*pair) for pair in zip(whole, originals, strict=True)], axis=1)
+    matrices = [matrix_of(*pair) for pair in zip(whole, originals, strict=True)]
+    return np.concatenate(matrices, axis=1, dtype=np.float32, casting="same_kind")
 
 
 def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:

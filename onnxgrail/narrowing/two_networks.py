@@ -161,13 +161,14 @@ def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]
     return bool([source.shape[a] for a in axes] == [n for a, n in enumerate(like.shape) if a != first.made])
 
 
-def moments(sums: Sequence[Floats], stage: Stage, dense: Floats | None) -> list[Moments]:
+def moments(sums: Sequence[Floats], stage: Stage, dense: Array | None) -> list[Moments]:
     """Convert the result of `Pair.sums` to moments per part; packed sums are freed one by one.
 
     Args:
         sums: `SUMS` arrays for every part.
         stage: the layers.
-        dense: their original weights (inputs, outputs), side by side, if products with the dense input were summed.
+        dense: their original weights (inputs, outputs) in float32, side by side, if products with the dense input were
+            summed; those are float32 too.
     """
     left = list(sums)
     del sums
@@ -179,7 +180,7 @@ def moments(sums: Sequence[Floats], stage: Stage, dense: Floats | None) -> list[
             found.append(zero_moments(stage.features, stage.outputs))
             continue
         if dense is not None:
-            cross = linear().product(cross.reshape(stage.features, -1), dense)
+            cross = linear().product(cross.reshape(stage.features, -1).astype(np.float32), dense)
         found.append(moments_of(unpacked(gram, stage.features), cross, *others))
         del gram, cross, others
     return found

@@ -134,11 +134,11 @@ def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> Non
     for slot in stream.slots:
         array = constant_of(slot.value, slot.value.name or "", facts)
         assert array is not None
-        values = array.astype(np.float64)
+        values = array.astype(np.result_type(array, np.float32))
         if slot.norm is not None and slot.norm.shift is not None and slot.norm.shift.any():
             _shift(graph, slot, _along(values, slot.axis, slot.norm.shift[:, None]).ravel(), facts, captured)
         if slot.norm is not None and slot.norm.gain is not None:
-            values = values * _stretched(slot.norm.gain, values.ndim, slot.axis)
+            values = values * _stretched(slot.norm.gain, values.ndim, slot.axis).astype(values.dtype)
         if centered and not slot.reads:
             values = values - values.mean(axis=slot.axis, keepdims=True)
         values = _along(values, slot.axis, basis)
@@ -155,7 +155,7 @@ def _stretched(vector: Floats, rank: int, axis: int) -> Floats:
 def _along(array: Floats, axis: int, matrix: Floats) -> Floats:
     """Return the array with its vectors along an axis multiplied by the columns of a matrix."""
     moved = np.moveaxis(array, axis, -1)
-    return np.ascontiguousarray(np.moveaxis(moved @ matrix, -1, axis))
+    return np.ascontiguousarray(np.moveaxis(moved @ matrix.astype(array.dtype), -1, axis))
 
 
 def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: set[str]) -> None:
