@@ -153,7 +153,7 @@ class Refusal:
 class Stats:
     """Sums over calibration rows of one probe: gram (h, h) = sum x xT, total (h,) = sum x, count = rows.
 
-    If the probe is `alone`, gram is the diagonal only, (h,).
+    If the probe is `alone`, gram is the diagonal only, (h,). Products of wide probes may be float32.
     """
 
     gram: Floats

@@ -26,7 +26,7 @@ def basis_of(moments: Sequence[Floats]) -> Floats:
         (d, d) orthogonal matrix; its columns are the eigenvectors, the largest number of each is positive.
     """
     total = sum(gram / max(float(np.trace(gram)), np.finfo(np.float64).tiny) for gram in moments)
-    _, vectors = np.linalg.eigh(np.asarray(total))
+    _, vectors = np.linalg.eigh(np.asarray(total, np.float64))
     vectors = vectors[:, ::-1]
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
     return np.ascontiguousarray(vectors * np.where(largest < 0, -1.0, 1.0))

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnxgrail.algebra.moments import triangles
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
@@ -58,13 +59,19 @@ def test_little_room_means_more_passes_and_the_same_sums(net: tuple[ir.Model, Su
         np.testing.assert_allclose(stats.gram, one_by_one[name][0].gram, rtol=1e-6)
 
 
-def test_a_file_gives_back_what_was_kept(net: tuple[ir.Model, Survey, Batches], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("square", "kind"), [(triangles.SQUARE, np.float64), (2, np.float32)])
+def test_a_file_gives_back_what_was_kept(
+    net: tuple[ir.Model, Survey, Batches], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, square: int, kind: type
+) -> None:
+    """In float64, or in float32 if it is wide."""
+    monkeypatch.setattr(triangles, "SQUARE", square)
     model, survey, batches = net
     found = made(*net)
     dense.save(tmp_path / "s.npz", found, survey.blocks, model, batches)
     again = dense.load(tmp_path / "s.npz", survey.blocks[1:], model, batches)
     assert list(again) == [b.name for b in survey.blocks[1:]]
     for name, (stats,) in again.items():
+        assert stats.gram.dtype == kind
         assert (stats.gram == found[name][0].gram).all()
         assert (stats.total == found[name][0].total).all()
         assert stats.count == found[name][0].count

@@ -196,3 +196,12 @@ def test_who_asks_for_data(rng: np.random.Generator) -> None:
     without = view_of([("producer", np.ones((3, 1, 2))), ("consumer", np.ones((3, 1, 2)))])
     for name in set(SELECTORS) - needy:
         assert SELECTORS[name](without, rng).shape == (3,)
+
+
+@pytest.mark.parametrize("name", ["obs", "gram", "slimgpt"])
+def test_products_in_float32_are_used_in_float64(name: str, rng: np.random.Generator) -> None:
+    view = mlp(rng)
+    single = tuple(replace(one, gram=one.gram.astype(np.float32)) for one in view.stats)
+    double = tuple(replace(one, gram=one.gram.astype(np.float64)) for one in single)
+    want, got = (SELECTORS[name](replace(view, stats=stats), rng) for stats in (double, single))
+    np.testing.assert_array_equal(got, want)

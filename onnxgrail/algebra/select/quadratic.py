@@ -50,7 +50,7 @@ def quadratics(view: View, alpha: float) -> list[Quadratic]:
         lam = alpha * float(np.diagonal(gram).mean())
         if lam == 0.0:
             continue
-        matrix = gram.copy()
+        matrix = gram.astype(np.float64)
         matrix.flat[:: len(gram) + 1] += lam
         columns = np.concatenate(parts, axis=1)
         columns[np.diagonal(gram) <= DEAD * np.diagonal(gram).mean()] = 0.0

@@ -181,8 +181,8 @@ def _sums(file: Any, number: int, count: int, probe: Probe) -> Stats:
     if gram.shape not in shapes or total.shape != (width,) or count < 1:
         found = f"{count} rows, products {list(gram.shape)} and sums {list(total.shape)}"
         raise ValueError(f"{found} for {width} channels of {probe.value!r}")
-    if any(array.dtype != np.float64 or not np.isfinite(array).all() for array in (gram, total)):
-        raise ValueError(f"products or sums of {probe.value!r} are not finite numbers of float64")
+    if any(array.dtype not in (np.float32, np.float64) or not np.isfinite(array).all() for array in (gram, total)):
+        raise ValueError(f"products or sums of {probe.value!r} are not finite numbers of float32 or float64")
     return Stats(gram=gram, total=total, count=count)
 
 

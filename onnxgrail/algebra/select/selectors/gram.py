@@ -37,7 +37,11 @@ class Gram:
         """
         scores = np.zeros(view.block.units)
         for place in sorted({probe_number(view, slot) for slot, _ in view.of("consumer")}):
-            scores += leverage(view.stats[place].gram, self.alpha).reshape(view.block.units, -1).sum(axis=1)
+            scores += (
+                leverage(view.stats[place].gram.astype(np.float64, copy=False), self.alpha)
+                .reshape(view.block.units, -1)
+                .sum(axis=1)
+            )
         return scores
 
 
