@@ -10,7 +10,6 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import linalg
 
 from onnxgrail.core import Floats
 
@@ -73,4 +72,4 @@ def span(grams: Sequence[Floats], count: int) -> Floats | None:
 
 def directions(rows: Floats) -> Floats:
     """Return an orthonormal basis (k, r) of the span of rows X (r, k)."""
-    return np.asarray(linalg.qr(rows.T, mode="economic", overwrite_a=True, check_finite=False)[0])
+    return np.asarray(np.linalg.qr(rows.T)[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg import blas
 
 from onnxgrail.algebra.select.quadratic import Quadratic, features
 from onnxgrail.algebra.solve.linear import linear
@@ -85,6 +84,8 @@ def subtract(matrix: Floats, left: Floats, right: Floats) -> Floats:
     """Compute the matrix (h, h) − leftᵀ right for left and right (c, h), in place."""
     if not len(matrix):
         return matrix
+    from scipy.linalg import blas  # slow to import, and only an elimination needs it
+
     return np.asarray(blas.dgemm(-1.0, right.T, left.T, beta=1.0, c=matrix.T, trans_b=1, overwrite_c=1).T)
 
 

@@ -1,4 +1,4 @@
-"""Operations of cubic cost, done by LAPACK on the host or by a backend that `using` selects."""
+"""Operations of cubic cost, done by NumPy on the host or by a backend that `using` selects."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy import linalg
 
 from onnxgrail.algebra.moments.triangles import mirrored
 from onnxgrail.core import Floats, Ints
 
 LARGE = 2**16  # elements of a matrix from which operations are split into parts
 PARTS, LEAST = 4, 32  # number of parts, and least rows or columns per part
-BLOCK = 256  # rows of a triangle that LAPACK factorizes and inverts: unlike NumPy's products it holds Python's lock
+BLOCK = 256  # rows of a triangle that are factorized and inverted at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +51,7 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The NumPy and SciPy backend.
+    """The NumPy backend.
 
     Large operations are split into parts, always the same parts, so that results do not depend on the number of
     threads.
@@ -89,9 +88,6 @@ class Host:
 
     def cholesky(self, matrix: Floats) -> Factor:
         """Factorize a symmetric matrix, which may be overwritten."""
-        if matrix.size < LARGE:
-            factor = linalg.cholesky(matrix, lower=True, check_finite=False)
-            return Factor(np.diagonal(factor), lambda rhs: linalg.cho_solve((factor, True), rhs, check_finite=False))
         lower = np.ascontiguousarray(matrix)
         inverses = self._factorise(lower)
 
@@ -120,9 +116,8 @@ class Host:
 
             if first:
                 self._in_parts(subtract, len(own))
-            own[:BLOCK] = linalg.cholesky(own[:BLOCK], lower=True, check_finite=False)
-            (invert,) = linalg.get_lapack_funcs(("trtri",), (own,))
-            inverses.append(np.ascontiguousarray(invert(own[:BLOCK], lower=1)[0]))
+            own[:BLOCK] = np.linalg.cholesky(own[:BLOCK])
+            inverses.append(inverted(own[:BLOCK]))
             self._in_parts(divide, len(below))
         return inverses
 
@@ -144,12 +139,25 @@ class Host:
 
     def inverse(self, matrix: Floats) -> Floats:
         """Return the full inverse of a positive definite matrix."""
-        factor = linalg.cholesky(matrix, lower=True, check_finite=False)
-        if not np.isfinite(factor[-1]).all():  # LAPACK does not report NaN; the last row depends on all others
+        found = self.cholesky(matrix.copy()).solve(np.eye(len(matrix)))
+        if not np.isfinite(found).all():
             raise np.linalg.LinAlgError("not finite")
-        return mirrored(linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
+        return mirrored(found)
 
 
+def inverted(lower: Floats) -> Floats:
+    """Return the inverse of a lower triangle L (n, n), from those of its halves; LinAlgError if it is singular."""
+    half = len(lower) // 2
+    if half < LEAST:
+        return np.asarray(np.linalg.inv(lower))
+    first, last = inverted(lower[:half, :half]), inverted(lower[half:, half:])
+    found = np.zeros_like(lower)
+    found[:half, :half], found[half:, half:] = first, last
+    found[half:, :half] = -(last @ lower[half:, :half] @ first)
+    return found
+
+
+@np.errstate(over="ignore", invalid="ignore")  # solutions are checked later
 def substitute(lower: Floats, inverses: Sequence[Floats], rhs: Floats) -> None:
     """Compute B := L⁻ᵀ L⁻¹ B in place, given the inverses of the diagonal blocks of L: all work is products."""
     blocks = [slice(first, first + BLOCK) for first in range(0, len(lower), BLOCK)]

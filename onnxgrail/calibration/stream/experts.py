@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from scipy.special import expit
 
 from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.graph.rewrite import weights
@@ -15,11 +14,17 @@ from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.mixture import INPUT, ROUTER, Matrix, Mixture, mixture_of, name_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
+
+def _sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):  # then it is 0
+        return np.asarray(1 / (1 + np.exp(-x)))
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-    "silu": lambda x: x * expit(x),
+    "silu": lambda x: x * _sigmoid(x),
 }
 
 
@@ -108,7 +113,7 @@ def _activated(experts: Experts, rows: Array, expert: int) -> Array:
         return act if beside is None else act * beside
     halves = (made[:, ::2], made[:, 1::2]) if form.interleaved else np.split(made, 2, axis=1)
     first, second = np.minimum(halves[0], form.limit), np.clip(halves[1], -form.limit, form.limit)
-    return np.asarray(first * expit(form.alpha * first) * (second + form.beta))
+    return np.asarray(first * _sigmoid(form.alpha * first) * (second + form.beta))
 
 
 def _product(experts: Experts, stack: tuple[Array, Array | None], rows: Array, expert: int) -> Array:
