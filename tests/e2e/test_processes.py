@@ -168,8 +168,8 @@ def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> 
     script.write_text(
         "import sys, onnxgrail\n"
         "from onnxgrail.narrowing import two_networks as pair\n"
-        "from onnxgrail.calibration.stream import totals\n"
-        "pair.ROWS, totals.WIDE = int(sys.argv[4]), 64\n"
+        "from onnxgrail.algebra.moments import triangles\n"
+        "pair.ROWS, triangles.SQUARE = int(sys.argv[4]), 64\n"
         "with onnxgrail.join() as group:\n"
         "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], ratio=0.3, check=False, group=group)\n"
     )
