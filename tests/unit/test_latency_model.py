@@ -252,5 +252,8 @@ def test_slower_beyond_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     for interval, expected in (((0.8, 0.9), True), ((0.9, 1.1), False), ((1.1, 1.2), False)):
         monkeypatch.setattr(latency, "latencies", lambda *_, interval=interval: times(interval))
         assert (slower(prepared, prepared.model, Recipe()) is not None) == expected
+    once = iter([times((0.8, 0.9)), times((0.9, 1.1))])  # the machine was busy
+    monkeypatch.setattr(latency, "latencies", lambda *_: next(once))
+    assert slower(prepared, prepared.model, Recipe()) is None
     monkeypatch.setattr(latency, "latencies", lambda *_: None)  # too large to open again
     assert slower(prepared, prepared.model, Recipe()) is None
