@@ -7,7 +7,7 @@ neuron of a gated pair, a head, a key-value group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -183,13 +183,13 @@ class View:
     """
 
     block: Block
-    weights: tuple[Floats, ...]
+    weights: Sequence[Floats]
     stats: tuple[Stats, ...]
     gradient: Floats | None = None
 
     def of(self, role: Role) -> list[tuple[Slot, Floats]]:
         """Return the slots of a role with their weights."""
-        return [(s, w) for s, w in zip(self.block.slots, self.weights, strict=True) if s.role == role]
+        return [(slot, self.weights[number]) for number, slot in enumerate(self.block.slots) if slot.role == role]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

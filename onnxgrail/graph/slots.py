@@ -33,7 +33,10 @@ def read(array: Array, slot: Slot) -> Floats:
         (u, m, r), where r are all other axes flattened.
     """
     front = np.moveaxis(array, slot.axis, 0)
-    return front[slot.index].reshape(*slot.index.shape, -1).astype(np.float64)
+    positions = slot.index.ravel()
+    if not np.array_equal(positions, np.arange(len(front))):  # otherwise there is nothing to gather
+        front = front[positions]
+    return front.reshape(*slot.index.shape, -1).astype(np.float64, order="C")
 
 
 def write(array: Array, slot: Slot, units: Ints, values: Floats) -> Array:

@@ -52,7 +52,7 @@ class Run:
         self.refits: tuple[Refit, ...] = ()
         self.norms: tuple[Norm, ...] = ()
 
-    def weights(self, block: Block) -> tuple[Floats, ...]:
+    def weights(self, block: Block) -> Sequence[Floats]:
         """Return the current weights of a block."""
         return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
 

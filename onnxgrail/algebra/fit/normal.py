@@ -112,10 +112,10 @@ def normals(view: View, reducer: Reducer) -> list[Normal]:
         UsageError: the view carries no second moments.
     """
     consumers: dict[int, list[tuple[int, Floats]]] = {}
-    for number, (slot, weight) in enumerate(zip(view.block.slots, view.weights, strict=True)):
+    for number, slot in enumerate(view.block.slots):
         if slot.role == "consumer":
             place = probe_number(view, slot)
-            columns = columns_of(slot, weight, view.block.probes[place])
+            columns = columns_of(slot, view.weights[number], view.block.probes[place])
             consumers.setdefault(place, []).append((number, columns))
     return [_normal(view.block.units, view.stats[place], reducer, parts) for place, parts in consumers.items()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -20,8 +20,27 @@ def empty(survey: Survey) -> Ledger:
     return Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={})
 
 
-def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple[Floats, ...]:
-    """Return one (u, m, r) array per slot of a block, zero at positions that other blocks have removed.
+class Channels(Sequence[Floats]):
+    """One (u, m, r) array per slot of a block, converted to float64 when it is first used."""
+
+    def __init__(self, block: Block, arrays: Sequence[Array]) -> None:
+        """Hold the weights of the slots as they are."""
+        self._block, self._arrays = block, arrays
+        self._read: dict[int, Floats] = {}
+
+    def __len__(self) -> int:
+        """Return the number of slots."""
+        return len(self._arrays)
+
+    def __getitem__(self, number: int) -> Floats:  # type: ignore[override]  # nobody takes slices
+        """Return the array of a slot."""
+        if number not in self._read:
+            self._read[number] = slots.read(self._arrays[number], self._block.slots[number])
+        return self._read[number]
+
+
+def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> Channels:
+    """Return the channels of a block's slots, zero at positions that other blocks have removed.
 
     Args:
         block: the block.
@@ -41,8 +60,8 @@ def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> tuple
                 f"the weight {slot.initializer} of block {block.name} holds NaN or infinity",
                 hint=f"Leave it out with --exclude '{block.name}' or repair the model",
             )
-        found.append(slots.read(array, slot))
-    return tuple(found)
+        found.append(array)
+    return Channels(block, found)
 
 
 def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> Ledger:
