@@ -14,7 +14,6 @@ from click.testing import CliRunner
 import onnxgrail
 from bench.kill_and_resume import Command, Moment, killed, unkilled
 from onnxgrail import models
-from onnxgrail.calibration.stream import totals
 from onnxgrail.cli import main
 from onnxgrail.narrowing import best, choosing, norms
 
@@ -115,16 +114,6 @@ def test_goes_on_behind_the_last_fitted_layer(
     onnxgrail.compress(source.model, tmp_path / "out.onnx", resume=tmp_path / "kept", **words)
     assert len(calls) == total - after, "what is known is not fitted again"
     assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
-
-
-def test_triangles_of_wide_layers_change_nothing(
-    case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, data = case
-    onnxgrail.compress(model, tmp_path / "square.onnx", data=data, ratio=0.3)
-    monkeypatch.setattr(totals, "WIDE", 2)
-    onnxgrail.compress(model, tmp_path / "triangle.onnx", data=data, ratio=0.3)
-    assert (tmp_path / "square.onnx").read_bytes() == (tmp_path / "triangle.onnx").read_bytes()
 
 
 def test_a_finished_run_decides_nothing_again(
