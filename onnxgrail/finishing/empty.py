@@ -95,7 +95,8 @@ def _beyond(search: Found) -> tuple[str, str]:
     """Return why a search ended without a step, and a hint."""
     text = f"nothing can go within --max-loss {100 * search.limit:g}%"
     if search.cheapest is None or not search.tried:
-        return f"{text}: no block has a step that saves {search.minimize}", "Give a larger loss, or a --ratio"
+        other = "--minimize size, " if search.minimize == "latency" else ""
+        return f"{text}: no block has a step that saves {search.minimize}", f"Give {other}a larger loss, or a --ratio"
     block, width, units = search.cheapest
     lowest = min((one.loss for one in search.tried), key=lambda loss: loss.bound)
     text += (

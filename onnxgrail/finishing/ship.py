@@ -91,6 +91,7 @@ def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, la
     named = None if times is None else dict(zip(STEPS, times, strict=False))
     if quantization is not None and named:
         quantization["latency_ms"] = {name: one.median for name, one in named.items()}
+        quantization["notes"] += _slow(named[STEPS[1]], named[STEPS[2]])
     keys = {
         "latency": None if named is None else [{"name": n, **dataclasses.asdict(one)} for n, one in named.items()],
         "simplify": None if simplified is None else dataclasses.asdict(simplified),
@@ -98,6 +99,14 @@ def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, la
         "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
     }
     return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys)
+
+
+def _slow(before: Times, after: Times) -> list[str]:
+    """Return a note if the quantized model is slower than without quantization, beyond noise."""
+    if before.interval is None or after.interval is None or after.interval[1] >= before.interval[0]:
+        return []
+    share = after.median / before.median
+    return [f"on this machine the quantized model takes {share:.2f} times as long as before: only its file is smaller"]
 
 
 def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, str] | None:

@@ -15,8 +15,10 @@ import pytest
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.runtime.session import open_session
+from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Feed
 from onnxgrail.errors import MissingExtraError, QuantisedError, UsageError
+from onnxgrail.finishing import ship
 from onnxgrail.models import score
 from tests.command import run, said
 from tests.tiny import tiny
@@ -258,3 +260,14 @@ def test_small_channels_beside_large_ones_keep_their_values(tmp_path: Path) -> N
         with open_session(tmp_path / name) as session:
             runs.append(next(iter(session.run(feed).values()))[:, 4])
     assert np.square(runs[1] - runs[0]).sum() < 0.01 * np.square(runs[0]).sum()
+
+
+def test_a_quantised_model_that_is_slower_is_told() -> None:
+    def times(median: float, interval: tuple[float, float]) -> Times:
+        return Times(median=median, mean=median, p90=median, p99=median, spread=0.0, ratio=1.0, interval=interval)
+
+    quick, slow, unsure = times(1.0, (1.2, 1.3)), times(2.0, (0.6, 0.7)), times(2.0, (0.6, 1.25))
+    (note,) = ship._slow(quick, slow)
+    assert "takes 2.00 times as long as before" in note
+    assert ship._slow(quick, unsure) == []
+    assert ship._slow(slow, quick) == []
