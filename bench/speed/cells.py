@@ -66,6 +66,7 @@ def cells() -> list[Cell]:
     found += [_encoder(f"depth {d}, weights inside", "depth", d, 256, 64, samples=128, inside=True) for d in DEPTHS]
     found += [_encoder(f"depth {d}, best", "depth", d, 256, 64, samples=128, more=BEST) for d in DEPTHS]
     found += [_encoder(f"width {w}", "width", 2, w, 128, samples=32) for w in (768, 1536, 3072, 4096)]
+    found += [_encoder(f"width {w}, best", "width", 2, w, 128, samples=32, more=BEST) for w in (768, 1536)]
     found += [_encoder(f"samples {n}", "samples", 6, 384, 128, samples=n) for n in (32, 128, 512)]
     half = ("--unit-ratio", "0.5", "--round-to", "8", "--compensate", "none", "--selector", "l2", "--no-check")
     for name, make in (("resnet50", lambda p: nets.resnet(p, "resnet50")), ("vit_b_32", nets.vit)):

@@ -123,7 +123,7 @@ def normals(view: View, reducer: Reducer) -> list[Normal]:
 def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal:
     """Compute the normal equations of consumers that share second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
-    columns = np.concatenate([part for _, part in parts], axis=1)
+    columns = parts[0][1] if len(parts) == 1 else np.concatenate([part for _, part in parts], axis=1)
     numbered = tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts))
     few = rows_of(stats.gram, stats.count)
     if few is None and reducer.cluster is None:
@@ -147,7 +147,8 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
 def _pruned(gram: Floats, columns: Floats, kept: Ints, parts: tuple[tuple[int, slice], ...]) -> Normal:
     """Compute the normal equations for a pruning reducer, from blocks of G for kept and dropped features."""
     dropped = np.delete(np.arange(len(gram)), kept)
-    stays, goes = (columns[some].astype(gram.dtype, copy=False) for some in (kept, dropped))
+    columns = columns.astype(gram.dtype, copy=False)
+    stays, goes = columns[kept], columns[dropped]
     inner = linear().picked(gram, kept, kept)
     rest = linear().product(linear().picked(gram, kept, dropped), goes)
     lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
