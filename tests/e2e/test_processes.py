@@ -162,6 +162,29 @@ def test_what_the_first_process_does_alone_has_the_bytes_of_one(options: tuple[s
 
 
 @torch
+def test_wide_sums_in_float32_have_the_bytes_of_one(tmp_path: Path) -> None:
+    """With a bound that small models reach: triangles of several panels, added and sent in float32."""
+    source, script, written = models.load("digits_vit"), tmp_path / "wide.py", []
+    script.write_text(
+        "import sys, onnxgrail\n"
+        "from onnxgrail.algebra.moments import triangles\n"
+        "triangles.SQUARE = int(sys.argv[4])\n"
+        "with onnxgrail.join() as group:\n"
+        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], unit_ratio=0.3, samples=64, batch_size=4,\n"
+        "        compensate='grail', selector='wanda', check=False, group=group)\n"
+    )
+    for size, square in ((1, 16), (2, 16), (1, 1024)):
+        output = tmp_path / f"{size} {square}.onnx"
+        found = ends(
+            started(tmp_path, [str(script), str(source.model), str(source.calibration), str(output), str(square)], size)
+        )
+        assert {code for code, *_ in found} == {0}, found
+        written.append(output.read_bytes())
+    assert written[0] == written[1]
+    assert written[0] != written[2], "the bound was never reached"
+
+
+@torch
 def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> None:
     """With bounds that small models reach: fewer rows than there are, sums as triangles."""
     source, script = models.load("digits_resnet"), tmp_path / "small.py"
@@ -171,7 +194,7 @@ def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> 
         "from onnxgrail.algebra.moments import triangles\n"
         "pair.ROWS, triangles.SQUARE = int(sys.argv[4]), 64\n"
         "with onnxgrail.join() as group:\n"
-        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], ratio=0.3, check=False, group=group)\n"
+        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], unit_ratio=0.3, check=False, group=group)\n"
     )
     written = {}
     for size, bound in ((1, 256), (2, 256), (1, 1 << 20)):
