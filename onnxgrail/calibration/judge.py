@@ -17,6 +17,7 @@ from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed, Labels
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally
+from onnxgrail.fidelity.kinds import Part
 from onnxgrail.fidelity.loss import Loss, worst_loss
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import pack
@@ -38,6 +39,7 @@ class Judge:
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
         self._held: dict[int, dict[str, Array]] = {}
+        self._parts: dict[tuple[int, ...], dict[str, tuple[Part, ...]]] = {}  # content of the outputs by samples
         self._room = HELD
         self._stack = ExitStack()
 
@@ -71,7 +73,8 @@ class Judge:
             reference, labels = self._originals([number for _, numbers in candidates for number in numbers])
             outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
             return self._metric.losses(reference, outputs, labels)
-        tally = Tally(self._comparer.clues)
+        samples = tuple(number for _, numbers in candidates for number in numbers)
+        tally = Tally(self._comparer.clues, known=self._parts.setdefault(samples, {}))
         for slim, numbers in candidates:
             self._add(tally, slim, numbers)
         found = worst_loss(tally)

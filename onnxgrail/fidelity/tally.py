@@ -31,12 +31,16 @@ class Tally:
         sums: distances by output name.
         clues: known facts about the model's inputs; to be set before the first batch.
         judge: True to judge every output by the measure of its kind, too.
+        known: the content by output, if it was detected before on the same samples; what is detected is added.
     """
 
-    def __init__(self, clues: Clues | None = None, *, judge: bool = True) -> None:
+    def __init__(
+        self, clues: Clues | None = None, *, judge: bool = True, known: dict[str, tuple[Part, ...]] | None = None
+    ) -> None:
         self.sums: dict[str, Sums] = {}
         self.clues = clues or Clues()
         self.judge = judge
+        self.known: dict[str, tuple[Part, ...]] = {} if known is None else known
         self._judges: dict[str, _Judge] = {}
         self._waiting: list[dict[str, _Seen]] = []
         self._holds: dict[str, str] = {}
@@ -77,7 +81,7 @@ class Tally:
         """Measure a batch once the content of all outputs is known; it waits until then."""
         self._waiting.append(batch)
         for name, seen in list(batch.items()):  # a large output leaves the batch at once
-            judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues))
+            judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues, known=self.known))
             judge.note(seen)
             if judge.alone:
                 early = [waiting.pop(name) for waiting in self._waiting if name in waiting]
@@ -220,7 +224,7 @@ class _Judge:
     """The state of one output.
 
     Attributes:
-        name: of the output; clues: about the model's inputs.
+        name: of the output; clues: about the model's inputs; known: see `Tally`.
         count, size: number of samples and bytes before the content is detected.
         alone: True if the output is too large to wait for others.
         parts: the content; tables: their sums per sample; spreads: location of the error of values.
@@ -230,6 +234,7 @@ class _Judge:
 
     name: str
     clues: Clues
+    known: dict[str, tuple[Part, ...]]
     count: int = 0
     size: int = 0
     alone: bool = False
@@ -252,7 +257,9 @@ class _Judge:
         """Detect the content of the output from its first batches, unless it is known."""
         if self.parts or not first:
             return
-        self.parts = parts_of(self.name, list(_first(first)), self.clues)
+        if self.name not in self.known:
+            self.known[self.name] = parts_of(self.name, list(_first(first)), self.clues)
+        self.parts = self.known[self.name]
         self.tables = [[] for _ in self.parts]
         self.spreads = [Spread() for _ in self.parts]
 

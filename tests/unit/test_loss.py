@@ -14,6 +14,7 @@ from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Tally
+from onnxgrail.fidelity import tally as tallies
 from onnxgrail.fidelity.kinds import parts_of
 from onnxgrail.fidelity.loss import Agreement, Loss, losses_of, worst_loss
 from onnxgrail.fidelity.measures import MEASURES
@@ -206,6 +207,25 @@ def test_the_judge_of_a_search_counts_such_samples_alike() -> None:
     batches = read({"x": rng().normal(size=(N, 6)).astype(np.float32)}, signature_of(model))
     with Judge(model, batches, ("CPUExecutionProvider",)) as judge:
         assert len(judge.loss((other, range(N))).values) == N
+
+
+def test_the_content_of_outputs_is_detected_once_per_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = (tiny("float[N,6] x => float[N,3] y", "y = MatMul(x, w)", {"w": (6, 3)}, seed=n) for n in (0, 1))
+    batches = read({"x": rng().normal(size=(N, 6)).astype(np.float32)}, signature_of(model))
+    calls = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return parts_of(*args)
+
+    with Judge(model, batches, ("CPUExecutionProvider",)) as judge:
+        once = judge.loss((other, range(len(batches))))
+        monkeypatch.setattr(tallies, "parts_of", counted)
+        again = judge.loss((other, range(len(batches))))
+        assert not calls
+        judge.loss((other, range(len(batches) - 1)))
+        assert len(calls) == 1
+    np.testing.assert_array_equal(once.values, again.values)
 
 
 def test_batches_do_not_matter() -> None:
