@@ -9,6 +9,8 @@ import onnx
 from onnxgrail.calibration.runtime.session import CPU, runtime
 
 LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
+BIASED = ("Conv", "ConvTranspose", "Gemm")
+BIAS = 2  # slot of the bias
 FOLDING = "ConstantFolding"
 
 
@@ -25,6 +27,7 @@ def prepare(source: Path, target: Path) -> None:
     quant_pre_process(folded, target, skip_optimization=True, skip_symbolic_shape=True)
     proto: onnx.ModelProto = onnx.load(target)
     _name(proto.graph)
+    _own_biases(proto.graph)
     if _flatten_biases(proto.graph):
         del proto.graph.value_info[:]
     onnx.save(proto, target)
@@ -50,6 +53,20 @@ def _name(graph: onnx.GraphProto) -> None:
             wanted = next(filter(None, node.output), node.op_type)
             node.name = wanted if wanted not in taken else f"{wanted}/{node.op_type}_{index}"
             taken.add(node.name)
+
+
+def _own_biases(graph: onnx.GraphProto) -> None:
+    """Give every layer a bias of its own: the tool names copies of a shared one like tensors that may exist."""
+    layers = [node for node in graph.node if node.op_type in BIASED and len(node.input) > BIAS and node.input[BIAS]]
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    seen: set[str] = set()
+    for node in layers:
+        name = node.input[BIAS]
+        if name in seen and name in tensors:
+            copy = graph.initializer.add()
+            copy.CopyFrom(tensors[name])
+            copy.name = node.input[BIAS] = f"{name}/{node.name}"
+        seen.add(name)
 
 
 def _flatten_biases(graph: onnx.GraphProto) -> bool:
