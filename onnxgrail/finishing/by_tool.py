@@ -24,7 +24,8 @@ from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 from onnxgrail.options import WEIGHTS
 
-JUDGED = 16  # samples on which layers in float are tried
+JUDGED = 4, 16  # least and most samples on which layers in float are tried
+READ = 2**24  # bytes of their inputs, if that allows the least number
 ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 
 
@@ -77,6 +78,14 @@ def quantised_by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.
     }
 
 
+def _few(prepared: Prepared) -> int:
+    """Return the number of feeds on which layers in float are tried; large images cost more time."""
+    least, most = JUDGED
+    each = sum(array.nbytes for array in prepared.feed.values()) / prepared.samples
+    wanted = min(most, max(least, int(READ / max(each, 1))))
+    return -(-wanted * len(prepared.batches) // prepared.batches.samples)
+
+
 @contextlib.contextmanager
 def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Trials | None]:
     """Yield trials of layers in float, judged against the original; None where they cannot be judged or take long."""
@@ -84,8 +93,7 @@ def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Tria
     if recipe.quantize != "int8" or weight_bytes(slim) > SMALL:
         yield None
         return
-    count = -(-JUDGED * len(base.batches) // base.batches.samples)
-    batches = part_of(base.batches, spread(base.batches, count))
+    batches = part_of(base.batches, spread(base.batches, _few(base)))
     with Judge(base.model, batches, recipe.providers, prepared.metric) as judge:
 
         def loss(model: ir.Model) -> float:

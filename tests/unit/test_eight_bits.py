@@ -133,8 +133,8 @@ def test_unnamed_nodes_are_quantised(tmp_path: Path) -> None:
 def test_shared_biases_get_names_of_their_own(tmp_path: Path) -> None:
     """The tool would name its second copy like the tensor."""
     body = """
-        bias1 = Conv<pads = [1, 1, 1, 1]>(x, w0, bias)
-        y = Conv<pads = [1, 1, 1, 1]>(bias1, w1, bias)
+        bias0 = Conv<pads = [1, 1, 1, 1]>(x, w0, bias)
+        y = Conv<pads = [1, 1, 1, 1]>(bias0, w1, bias)
     """
     weights = {"w0": (8, 3, 3, 3), "w1": (8, 8, 3, 3), "bias": (8,)}
     ready, whole = written(tmp_path, tiny("float[N,3,6,6] x => float[N,8,6,6] y", body, weights))
