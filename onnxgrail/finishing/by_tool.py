@@ -25,7 +25,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.options import WEIGHTS
 
 JUDGED = 4, 16  # least and most samples on which layers in float are tried
-READ = 2**24  # bytes of their inputs, if that allows the least number
+READ = 2**25  # bytes of their inputs, if that allows the least number
 ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 
 
