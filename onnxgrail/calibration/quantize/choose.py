@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 GROUPS = 8  # consecutive layers are tried together, so many groups at a time; the best group is then halved
-WORTH = 3.0  # share of the loss that layers must save, as a multiple of their share of the weights
+WORTH = 1.5  # share of the loss that layers must save, as a multiple of their share of the weights
 BAD = 0.05  # loss from which less is enough, in proportion
 BASE = 0.01  # added to the share of the weights: a layer without weights costs time
 LEAST = 0.03  # least share of the loss that is worth a group

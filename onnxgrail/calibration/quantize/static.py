@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,13 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
         return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
     _quantise(first, ready, feeds, target, symmetric=given.symmetric, without=list(never))
     whole = load(target.read_bytes())
-    judged, enough = trials.loss, trials.target
-    found = choose(
-        layers,
-        lambda names: judged(exempted(whole, ready, names, ROUNDED, AFTER)),
-        target=enough,
-        outliers=[name for name in loud if name in layers],
-    )
-    save(exempted(whole, ready, found.layers, ROUNDED, AFTER), target)
+
+    def without(names: Collection[str]) -> ir.Model:
+        return exempted(whole, ready, {*names, *never}, ROUNDED, AFTER)
+
+    outliers = [name for name in loud if name in layers]
+    found = choose(layers, lambda names: trials.loss(without(names)), target=trials.target, outliers=outliers)
+    save(without(found.layers), target)
     why = (
         [f"the loss on calibration samples falls from {found.before:.2%} to {found.after:.2%}"] if found.layers else []
     )
