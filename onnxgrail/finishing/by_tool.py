@@ -22,8 +22,8 @@ from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.opset import opset_of, raised
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
-from onnxgrail.options import WEIGHTS
 
+EIGHT = ("int8", "int8-dynamic")
 JUDGED = 4, 16  # least and most samples on which layers in float are tried
 READ = 2**25  # bytes of their inputs, if that allows the least number
 ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
@@ -41,7 +41,7 @@ def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
         ModelError: it cannot be converted.
     """
     before = opset_of(model)
-    if not recipe.quantize.startswith("int8") or recipe.quantize in WEIGHTS or before >= quantize.FIRST_OPSET:
+    if recipe.quantize not in EIGHT or before >= quantize.FIRST_OPSET:
         return model
     made = raised(model, quantize.FIRST_OPSET)
     if not same_function(model, made, feed, recipe.providers):
@@ -59,9 +59,11 @@ def quantised_by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.
     feeds = [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
     symmetric = recipe.target == "tensorrt"
     probe = fit(prepared.feed, ports)
-    given, slim = slim, modern(slim, recipe, probe)
-    old, new = opset_of(given), opset_of(slim)
-    with _trials(prepared, given, recipe) as trials:
+    old = opset_of(slim)
+    slim = modern(slim, recipe, probe)
+    new = opset_of(slim)
+    changed = f"opset {old} has no scales per channel: the model was converted to opset {new}"
+    with _trials(prepared, slim, recipe) as trials:
         static = Static(feeds=feeds, symmetric=symmetric, trials=trials)
         made = quantize.quantise(slim, recipe.quantize, given=static, probe=probe, providers=recipe.providers)
     return made.model, {
@@ -72,9 +74,7 @@ def quantised_by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.
         "ops": dict(made.ops),
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,
-        "notes": []
-        if old == new
-        else [f"opset {old} has no scales per channel: the model was converted to opset {new}"],
+        "notes": [] if old == new else [changed],
     }
 
 

@@ -71,8 +71,8 @@ def _own_biases(graph: onnx.GraphProto) -> None:
 
 def _flatten_biases(graph: onnx.GraphProto) -> bool:
     """Reshape Gemm biases (1, n) to (n,): skl2onnx writes two axes, and the tool takes the first as channels."""
-    biases = {node.input[2] for node in graph.node if node.op_type == "Gemm" and len(node.input) > 2}
-    biases -= {name for n in graph.node for name in (n.input[:2] if n.op_type == "Gemm" else n.input)}
+    biases = {node.input[BIAS] for node in graph.node if node.op_type == "Gemm" and len(node.input) > BIAS}
+    biases -= {name for n in graph.node for name in (n.input[:BIAS] if n.op_type == "Gemm" else n.input)}
     rows = [t for t in graph.initializer if t.name in biases and len(t.dims) == 2 and t.dims[0] == 1]
     for tensor in rows:
         del tensor.dims[0]

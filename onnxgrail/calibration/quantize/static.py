@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,19 @@ class Static:
     """The inputs of static quantization.
 
     Attributes:
-        feeds: calibration data; each is made when it is used.
+        feeds: calibration data.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
         trials: measure which layers stay in float; without, those whose inputs have outliers do.
     """
 
-    feeds: Iterable[Feed] = ()
+    feeds: Sequence[Feed] = ()
     symmetric: bool = False
     trials: Trials | None = None
 
 
 def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[str, ...], str]:
     """Write the quantized model; return names of layers that stay in float, and the reason."""
-    feeds, trials = list(given.feeds), given.trials
+    feeds, trials = given.feeds, given.trials
     first = target.with_name("prepared.onnx")
     prepare(source, first)
     ready = load(first.read_bytes())
@@ -79,7 +79,7 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
 
 
 def _quantise(
-    source: Path, ready: ir.Model, feeds: list[Feed], target: Path, *, symmetric: bool, without: list[str]
+    source: Path, ready: ir.Model, feeds: Sequence[Feed], target: Path, *, symmetric: bool, without: list[str]
 ) -> None:
     """Quantize all layers but some, with ranges from the feeds."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static

@@ -16,8 +16,9 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
 def _sigmoid(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # then it is 0
-        return np.asarray(1 / (1 + np.exp(-x)))
+    from scipy.special import expit  # slow to import, and only mixtures of experts need it
+
+    return np.asarray(expit(x))
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.io.opset import opset_of
+
 STANDARD = ("", "ai.onnx")
 WEIGHTY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "DequantizeLinear")
 CHANNELLED = ("Conv", "ConvTranspose")  # operators whose kernels are built for a fixed number of channels
@@ -61,7 +63,7 @@ def _found(level: str, reason: str, node: ir.Node | None = None) -> dict[str, st
 
 
 def _operators(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    opset = model.opset_imports.get("", 0)
+    opset = opset_of(model)
     low, high = known["opsets"]
     if not low <= opset <= high:
         yield _found("advice", f"opset {opset} is outside {low} to {high}, which the table covers")

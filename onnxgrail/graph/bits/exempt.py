@@ -39,9 +39,10 @@ def exempted(
         if value is None or value in rounded:
             continue
         for reader in [use.node for use in node.outputs[0].uses()]:
-            for use in list(reader.outputs[0].uses()):
-                use.node.replace_input_with(use.idx, value)
-            _hand_over(graph, reader.outputs[0], value)
+            back = reader.outputs[0]
+            if back.is_graph_output():
+                value.name, back.name = back.name, value.name
+            back.replace_all_uses_with(value, replace_graph_outputs=True)
     _sweep(graph)
     return made
 
@@ -89,14 +90,6 @@ def _rounded(value: ir.Value) -> Iterable[ir.Value]:
     for use in value.uses():
         if use.node.op_type == THERE:
             yield from (reader.node.outputs[0] for reader in use.node.outputs[0].uses())
-
-
-def _hand_over(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Make a value an output of the graph in place of another, under its name."""
-    for index, output in enumerate(graph.outputs):
-        if output is old:
-            new.name, old.name = old.name, new.name
-            graph.outputs[index] = new
 
 
 def _sweep(graph: ir.Graph) -> None:

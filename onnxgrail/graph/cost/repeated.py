@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer, integers
 from onnxgrail.graph.cost.counting import PRODUCTS, node_macs
+from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.trace.facts import Facts, bodies, captures, key
 from onnxgrail.graph.trace.survey import Survey
 
@@ -50,7 +51,7 @@ def _ports(node: ir.Node, facts: Facts, model: ir.Model) -> tuple[int, list[Port
     if node.op_type == "Loop":
         passes = _passes(node, names[0], len(states), facts)
         return None if passes is None else (passes, [(np.dtype("i8"), ()), (np.dtype("?"), ()), *carried])
-    if node.op_type != "Scan" or not count or model.opset_imports.get("", 0) < SCAN:
+    if node.op_type != "Scan" or not count or opset_of(model) < SCAN:
         return None
     axes, length = integers(node, "scan_input_axes", (0,) * count), 0
     for name, axis in zip(names[-count:], axes, strict=True):

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.cost.counting import READERS, is_weight
+from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.stored.spread import spread_of
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.sizes import SOURCES
@@ -165,7 +166,7 @@ class _Finder:
         form = Form(operand, shape, None, picked=False, counted=_counts(value, self.facts), bits=bits, stored=stored)
         if stored is not None or node is None or filled or _bytes(form) <= given:
             return form
-        array = constant_of(None, name, self.facts) if self.model.opset_imports.get("", 0) >= EXPANDS else None
+        array = constant_of(None, name, self.facts) if opset_of(self.model) >= EXPANDS else None
         spread = spread_of(array, operand.units) if array is not None and array.size else None
         spread_form = replace(form, spread=spread)
         fits = spread is not None and _bytes(spread_form) <= given + LITTLE

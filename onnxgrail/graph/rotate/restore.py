@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import number
+from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.marked import INSIDE, MARK, is_rotated
@@ -27,7 +28,7 @@ def restore(model: ir.Model) -> None:
     if not found:
         return
     with names_kept(graph):
-        writer = _Writer(graph, model.opset_imports.get("", 0))
+        writer = _Writer(graph, opset_of(model))
         for node in found:
             writer.write(node)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import number
+from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts
@@ -20,7 +21,7 @@ LAYER_NORM = 17  # first opset with LayerNormalization
 def separate(model: ir.Model, facts: Facts) -> Facts:
     """Replace fused normalizations by a sum and a normalization, in place; return the facts with the sums."""
     fused = [node for node in model.graph if node.domain == MICROSOFT and node.op_type in FUSED]
-    if any(node.op_type == "SkipLayerNormalization" for node in fused) and model.opset_imports.get("", 0) < LAYER_NORM:
+    if any(node.op_type == "SkipLayerNormalization" for node in fused) and opset_of(model) < LAYER_NORM:
         return facts
     shapes, dtypes = dict(facts.shapes), dict(facts.dtypes)
     for node in fused:

@@ -37,8 +37,9 @@ def frontier_page(data: Mapping[str, Any]) -> str:
 
 def pair_page(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Return the page of two reports side by side."""
-    title = " and ".join(title_of(str(data["model"].get("output") or data["model"]["input"])) for data in (a, b))
-    return document(f"{title}: two onnxgrail reports", beside.header(a, b), beside.sections(a, b), _made_by(b))
+    return document(
+        f"{beside.title(a, b)}: two onnxgrail reports", beside.header(a, b), beside.sections(a, b), _made_by(b)
+    )
 
 
 def _made_by(data: Mapping[str, Any]) -> str:

@@ -119,14 +119,18 @@ def blocks(a: Data, b: Data) -> list[Both]:
     return [Both(a=one.get(key), b=two.get(key)) for key in dict.fromkeys([*one, *two])]
 
 
+def title(a: Data, b: Data) -> str:
+    """Return the names of the files that were written, or read in a dry run."""
+    return " and ".join(title_of(str(data["model"].get("output") or data["model"]["input"])) for data in (a, b))
+
+
 def header(a: Data, b: Data) -> Markup:
     """Return the top of the page: both results side by side."""
     told = [el("li", note) for note in notes(a, b)]
-    title = " and ".join(title_of(str(data["model"].get("output") or data["model"]["input"])) for data in (a, b))
     return el(
         "header",
         brand("two reports"),
-        el("h1", name(title)),
+        el("h1", name(title(a, b))),
         el("ul", *told, class_="lead") if told else None,
         el("div", *(_side(side, data) for side, data in zip(SIDES, (a, b), strict=True)), class_="sides"),
     )
