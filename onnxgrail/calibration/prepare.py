@@ -14,7 +14,7 @@ from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.judging import words_of
 from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.runtime.session import shapes_of
+from onnxgrail.calibration.runtime.wording import shapes_of
 from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, supplied
 from onnxgrail.core import Recipe

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgrail.calibration.runtime.session import Setup, open_session, reason, runtime
+from onnxgrail.calibration.runtime.session import Setup, open_session, runtime
+from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.commands.compare import compare
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from onnxgrail.fidelity import add_batch, finish, looks_like_logits

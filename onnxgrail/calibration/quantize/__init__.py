@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.quantize import half
 from onnxgrail.calibration.quantize.static import LAYERS, Static, quantise_static
-from onnxgrail.calibration.runtime.session import CPU, reason, runtime
+from onnxgrail.calibration.runtime.session import CPU, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
+from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxgrail.calibration.runtime.session import CPU, runtime
+from onnxgrail.calibration.runtime.session import Setup, write_optimised
 
 LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
 BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -35,13 +35,8 @@ def prepare(source: Path, target: Path) -> None:
 
 def _optimise(source: Path, target: Path) -> None:
     """Write the model as ONNX Runtime folds it; constants stay as they are if folding stores repetitions of them."""
-    engine = runtime()
-    for skipped in ([], [FOLDING]):
-        options = engine.SessionOptions()
-        options.log_severity_level = 3
-        options.graph_optimization_level = engine.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(target)
-        engine.InferenceSession(str(source), options, providers=list(CPU), disabled_optimizers=skipped)
+    for skipped in ((), (FOLDING,)):
+        write_optimised(source, target, Setup(extended=False), without=skipped)
         if target.stat().st_size <= LARGER * source.stat().st_size:
             return
 

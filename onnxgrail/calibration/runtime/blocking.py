@@ -8,11 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrail.calibration.runtime.session import CPU, runtime
+from onnxgrail.calibration.runtime.session import Setup, write_optimised
 from onnxgrail.machine.files.temporary import scratch
 
 OPSET, IR = 13, 8
-SILENT = 4  # ONNX Runtime warns that an optimised file belongs to this machine
 
 
 @functools.cache
@@ -23,14 +22,9 @@ def channel_block() -> int:
     AVX) and pads incomplete blocks.  So a convolution to one channel is optimized, and the padded weight shows the
     size.
     """
-    ort = runtime()
-    options = ort.SessionOptions()
-    options.log_severity_level = SILENT
-    options.intra_op_num_threads = 1
     with scratch() as folder:
         path = folder / "optimised.onnx"
-        options.optimized_model_filepath = str(path)
-        ort.InferenceSession(_convolution().SerializeToString(), options, providers=list(CPU))
+        write_optimised(_convolution().SerializeToString(), path, Setup(threads=1))
         graph = onnx.load(path).graph
     return max((int(weight.dims[0]) for weight in graph.initializer), default=1)
 

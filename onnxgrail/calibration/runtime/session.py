@@ -20,6 +20,7 @@ import numpy as np
 
 from onnxgrail.calibration.runtime.limit import limited
 from onnxgrail.calibration.runtime.threads import count
+from onnxgrail.calibration.runtime.wording import reason, shapes_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.graph.io.mapped import ROOT
@@ -32,8 +33,6 @@ REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnx
 
 LIBRARIES: ContextVar[tuple[str, ...]] = ContextVar("LIBRARIES", default=())  # of custom operators, for all sessions
 LIBRARY = "Give a shared library built for ONNX Runtime, one that exports RegisterCustomOps"
-
-NAMED = 4  # maximum number of inputs whose shapes a message lists
 
 CHECK_CUDA = (
     "Check driver, CUDA and cuDNN (pip install 'onnxgrail[gpu]' brings the libraries), or use --device cpu; "
@@ -190,6 +189,22 @@ def open_session(
     return Session(handle, tuple(outputs if outputs is not None else names))
 
 
+def write_optimised(source: Path | bytes, target: Path, setup: Setup, *, without: Sequence[str] = ()) -> None:
+    """Write a model as ONNX Runtime optimizes it on the CPU.
+
+    Args:
+        source: path or bytes of a ModelProto.
+        target: file to write.
+        setup: how far it is optimized.
+        without: names of optimizers to leave out.
+    """
+    ort = runtime()
+    options = _options(ort, device_of(CPU), setup)
+    options.optimized_model_filepath = str(target)
+    model = source if isinstance(source, bytes) else str(source)
+    ort.InferenceSession(model, options, providers=list(CPU), disabled_optimizers=list(without))
+
+
 def _options(ort: ModuleType, device: Device, setup: Setup) -> Any:
     """Return ONNX Runtime's options for a setup."""
     options = ort.SessionOptions()
@@ -325,24 +340,3 @@ def _preload(load: Callable[[], None]) -> None:
     """Load the CUDA libraries installed by pip, once, because it reads a dozen files."""
     with contextlib.redirect_stdout(sys.stderr):  # it prints missing libraries
         load()
-
-
-def shapes_of(feed: Feed) -> str:
-    """Return the names and shapes of a feed's first inputs, as text."""
-    shapes = [f"{name}{list(np.shape(array))}" for name, array in feed.items()]
-    more = f" and {len(shapes) - NAMED} more" if len(shapes) > NAMED + 1 else ""
-    return ", ".join(shapes[:NAMED] if more else shapes) + more
-
-
-def reason(error: BaseException) -> str:
-    """Return the message of an ONNX Runtime exception without its error-code prefix, source lines and stack."""
-    return reason_of(str(error))
-
-
-def reason_of(message: str) -> str:
-    """Return a message of ONNX Runtime without its error-code prefix, source lines and stack."""
-    text = " ".join(message.split())
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    text = re.sub(r"/\S+?/onnxruntime/\S+:\d+ .*?\) ", "", text)
-    text = re.sub(r" ; GPU=-?\d+ ; hostname=.*", "", text)
-    return text[:400]

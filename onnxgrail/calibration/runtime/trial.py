@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration.runtime import child
-from onnxgrail.calibration.runtime.session import CPU, LIBRARIES, reason_of
+from onnxgrail.calibration.runtime.session import CPU, LIBRARIES
 from onnxgrail.calibration.runtime.threads import count
+from onnxgrail.calibration.runtime.wording import reason_of
 from onnxgrail.core import Array
 from onnxgrail.machine.device import device_of
 from onnxgrail.machine.files.temporary import scratch

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.signature import Signature, is_float, signature_of
 from onnxgrail.calibration.observe import probe_feed
-from onnxgrail.calibration.runtime.session import Setup, open_session, shapes_of
+from onnxgrail.calibration.runtime.session import Setup, open_session
+from onnxgrail.calibration.runtime.wording import shapes_of
 from onnxgrail.calibration.shapes.dims import Sized, Usual, choose, is_past
 from onnxgrail.core import Feed
 from onnxgrail.errors import DataError, ModelError
