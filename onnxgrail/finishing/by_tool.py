@@ -13,13 +13,16 @@ from onnxgrail.allocation.losses import SMALL
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.feeds.judging import part_of, spread
+from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.static import Static, Trials
+from onnxgrail.calibration.runtime.latency import in_turn, single
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.opset import opset_of, raised
+from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 
@@ -64,7 +67,7 @@ def quantised_by_tool(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[ir.
     new = opset_of(slim)
     changed = f"opset {old} has no scales per channel: the model was converted to opset {new}"
     with _trials(prepared, slim, recipe) as trials:
-        static = Static(feeds=feeds, symmetric=symmetric, trials=trials)
+        static = Static(feeds=feeds, symmetric=symmetric, everywhere=symmetric or recipe.qdq, trials=trials)
         made = quantize.quantise(slim, recipe.quantize, given=static, probe=probe, providers=recipe.providers)
     return made.model, {
         "samples": prepared.batches.samples if feeds else 0,
@@ -88,7 +91,7 @@ def _few(prepared: Prepared) -> int:
 
 @contextlib.contextmanager
 def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Trials | None]:
-    """Yield trials of layers in float, judged against the original; None where they cannot be judged or take long."""
+    """Yield trials of candidates, judged against the original; None where they cannot be judged or take long."""
     base = prepared.baseline
     if recipe.quantize != "int8" or weight_bytes(slim) > SMALL:
         yield None
@@ -102,9 +105,17 @@ def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Tria
             except ModelError:  # ONNX Runtime does not run it: other layers must stay in float
                 return math.inf
 
+        def speed(before: ir.Model, after: ir.Model) -> float:
+            feed = single(fit(prepared.feed, between(prepared.model, slim)), signature_of(prepared.model))
+            try:
+                times = in_turn(pack(before), pack(after), (feed, feed), providers=recipe.providers)
+            except ModelError:
+                return 0.0
+            return times[0] / times[1]
+
         try:
             loss(slim)
         except DataError:  # no output can be compared
             yield None
         else:
-            yield Trials(loss, ENOUGH if recipe.max_loss is None else recipe.max_loss)
+            yield Trials(loss, ENOUGH if recipe.max_loss is None else recipe.max_loss, speed)

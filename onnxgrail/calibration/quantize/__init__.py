@@ -22,6 +22,7 @@ from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, QuantisedError
+from onnxgrail.graph.bits.folded import is_folded
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.io.tails import Tail, cut, joined
 from onnxgrail.machine.files.temporary import scratch
@@ -64,7 +65,7 @@ class Quantised:
 
 def is_quantised(model: ir.Model) -> bool:
     """Return True if a graph computes with integers or stores weights as integers."""
-    return any(node.op_type.startswith(MARKS) or node.op_type in INTEGER for node in model.graph)
+    return is_folded(model) or any(n.op_type.startswith(MARKS) or n.op_type in INTEGER for n in model.graph)
 
 
 def refuse(model: ir.Model, kind: str) -> None:
@@ -112,7 +113,7 @@ def quantise(
     probe: Feed | None = None,
     providers: Sequence[str] = CPU,
 ) -> Quantised:
-    """Quantize the model to `int8` (static, QDQ), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
+    """Quantize the model to `int8` (static), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
 
     The result is tried in a child process.  Nodes that crash ONNX Runtime in half precision stay in float32.
 

@@ -1,37 +1,46 @@
-"""Static quantization to 8 bits by ONNX Runtime's tool, and the layers that stay in float."""
+"""Static quantization to 8 bits by ONNX Runtime's tool, and the layers that compute in float."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.quantize.choose import choose
+from onnxgrail.calibration.quantize.choose import Choice, choose
 from onnxgrail.calibration.quantize.noise import MIXED, exceptions
 from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.core import Feed
 from onnxgrail.graph.bits.exempt import exempted
+from onnxgrail.graph.bits.folded import folded, weights_of
 from onnxgrail.graph.io.model_file import load, save
 
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 ROUNDED = (*LAYERS, "Gather")
 AFTER = ("Relu", "Clip")  # rounded too, or a layer's range would hold what they cut off
+FASTER = 1.1  # speed relative to float from which 8 bits are worth their loss
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Trials of layers in float: the loss of a candidate, and the loss that is small enough."""
+    """Trials of candidates.
+
+    Attributes:
+        loss: the loss of a candidate.
+        target: the loss that is small enough.
+        speed: how many times as fast as the first model the second one runs on this machine.
+    """
 
     loss: Callable[[ir.Model], float]
     target: float
+    speed: Callable[[ir.Model, ir.Model], float]
 
     def before(self, step: Callable[[ir.Model], ir.Model]) -> Trials:
         """Return trials of candidates to which a step is applied first."""
-        return Trials(lambda model: self.loss(step(model)), self.target)
+        return replace(self, loss=lambda model: self.loss(step(model)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,76 +50,144 @@ class Static:
     Attributes:
         feeds: calibration data.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
+        everywhere: compute layers in 8 bits where this machine is faster in float, too, and store weights of the layers
+            in float as float32: the model is for another machine.
         trials: measure which layers stay in float; without, those whose inputs have outliers do.
     """
 
     feeds: Sequence[Feed] = ()
     symmetric: bool = False
+    everywhere: bool = False
     trials: Trials | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """A prepared model.
+
+    Attributes:
+        path: its file; ready: the graph.
+        loud: layers whose inputs have outliers, with that reason.
+        never: layers that stay in float in any case, with the reason.
+    """
+
+    path: Path
+    ready: ir.Model
+    loud: Mapping[str, str]
+    never: Mapping[str, str]
+
+    def layers(self) -> list[ir.Node]:
+        """Return the layers that can compute in 8 bits."""
+        return [n for n in self.ready.graph if n.op_type in LAYERS and n.name not in self.never]
+
+
 def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[str, ...], str]:
-    """Write the quantized model; return names of layers that stay in float, and the reason."""
-    feeds, trials = given.feeds, given.trials
-    first = target.with_name("prepared.onnx")
-    prepare(source, first)
-    ready = load(first.read_bytes())
-    loud = exceptions(ready, feeds, LAYERS)
+    """Write the quantized model; return names of layers that compute in float, and the reason.
+
+    Layers compute in 8 bits if that is faster on this machine and the loss is small enough.  Otherwise only their
+    weights have 8 bits.
+    """
+    path = target.with_name("prepared.onnx")
+    prepare(source, path)
+    ready = load(path.read_bytes())
+    loud = exceptions(ready, given.feeds, LAYERS)
     never = {node.name or "": GROUPED for node in ready.graph if _grouped(node)}
     never |= {name: why for name, why in loud.items() if why == MIXED}  # a loss over all channels does not see it
-    layers = {n.name or "": _size(n) for n in ready.graph if n.op_type in LAYERS and n.name not in never}
+    origin = _Source(path, ready, loud, never)
+    trials = given.trials
     if trials is None:
-        kept = loud | never
-        _quantise(first, ready, feeds, target, symmetric=given.symmetric, without=list(kept))
+        kept = {**loud, **never}
+        made = _quantise(origin, given, target, without=list(kept))
+        save(made if given.everywhere else folded(made), target)
         return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
-    _quantise(first, ready, feeds, target, symmetric=given.symmetric, without=list(never))
-    whole = load(target.read_bytes())
+    if given.everywhere:
+        made, found = _mixed(origin, given, trials, target)
+        save(made, target)
+        return (*found.layers, *never), _why(found, never)
+    return _faster(origin, given, trials, target)
+
+
+def _faster(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[tuple[str, ...], str]:
+    """Write the model with layers in 8 bits, or only with weights in 8 bits; return layers in float, and the reason."""
+    light, wide = _light(origin.ready, trials)
+    brief = replace(given, feeds=given.feeds[:1])  # the ranges do not change the time
+    speed = trials.speed(light, _quantise(origin, brief, target, without=list(origin.never)))
+    why = f"in 8 bits, layers take {1 / max(speed, 1e-9):.2f} times as long on this machine"
+    if speed >= FASTER:
+        made, found = _mixed(origin, given, trials, target)
+        speed = trials.speed(light, made)
+        why = f"in 8 bits, layers that lose little take {1 / max(speed, 1e-9):.2f} times as long on this machine"
+        if speed >= FASTER and found.after <= max(trials.target, wide.after):
+            save(made, target)
+            return (*found.layers, *origin.never), _why(found, origin.never)
+        if speed >= FASTER:
+            why = f"computing in 8 bits loses {found.after:.2%} on calibration samples"
+    save(light, target)
+    halves = f", {len(wide.layers)} of them 16" if wide.layers else ""
+    return tuple(n.name or "" for n in origin.layers()), f"{why}; the weights have 8 bits{halves}"
+
+
+def _light(ready: ir.Model, trials: Trials) -> tuple[ir.Model, Choice]:
+    """Return the model with weights in 8 bits, some in half precision, that computes in float; and the choice."""
+    sizes: dict[str, int] = {}
+    for weight in weights_of(ready):
+        sizes[weight.layer] = sizes.get(weight.layer, 0) + weight.array.size
+    found = choose(sizes, lambda names: trials.loss(folded(ready, names)), target=trials.target)
+    return folded(ready, found.layers), found
+
+
+def _mixed(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[ir.Model, Choice]:
+    """Return the model in which layers compute in 8 bits, except for some; and these."""
+    whole = _quantise(origin, given, target, without=list(origin.never))
 
     def without(names: Collection[str]) -> ir.Model:
-        return exempted(whole, ready, {*names, *never}, ROUNDED, AFTER)
+        made = exempted(whole, origin.ready, {*names, *origin.never}, ROUNDED, AFTER)
+        return made if given.everywhere else folded(made)
 
-    outliers = [name for name in loud if name in layers]
+    layers = {n.name or "": _size(n) for n in origin.layers()}
+    outliers = [name for name in origin.loud if name in layers]
     found = choose(layers, lambda names: trials.loss(without(names)), target=trials.target, outliers=outliers)
-    save(without(found.layers), target)
-    why = (
-        [f"the loss on calibration samples falls from {found.before:.2%} to {found.after:.2%}"] if found.layers else []
-    )
-    return (*found.layers, *never), "; ".join([*why, *dict.fromkeys(never.values())])
+    return without(found.layers), found
 
 
-def _quantise(
-    source: Path, ready: ir.Model, feeds: Sequence[Feed], target: Path, *, symmetric: bool, without: list[str]
-) -> None:
-    """Quantize all layers but some, with ranges from the feeds."""
+def _why(found: Choice, never: Mapping[str, str]) -> str:
+    """Return the reasons why layers stay in float."""
+    saved = f"the loss on calibration samples falls from {found.before:.2%} to {found.after:.2%}"
+    return "; ".join([*([saved] if found.layers else []), *dict.fromkeys(never.values())])
+
+
+def _quantise(origin: _Source, given: Static, target: Path, *, without: list[str]) -> ir.Model:
+    """Write and return a model in which all layers but some are quantized, with ranges from the feeds."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.left = iter(feeds)
+            self.left = iter(given.feeds)
 
         def get_next(self) -> dict[str, Any] | None:
             return next((dict(feed) for feed in self.left), None)
 
-    weights = ready.graph.initializers
+    weights = origin.ready.graph.initializers
     tables = [
         node.name or ""
-        for node in ready.graph
+        for node in origin.ready.graph
         if node.op_type == "Gather" and (node.inputs[0] is None or node.inputs[0].name not in weights)
     ]
     quantize_static(
-        source,
+        origin.path,
         target,
         Reader(),
         per_channel=True,
         # Weights of 7 bits: sums of 8-bit products saturate in the kernels of x86 processors without VNNI.
-        reduce_range=not symmetric,
-        activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
+        reduce_range=not given.symmetric,
+        activation_type=QuantType.QInt8 if given.symmetric else QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         op_types_to_quantize=[*ROUNDED, *AFTER],
         nodes_to_exclude=[*without, *tables],
         # ONNX Runtime drops a Relu or Clip that rounding replaces by itself; a layer in float still needs it.
-        extra_options={"ActivationSymmetric": symmetric, "QDQKeepRemovableActivations": True},
+        extra_options={"ActivationSymmetric": given.symmetric, "QDQKeepRemovableActivations": True},
     )
+    return load(target.read_bytes())
 
 
 def _size(layer: ir.Node) -> int:
