@@ -90,7 +90,7 @@ def test_what_each_kind_writes(resnet: Any, tmp_path: Path) -> None:
         onnxgrail.compress(resnet.model, path, quantize=kind, **common, **choices)
         return path
 
-    static = onnx.load(written("int8"))
+    static = onnx.load(written("int8", qdq=True, seed=0))
     types = {t.name: t.data_type for t in static.graph.initializer}
     assert types["stem.0.weight_quantized"] == onnx.TensorProto.INT8
     assert onnx.TensorProto.UINT8 in types.values()  # zero points of activations
@@ -136,9 +136,10 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
     for kind, told in (("int8-dynamic", True), ("fp16", False)):
         notes = onnxgrail.compress(resnet.model, quantize=kind, check=False, **words).report.data["notes"]
         assert any("convolutions stay in float" in note for note in notes) == told, notes
-    notes = onnxgrail.compress(nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8", ratio=0.3).report.data[
-        "notes"
-    ]
+    report = onnxgrail.compress(
+        nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8", qdq=True, ratio=0.3
+    ).report
+    notes = report.data["notes"]
     assert any("few of its bytes are weights of layers" in note for note in notes), notes
 
 
@@ -174,7 +175,7 @@ def test_layers_that_read_outliers_stay_in_float(tmp_path: Path) -> None:
     feed = nets.vectors(512)
     odd = {"x": feed["x"].copy()}
     odd["x"][0, 0] = 3e3  # one value so large that a step is wider than all others
-    words = {"quantize": "int8", "unit_ratio": 0, "check": False}
+    words = {"quantize": "int8", "qdq": True, "unit_ratio": 0, "check": False}
     plain = onnxgrail.compress(nets.mlp(), data=feed, dry_run=True, **words).report.data["quantization"]
     found = onnxgrail.compress(nets.mlp(), data=odd, dry_run=True, **words).report.data["quantization"]
     assert plain["kept_float"] == []
@@ -251,7 +252,7 @@ def test_small_channels_beside_large_ones_keep_their_values(tmp_path: Path) -> N
     onnx.save(model, tmp_path / "d.onnx")
     feed = nets.images(64)
     words: dict[str, Any] = {"data": feed, "held_out": 0, "ratio": 0, "check": False}
-    result = onnxgrail.compress(tmp_path / "d.onnx", tmp_path / "q.onnx", quantize="int8", **words)
+    result = onnxgrail.compress(tmp_path / "d.onnx", tmp_path / "q.onnx", quantize="int8", qdq=True, **words)
     entry = result.report.data["quantization"]
     assert entry["kept_float"] == ["Conv_2"]
     assert "boxes and scores" in entry["kept_float_reason"]

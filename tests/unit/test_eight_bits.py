@@ -60,8 +60,8 @@ def written(folder: Path, model: ir.Model, without: Collection[str] = ()) -> tup
     prepare(folder / "source.onnx", folder / "prepared.onnx")
     ready = load((folder / "prepared.onnx").read_bytes())
     target = folder / "target.onnx"
-    static._quantise(folder / "prepared.onnx", ready, [FEED], target, symmetric=False, without=list(without))
-    return ready, load(target.read_bytes())
+    origin = static._Source(folder / "prepared.onnx", ready, {}, {})
+    return ready, static._quantise(origin, Static(feeds=[FEED]), target, without=list(without))
 
 
 def test_layers_in_float_equal_those_that_the_tool_leaves_out(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_grouped_transposed_convolutions_stay_in_float(tmp_path: Path) -> None:
     weights = {"w0": (8, 3, 3, 3), "b0": (8,), "w": (8, 2, 2, 2), "b": (4,)}
     save(tiny("float[N,3,6,6] x => float[N,4,7,7] y", body, weights), tmp_path / "source.onnx")
     target = tmp_path / "target.onnx"
-    given = Static(feeds=[FEED], trials=Trials(lambda _: 0, 0))
+    given = Static(feeds=[FEED], everywhere=True, trials=Trials(lambda _: 0, 0, lambda *_: 1))
     kept, why = quantise_static(tmp_path / "source.onnx", target, given)
     assert len(kept) == 1
     assert "grouped" in why
@@ -184,7 +184,7 @@ def test_old_opsets_are_converted_for_int8(mode: str) -> None:
     newer = raised(model, 13)
     assert opset_of(newer) == 13
     np.testing.assert_allclose(outputs(newer)[0], outputs(model)[0], atol=1e-6)
-    made = onnxgrail.compress(ir.to_proto(model), data=FEED, quantize="int8", unit_ratio=0, held_out=0)
+    made = onnxgrail.compress(ir.to_proto(model), data=FEED, quantize="int8", qdq=True, unit_ratio=0, held_out=0)
     entry = made.report.data["quantization"]
     assert "opset 9 has no scales per channel: the model was converted to opset 13" in entry["notes"]
     assert entry["ops"]["QuantizeLinear"] > 1

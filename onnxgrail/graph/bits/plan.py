@@ -80,7 +80,7 @@ def check(model: ir.Model, recipe: Recipe) -> None:
     """
     opset, four = opset_of(model), recipe.quantize == "int4"
     needed = OPSET if four else CHANNELS
-    if recipe.qdq and opset < needed:
+    if recipe.qdq and recipe.quantize != "int8" and opset < needed:  # for int8, the model is converted
         hint = "--quantize int8-weights needs less" if four and opset >= CHANNELS else f"Convert it to opset {needed}"
         raise ModelError(
             f"--qdq needs opset {needed}{' for 4 bits' if four else ''}, the model has {opset}",

@@ -108,8 +108,9 @@ OUTPUT = (
     Option(
         "quantize",
         one_of("none", "int8", "int8-dynamic", "int8-weights", "int4", "fp16"),
-        "As the last step, quantize: int8 with ranges from the calibration data, int8 with ranges found at run time "
-        "(int8-dynamic), only weights of matrices in 8 or 4 bits (int8-weights, int4), or half precision (fp16).",
+        "As the last step, quantize: weights to 8 bits, and layers compute in 8 bits where this machine is faster then "
+        "(int8), int8 with ranges found at run time (int8-dynamic), only weights of matrices in 8 or 4 bits "
+        "(int8-weights, int4), or half precision (fp16).",
     ),
     Option(
         "block_size",
@@ -131,7 +132,7 @@ OUTPUT = (
         "qdq",
         FLAG,
         "For int4 and int8-weights: store weights with DequantizeLinear (opset 21; 13 for 8 bits), for runtimes "
-        "without the operators of ONNX Runtime.",
+        "without the operators of ONNX Runtime. For int8: compute in 8 bits also if this machine is faster in float.",
     ),
     Option(
         "pick",

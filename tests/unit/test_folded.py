@@ -1,0 +1,182 @@
+"""Weights in 8 bits that ONNX Runtime converts when it loads a model, and when layers compute in 8 bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from onnxgrail.calibration.quantize.static import FASTER, Static, Trials, quantise_static
+from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
+from onnxgrail.core import Array
+from onnxgrail.errors import QuantisedError
+from onnxgrail.graph.bits.folded import folded, rounded, weights_of
+from onnxgrail.graph.io.model_file import load, save
+from onnxgrail.graph.io.serial import to_bytes
+from tests.tiny import ints, tiny
+
+RNG = np.random.default_rng(5)
+LAYERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Conv": ("float[N,8,6,6] x => float[N,16,6,6] y", "y = Conv(x, w)", {"w": (16, 8, 1, 1)}),
+    "depthwise": ("float[N,64,6,6] x => float[N,64,4,4] y", "y = Conv<group = 64>(x, w)", {"w": (64, 1, 3, 3)}),
+    "ConvTranspose": (
+        "float[N,8,6,6] x => float[N,16,7,7] y",
+        "y = ConvTranspose<group = 2>(x, w)",
+        {"w": (8, 8, 2, 2)},
+    ),
+    "MatMul": ("float[N,5,16] x => float[N,5,24] y", "y = MatMul(x, w)", {"w": (16, 24)}),
+    "MatMul, weight first": ("float[N,16,5] x => float[N,24,5] y", "y = MatMul(w, x)", {"w": (24, 16)}),
+    "MatMul, three axes": ("float[3,5,16] x => float[3,5,24] y", "y = MatMul(x, w)", {"w": (3, 16, 24)}),
+    "Gemm": ("float[N,16] x => float[N,24] y", "y = Gemm(x, w)", {"w": (16, 24)}),
+    "Gemm, transposed": ("float[N,16] x => float[N,24] y", "y = Gemm<transB = 1>(x, w)", {"w": (24, 16)}),
+    "Gather": ("float[N,24] x => float[N,24] y", "t = Gather(w, i)\n y = Add(x, t)", {"w": (16, 24), "i": ints(3)}),
+    "LSTM": (
+        "float[5,N,16] x => float[5,1,N,8] y",
+        "y = LSTM<hidden_size = 8>(x, w, r)",
+        {"w": (1, 32, 16), "r": (1, 32, 8)},
+    ),
+    "GRU": (
+        "float[5,N,16] x => float[5,1,N,8] y",
+        "y = GRU<hidden_size = 8>(x, w, r)",
+        {"w": (1, 24, 16), "r": (1, 24, 8)},
+    ),
+    "two readers": (
+        "float[N,16] x => float[N,16] y",
+        "a = MatMul(x, w)\n b = Relu(a)\n y = MatMul(b, w)",
+        {"w": (16, 16)},
+    ),
+}
+
+
+def outputs(model: ir.Model) -> Array:
+    shape = [size if isinstance(size, int) else 3 for size in model.graph.inputs[0].shape or ()]
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    with open_session(to_bytes(model)) as session:
+        return np.asarray(session.run({"x": x})["y"])
+
+
+def operators(model: ir.Model, folder: Path) -> Counter[str]:
+    write_optimised(to_bytes(model), folder / "optimised.onnx", Setup())
+    return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_run_as_with_rounded_float_weights(name: str, tmp_path: Path) -> None:
+    signature, body, weights = LAYERS[name]
+    model = tiny(signature, body, weights)
+    expected = model.clone()
+    found = weights_of(expected)
+    assert {weight.value.name for weight in found} == weights.keys() - {"i"}
+    for weight in found:
+        codes, scale = rounded(weight.array, weight.axes)
+        near = codes.astype(np.float32) * scale
+        assert 0 < np.abs(near - weight.array).max() <= 0.51 * scale.max()
+        weight.value.const_value = ir.tensor(near, name=weight.value.name)
+    made = folded(model)
+    np.testing.assert_array_equal(outputs(made), outputs(expected))
+    assert operators(made, tmp_path) == operators(model, tmp_path)  # no conversion is left
+    assert len(to_bytes(made)) < len(to_bytes(model))
+    with pytest.raises(QuantisedError, match="already"):
+        onnxgrail.compress(ir.to_proto(made), quantize="int8", ratio=0)
+
+
+def test_what_stays_in_float32() -> None:
+    """Weights that are read otherwise, too; inputs; weights that would overflow, are not finite, or save nothing."""
+    body = """
+        a = MatMul(x, u)
+        b = MatMul(a, v)
+        c = Add(b, v)
+        d = MatMul(c, w)
+        e = MatMul(d, p)
+        y = MatMul(e, q)
+    """
+    weights: dict[str, Any] = dict.fromkeys("uvwp", (16, 16))
+    weights["q"] = np.full((16, 16), 1e6, np.float32)
+    model = tiny("float[16,16] x, float[16,16] w => float[16,16] y", body, weights)
+    weight = model.graph.initializers["u"]
+    assert weight.const_value is not None
+    weight.const_value = ir.tensor(np.full((16, 16), np.inf, np.float32), name="u")
+    assert {one.value.name for one in weights_of(model)} == {"p", "q"}
+    made = folded(model, {one.layer for one in weights_of(model)})
+    kinds = {name: value.dtype for name, value in made.graph.initializers.items()}
+    float32, float16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
+    assert kinds == {**dict.fromkeys("uvwq", float32), "p/16": float16}
+    assert not weights_of(tiny("float[N,4] x => float[N,4] y", "y = MatMul(x, w)", {"w": (4, 4)}))
+
+
+BODY = """
+    a = Conv<pads = [1, 1, 1, 1]>(x, w0)
+    r = Relu(a)
+    c = Conv<pads = [1, 1, 1, 1]>(r, w1)
+    s = Sigmoid(c)
+    d = Mul(c, s)
+    y = Conv(d, w2)
+"""
+WEIGHTS = {"w0": (16, 3, 3, 3), "w1": (16, 16, 3, 3), "w2": (16, 16, 1, 1)}
+
+
+def types_of(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("speed", [FASTER / 2, FASTER * 2])
+@pytest.mark.parametrize("loss", [0.0, 0.5])
+def test_layers_compute_in_8_bits_only_if_they_are_faster_and_good_enough(
+    speed: float, loss: float, tmp_path: Path
+) -> None:
+    save(tiny("float[N,3,6,6] x => float[N,16,6,6] y", BODY, WEIGHTS), tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(4, 3, 6, 6)).astype(np.float32)}]
+
+    def lost(model: ir.Model) -> float:
+        return loss if types_of(model).count("DequantizeLinear") > 3 else 0.0
+
+    trials = Trials(lost, 0.01, lambda before, after: speed if "QuantizeLinear" in types_of(after) else 1.0)
+    target = tmp_path / "target.onnx"
+    kept, why = quantise_static(tmp_path / "source.onnx", target, Static(feeds=feeds, trials=trials))
+    made = load(target.read_bytes())
+    inside = speed > FASTER and not loss
+    assert ("QuantizeLinear" in types_of(made)) == inside
+    assert len(kept) == (0 if inside else 3)
+    if speed < FASTER:
+        assert why == f"in 8 bits, layers take {1 / speed:.2f} times as long on this machine; the weights have 8 bits"
+    assert target.stat().st_size < 0.8 * (tmp_path / "source.onnx").stat().st_size
+    everywhere = Static(feeds=feeds, everywhere=True, trials=trials)
+    quantise_static(tmp_path / "source.onnx", target, everywhere)
+    assert "Cast" not in types_of(load(target.read_bytes()))
+
+
+def test_layers_in_float_of_a_fast_model_have_weights_in_8_bits(tmp_path: Path) -> None:
+    save(tiny("float[N,3,6,6] x => float[N,16,6,6] y", BODY, WEIGHTS), tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(4, 3, 6, 6)).astype(np.float32)}]
+
+    def lost(model: ir.Model) -> float:
+        second = next(node for node in model.graph if node.outputs[0].name == "c" or "c_Q" in str(node.outputs[0].name))
+        maker = second.inputs[1].producer() if second.inputs[1] is not None else None
+        return 0.2 if maker is not None and maker.op_type == "DequantizeLinear" else 0.0
+
+    target = tmp_path / "target.onnx"
+    given = Static(feeds=feeds, trials=Trials(lost, 0.01, lambda *_: 2.0))
+    kept, why = quantise_static(tmp_path / "source.onnx", target, given)
+    made = load(target.read_bytes())
+    assert len(kept) == 1
+    assert "the loss on calibration samples falls from 20.00% to 0.00%" in why
+    assert {"QuantizeLinear", "Cast"} <= set(types_of(made))
+    assert made.graph.initializers["w1/8"].dtype == ir.DataType.INT8
+
+
+def test_weights_that_lose_much_in_8_bits_have_16(tmp_path: Path) -> None:
+    save(tiny("float[N,3,6,6] x => float[N,16,6,6] y", BODY, WEIGHTS), tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(4, 3, 6, 6)).astype(np.float32)}]
+    target = tmp_path / "target.onnx"
+    trials = Trials(lambda model: 0.2 if "w2/8" in model.graph.initializers else 0.0, 0.01, lambda *_: 0.5)
+    _, why = quantise_static(tmp_path / "source.onnx", target, Static(feeds=feeds, trials=trials))
+    weights = load(target.read_bytes()).graph.initializers
+    assert why.endswith("; the weights have 8 bits, 1 of them 16")
+    assert weights["w2/16"].dtype == ir.DataType.FLOAT16
+    assert weights["w1/8"].dtype == ir.DataType.INT8
