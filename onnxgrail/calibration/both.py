@@ -14,6 +14,7 @@ from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_se
 from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
 from onnxgrail.fidelity.goals import Goals
+from onnxgrail.fidelity.lists import Lists, open_axes
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.rewrite.interface import Port, fit
 from onnxgrail.machine.progress import Progress, silent
@@ -45,10 +46,12 @@ class Comparer:
     Attributes:
         clues: known facts about the inputs.
         text: the input whose next tokens the model predicts, None if there is none.
+        lists: finds outputs whose length depends on the values of the inputs.
     """
 
     clues: Clues
     text: str | None
+    lists: Lists
 
     def add(self, tally: Tally, fed: Fed, wanted: Feed, got: Feed, ports: Sequence[Port]) -> None:
         """Add one feed to a tally; padded tokens are left out.
@@ -63,7 +66,8 @@ class Comparer:
         feed, labels = fed
         goals = Goals(labels=labels, tokens=None if self.text is None else feed[self.text])
         single = all(array.ndim == 0 or len(array) == 1 for array in feed.values())
-        tally.add(fit(wanted, ports), got, mask=padding_mask(feed), goals=goals, single=single)
+        one, two = self.lists.leveled(feed, fit(wanted, ports), got)
+        tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single)
 
 
 def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synthetic: bool) -> Comparer:
@@ -79,7 +83,8 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     feed, labels = fed
     looked = texts and not synthetic and labels is None
     text = predicted(reference, feed, wanted) if looked else None
-    return Comparer(clues_of(feed, text=text, known=looked, synthetic=synthetic), text)
+    clues = clues_of(feed, text=text, known=looked, synthetic=synthetic)
+    return Comparer(clues, text, Lists(open_axes(reference.shapes), clues.lists))
 
 
 def run_both(

@@ -23,12 +23,14 @@ class Clues:
         predicts: True if the model predicts the next of these tokens, or if that is unknown.
         fed: shapes of floating-point inputs, by name.
         synthetic: True if the inputs are random.
+        lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
     """
 
     ids: tuple[int, ...] | None = None
     predicts: bool = False
     fed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     synthetic: bool = False
+    lists: set[str] = field(default_factory=set)
 
     def is_state(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return True if an output is fed back into the model: named as a state, and like an input of its shape."""

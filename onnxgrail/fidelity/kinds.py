@@ -33,6 +33,7 @@ WIDE = 1024  # most columns of a list of detections
 SIDE = 8  # least positions per axis of an image
 DECIDED = 0.1  # a score this near to 0 or 1 is decided
 RARE = 0.3  # largest share of positions of something rare
+LISTED = "a list whose length differs between samples"
 
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
@@ -83,6 +84,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     if first.dtype.kind in "biu":
         levels = first.dtype.itemsize == 1 and len(np.unique(first)) > FEW
         return (Part(kind="values", why="8-bit levels") if levels else Part(kind="labels", why="whole numbers"),)
+    if name in clues.lists:
+        return (Part(kind="values", why=LISTED),)
     if clues.is_state(name, first.shape):
         return (Part(kind="state", why="fed back as an input"),)
     array = _joined(arrays)

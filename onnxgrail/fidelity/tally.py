@@ -70,7 +70,8 @@ class Tally:
             self._holds.setdefault(name, kind_of(value))
         batch = {}
         for name, *values in pairs(reference, outputs):
-            wanted, got = (v[None] if single and v.ndim and len(v) != 1 else v for v in values)
+            inside = single and (len(np.atleast_1d(values[0])) != 1 or name in self.clues.lists)
+            wanted, got = (v[None] if inside and v.ndim else v for v in values)
             far = distances(wanted, got, name=name, mask=mask, goals=goals)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
             batch[name] = _Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask)
@@ -291,6 +292,8 @@ class _Judge:
     def _fits(self, seen: _Seen) -> bool:
         """Return True if a batch is consistent with the content detected from the first batches."""
         for part in self.parts:
+            if self.name in self.clues.lists and part.kind not in ("labels", "values"):
+                return False
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False
             if part.form == "probabilities":
