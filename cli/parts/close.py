@@ -13,9 +13,20 @@ def headline(found: Any) -> None:
         render.say(f"Fidelity: {found}", dim=found.silent)
 
 
-def advice(found: Any) -> list[str]:
-    """Return suggestions for a result that is far from the original."""
+def advice(found: Any, recipe: Any) -> list[str]:
+    """Return suggestions for a result that is far from the original, given the recipe it was made with."""
     if found is None or not found.far:
         return []
     far = f"output {found.output} is far from the original ({found.measure} {found.value})"
-    return [f"{far}: more real --data, a smaller --ratio or --selector obs bring it closer"]
+    ways = ["more real --data", *_ways(recipe)]
+    return [f"{far}: {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))} bring it closer"]
+
+
+def _ways(recipe: Any) -> list[str]:
+    """Return options under which less goes, or other units; none if nothing goes."""
+    amounts = ("ratio", "unit_ratio", "max_loss", *(key for key in recipe if key.startswith("target_")))
+    asked = next((key for key in amounts if recipe.get(key) is not None), "ratio")
+    if recipe.get(asked) == 0:
+        return []
+    less = f"a {'larger' if asked.startswith('target') else 'smaller'} --{asked.replace('_', '-')}"
+    return [less] if recipe.get("selector") == "obs" else [less, "--selector obs"]

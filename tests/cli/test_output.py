@@ -106,6 +106,24 @@ def test_the_worst_output_is_the_headline(monkeypatch):
     assert "is far from" not in drawn.stderr
 
 
+@pytest.mark.parametrize(
+    ("recipe", "ways"),
+    [
+        ({"ratio": 0.3}, "more real --data, a smaller --ratio or --selector obs"),
+        ({"unit_ratio": 0.3}, "more real --data, a smaller --unit-ratio or --selector obs"),
+        ({"max_loss": 0.1}, "more real --data, a smaller --max-loss or --selector obs"),
+        ({"target_size": 1000}, "more real --data, a larger --target-size or --selector obs"),
+        ({"target_macs": 1000, "selector": "obs"}, "more real --data or a larger --target-macs"),
+        ({"ratio": 0, "quantize": "int8"}, "more real --data"),
+    ],
+)
+def test_the_advice_names_the_option_that_was_given(monkeypatch, recipe, ways):
+    asked = {"ratio": None, "unit_ratio": None, "max_loss": None, "target_size": None, "target_macs": None, **recipe}
+    found = checked(output("scores", verdict("scores", 0.44)))
+    result = printed(monkeypatch, verification=found, recipe={**data()["recipe"], **asked})
+    assert f"(F1 of scores above 0.5 44.0 %): {ways} bring it closer" in result.stderr
+
+
 def test_whole_numbers_are_equal_or_not(monkeypatch):
     label = output("label", verdict("labels", 0.75, measure="equal values", interval=None), cosine=None, nmse=None)
     text = printed(monkeypatch, verification=checked(label, on="random", samples=1)).stdout
