@@ -75,3 +75,13 @@ def test_widths_that_leave_a_block_half_empty_are_noted(block: int, monkeypatch:
     told = [note for note in data["notes"] if "narrowed blocks of convolutions are not multiples" in note]
     assert bool(told) == bool(odd)
     assert not told or f"{odd} of {len(data['blocks'])} narrowed blocks" in told[0]
+
+
+def test_a_constant_of_four_axes_makes_no_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "channel_block", lambda: 16)
+    body = "h = MatMul(x, w1)\na = Add(h, b)\nr = Relu(a)\ny = MatMul(r, w2)"
+    model = tiny("float[N,2,2,8] x => float[N,2,2,5] y", body, {"w1": (8, 16), "b": (1, 1, 1, 16), "w2": (16, 5)})
+    data = {"x": np.random.default_rng(0).random((8, 2, 2, 8), np.float32)}
+    found = onnxgrail.compress(ir.to_proto(model), data=data, unit_ratio=0.25, round_to=1, **QUICK).report.data
+    assert [block["kept"] for block in found["blocks"]] == [12]
+    assert not [note for note in found["notes"] if "convolutions" in note]

@@ -165,7 +165,8 @@ class Survey:
 
     def convolved(self, block: Block) -> bool:
         """Return True if 2-D convolutions produce or consume the channels of a block."""
-        return any(len(self.facts.shapes[slot.initializer]) == 4 for slot in block.slots)
+        layers = (*block.producers, *block.consumers)  # a constant that is only added may have four axes, too
+        return any(len(self.facts.shapes[slot.initializer]) == 4 for slot in layers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
