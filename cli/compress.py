@@ -217,7 +217,7 @@ def _interface(ports: Any) -> list[str]:
     lines = []
     for (axis, before, after), names in alike.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        lines.append(f"Interface: {', '.join(names[:2])}{more}: {before} -> {after} heads (axis {axis})")
+        lines.append(f"Interface: {', '.join(names[:2])}{more}: {before} -> {after} (axis {axis})")
     return lines
 
 

@@ -22,10 +22,8 @@ from onnxgrail.options import WEIGHTS
 
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
-INTERFACE = (
-    "inputs and outputs of the key-value cache have fewer heads: feed and read them at their new sizes "
-    "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
-)
+INTERFACE = "caches and states that are inputs and outputs are narrower: feed and read them at their new sizes"
+GENAI = "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
 BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
 
 
@@ -48,7 +46,7 @@ def notes_of(
         slim: the narrowed model, None if nothing was narrowed.
     """
     return [
-        INTERFACE if ports else "",
+        _interface(ports, decision),
         unlisted_text(prepared.unlisted),
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",
@@ -102,6 +100,12 @@ def _unfitted(decision: Decision) -> str:
     if not left:
         return ""
     return f"{len(left)} layers were not fitted to the original network, {left[0].weight} for one: {left[0].reason}"
+
+
+def _interface(ports: Sequence[Port], decision: Decision) -> str:
+    """Return a note on inputs and outputs with other shapes; heads have their count in further files."""
+    heads = any(change.block.kind == "heads" for change in decision.changes)
+    return f"{INTERFACE} {GENAI}" if ports and heads else INTERFACE if ports else ""
 
 
 def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:

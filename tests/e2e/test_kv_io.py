@@ -180,8 +180,8 @@ def test_the_change_is_printed(files: tuple[Path, Path], tmp_path: Path) -> None
     ]
     result = CliRunner().invoke(main, [*words, "--kv-io"])
     assert result.exit_code == 0, result.output
-    assert "Interface: past_k0, past_k1: 4 -> 2 heads (axis 2)" in result.output
-    assert "Interface: past_v0, past_v1 and 4 more: 4 -> 2 heads (axis 1)" in result.output
+    assert "Interface: past_k0, past_k1: 4 -> 2 (axis 2)" in result.output
+    assert "Interface: past_v0, past_v1 and 4 more: 4 -> 2 (axis 1)" in result.output
     assert "genai_config.json" in result.output
     quiet = CliRunner().invoke(main, [*words, "--force"])
     assert "Interface" not in quiet.output

@@ -94,6 +94,7 @@ def test_dead_units_leave_the_state_and_nothing_changes(case: str) -> None:
     result = onnxgrail.compress(content, data=[feed], kv_io=True, **choices)
     ports = {port["name"]: (port["before"], port["after"]) for port in result.report.data["interface"]}
     assert ports == {"state": (UNITS, DEAD), "next": (UNITS, DEAD)}
+    assert any(note.endswith("feed and read them at their new sizes") for note in result.report.data["notes"])
     narrow = tuple(DEAD if size == UNITS else size for size in state)
     wide = streamed(content, shapes["x"], state)
     for a, b in zip(wide, streamed(result.to_bytes(), shapes["x"], narrow), strict=True):
