@@ -26,7 +26,7 @@ from onnxgrail.recipe import storage
 
 LARGEST_GRAPH = 2**24  # upper limit of the bytes of a model's names, nodes and metadata
 NAMES, TINY = 2**12, 2**16  # bytes: tolerated growth by a few names, and the file size below which it is tolerated
-STEPS = ("original", "narrowed", "quantised")
+STEPS = ("original", "narrowed", "quantized")
 
 
 def require(recipe: Recipe) -> None:

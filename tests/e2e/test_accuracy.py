@@ -82,7 +82,7 @@ def test_each_step_of_the_page_tells_accuracy_and_latency(tmp_path: Path, monkey
     assert re.search(rf"^Output logits: .*, top-1 {dense} -> {narrow}$", texts[0], re.MULTILINE)
     assert "original" in texts[0].split("Latency", 1)[1]
     assert re.search(rf"^Output logits, quantized: .*, top-1 {dense} -> {int8}$", texts[1], re.MULTILINE)
-    assert "quantised 0." in texts[1].split("Latency", 1)[1]
+    assert "quantized 0." in texts[1].split("Latency", 1)[1]
     row = next(line for line in texts[2].splitlines() if line.strip().startswith("logits"))
     assert row.rstrip().endswith(f"{dense}  {int8}")
 

@@ -69,7 +69,7 @@ def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Pat
         assert text in result.stdout
     assert entry["headline"]["measure"] == "top-1 agreement"
     assert f"output logits on {entry['judged']['samples']} held-out samples" in result.stdout
-    assert set(entry["latency_ms"]) == {"original", "narrowed", "quantised"}
+    assert set(entry["latency_ms"]) == {"original", "narrowed", "quantized"}
     assert entry["outputs"][0]["cosine"] > 0.99
     assert entry["to_narrowed"][0]["cosine"] > max(0.999, entry["outputs"][0]["cosine"] - 1e-4)
     assert data["model"]["bytes_after"] == output.stat().st_size

@@ -70,7 +70,7 @@ def step(name: str, median: float, ratio: float | None = None, interval: list[fl
 
 
 def test_latency_is_told_as_far_as_noise_allows() -> None:
-    steps = [step("original", 10.0), step("narrowed", 8.0, 1.25, [1.2, 1.3]), step("quantised", 9.9, 1.01, [0.9, 1.1])]
+    steps = [step("original", 10.0), step("narrowed", 8.0, 1.25, [1.2, 1.3]), step("quantized", 9.9, 1.01, [0.9, 1.1])]
     page = Page(report_page(encoder(latency=steps))).text
     assert "1.25 times as fast (1.20 to 1.30)" in page
     head = page[: page.index("Before and after")]
