@@ -54,6 +54,29 @@ KINDS = [
     for zero in (False, True)
 ]
 
+FOLDED = [
+    Case(
+        op="Mul",
+        body="f = Cast<to=1>(q)\nv = Mul(f, s)\nz = MatMul(h, v)",
+        weights={"q": codes((8, 6), kind), "s": scale},
+        width=6,
+        units=(6, 8),
+        note=f"cast-{kind}-{name}",
+    )
+    for kind in ("int8", "uint8")
+    for name, scale in (("tensor", scales(1, 1)), ("axis0", scales(8, 1)), ("axis1", scales(1, 6)))
+]
+FOLDED.append(
+    Case(
+        op="Mul",
+        body="f = Cast<to=1>(q)\nv = Mul(f, s)\nu = Mul(f, t)\na = MatMul(h, v)\nb = MatMul(g, u)\nz = Add(a, b)",
+        weights={"q": codes((8, 6)), "s": scales(1, 6), "t": scales(1, 6, seed=2)},
+        width=6,
+        units=(6, 8, 8),
+        note="cast-shared",
+    )
+)
+
 BLOCKS = [
     matmul("blocks-k", "<axis=0, block_size=2>", weight("int4", scales(4, 6), zero=True), units=(4, 6)),
     matmul("blocks-n", "<axis=1, block_size=2>", weight("uint4", scales(8, 3), zero=True), units=(3, 8)),
@@ -306,4 +329,4 @@ PACKED = [
     packed("reordered", 4, ", , i", weights={"i": (np.arange(48) // 16).astype(np.int32)}, units=(8,)),
 ]
 
-CASES = [*KINDS, *BLOCKS, *WEIGHTS, *ACTIVATIONS, *FUSED, *PACKED]
+CASES = [*KINDS, *FOLDED, *BLOCKS, *WEIGHTS, *ACTIVATIONS, *FUSED, *PACKED]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph.rewrite.assign import Place, own_node, set_operands
-from onnxgrail.graph.stored.find import is_dequantised
+from onnxgrail.graph.stored.find import is_dequantised, parts_of
 from onnxgrail.graph.stored.integers import Load, Stored, safe
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Operand, Survey
@@ -84,7 +84,7 @@ def follow(
         if weight not in growth or bias is None or source is None or not is_dequantised(source):
             continue
         load = _load(source, survey)
-        names = [v.name or "" if v is not None else "" for v in source.inputs]
+        names = [v.name or "" if v is not None else "" for v in parts_of(source)]
         q, scale, factor = load(names[0]), load(names[1]), growth[weight]
         if q.dtype != np.int32 or factor.size not in (1, q.size):
             continue
@@ -104,11 +104,23 @@ def _set(
     places: dict[tuple[ir.Value | None, int], list[Place]] = {}
     for holder in holders:
         for position in parts:
-            places.setdefault((holder.inputs[position], position), []).append((holder, position))
+            node, slot = _place(graph, holder, position)
+            places.setdefault((node.inputs[slot], position), []).append((node, slot))
     replaced: set[ir.Value] = set()
     for (_, position), some in places.items():
         replaced |= set_operands(graph, some, parts[position], captured)
     return replaced
+
+
+def _place(graph: ir.Graph, holder: ir.Node, position: int) -> Place:
+    """Return the operand that is a part of a weight: the integers of a Mul are read by a Cast before it."""
+    if holder.op_type != "Mul" or position:
+        return holder, position
+    value = holder.inputs[0]
+    assert value is not None
+    cast = own_node(graph, value, [(holder, 0)])
+    cast.outputs[0].shape = None
+    return cast, 0
 
 
 def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[ir.Node, ir.Value]:
@@ -136,7 +148,7 @@ def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[i
 
 
 def _load(holder: ir.Node, survey: Survey) -> Load:
-    values = {v.name: v for v in holder.inputs if v is not None}
+    values = {v.name: v for v in (*holder.inputs, *parts_of(holder)) if v is not None}
 
     def load(name: str) -> Array:
         array = constant_of(values.get(name), name, survey.facts)

@@ -31,6 +31,7 @@ MOVES = frozenset(
         "Concat",
     }
 )  # ops that can produce or pass on integers of any bit width
+CODES = (ir.DataType.INT8, ir.DataType.UINT8)
 SMALL = frozenset(int(k) for k in ir.DataType if k.name.endswith(("INT2", "INT4", "FLOAT4E2M1")))
 
 
@@ -47,8 +48,9 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
     for node in model.graph:
         names = [(v.name or "") if v is not None else "" for v in node.inputs]
         output = node.outputs[0].name or ""
-        if is_dequantised(node) and output in constants and names[0] in shapes:
-            found[output] = _scaled(model, node, names, shapes)
+        parts = [(v.name or "") if v is not None else "" for v in parts_of(node)]
+        if parts and output in constants and parts[0] in shapes:
+            found[output] = _scaled(model, node, parts, shapes)
         elif node.op_type == "Transpose" and names[0] in found:
             backwards = range(len(found[names[0]].shape))[::-1]
             found[output] = Turned(found[names[0]], integers(node, "perm", backwards))
@@ -63,7 +65,31 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
 
 def is_dequantised(node: ir.Node) -> bool:
     """Return True if a node converts integers with scales to floats."""
-    return node.op_type == "DequantizeLinear"
+    return bool(parts_of(node))
+
+
+def parts_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    """Return integers, scales and zero points of a node that converts integers to floats; () for other nodes.
+
+    The node is a `DequantizeLinear`, or a `Mul` of constants: of a `Cast` of 8 bits, and of scales along one axis.
+    """
+    if node.op_type == "DequantizeLinear":
+        return tuple(node.inputs)
+    cast = node.inputs[0].producer() if node.op_type == "Mul" and node.inputs[0] is not None else None
+    codes = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
+    scale = node.inputs[1] if codes is not None else None
+    if codes is None or scale is None or codes.dtype not in CODES:
+        return ()
+    if any(v.const_value is None or v.producer() is not None or v.is_graph_input() for v in (codes, scale)):
+        return ()
+    if any(use.node.op_type != "Cast" for use in codes.uses()):
+        return ()
+    assert codes.const_value is not None
+    assert scale.const_value is not None
+    sizes, scales = codes.const_value.shape.numpy(), scale.const_value.shape.numpy()
+    wide = [axis for axis, size in enumerate(scales) if size > 1]
+    fits = len(scales) == len(sizes) and len(wide) < 2 and all(scales[axis] == sizes[axis] for axis in wide)
+    return (codes, scale) if fits else ()
 
 
 def below_a_byte(model: ir.Model) -> frozenset[str]:
@@ -85,18 +111,26 @@ def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
     shape = shapes[names[0]]
     scale = shapes[names[1]]
     size = integer(node, "block_size", 0)
+    axis = integer(node, "axis", 1) % max(len(shape), 1)
+    if node.op_type == "Mul":
+        axis = int(np.argmax(scale))
     return Scaled(
         shape=shape,
         dtype=_dtype(model, node, names[1]),
         quantised=names[0],
         scale=names[1],
         zero=names[2] if len(names) > 2 else "",
-        axis=integer(node, "axis", 1) % max(len(shape), 1),
+        axis=axis,
         size=size,
-        per_axis=len(scale) == 1 and len(shape) > 0 and scale[0] == shape[integer(node, "axis", 1) % len(shape)],
+        per_axis=len(shape) > 0 and _per_axis(node, scale, shape[axis]),
         named=names[0] if names[0] in model.graph.initializers else node.outputs[0].name or "",
         bits=_bits(model, names[0]),
     )
+
+
+def _per_axis(node: ir.Node, scale: tuple[int, ...], size: int) -> bool:
+    """Return True if every position on an axis of this size has its scale."""
+    return math.prod(scale) == size if node.op_type == "Mul" else len(scale) == 1 and scale[0] == size
 
 
 def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Packed:

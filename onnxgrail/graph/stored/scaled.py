@@ -1,4 +1,4 @@
-"""Weights dequantized by DequantizeLinear."""
+"""Weights dequantized by DequantizeLinear, or by Cast and Mul."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTE = 8  # bits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """A weight (q - zero) * scale, as in DequantizeLinear: scales per tensor, per channel or per block along `axis`."""
+    """A weight (q - zero) * scale, of DequantizeLinear or Cast and Mul: scales per tensor, channel or block of `axis`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -64,7 +64,7 @@ class Scaled:
         if self._blocked(part):
             whole = np.repeat(part, self.size, axis=self.axis)
             return np.take(whole, np.arange(shape[self.axis]), axis=self.axis)
-        if part.ndim == 1 and self.per_axis:
+        if part.ndim and self.per_axis:
             return part.reshape([-1 if a == self.axis else 1 for a in range(len(shape))])
         return part.reshape(()) if part.size == 1 else part
 
@@ -111,7 +111,7 @@ class Scaled:
         if self._blocked(part):
             return kept(part, {a: m[:: self.size] if a == self.axis else m for a, m in keep.items()})
         if part.ndim and self.per_axis and self.axis in keep:
-            return np.compress(keep[self.axis], part)
+            return np.compress(keep[self.axis], part, axis=0 if part.ndim == 1 else self.axis)
         return part
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
