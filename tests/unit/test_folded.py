@@ -86,6 +86,43 @@ def test_layers_run_as_with_rounded_float_weights(name: str, tmp_path: Path) -> 
         onnxgrail.compress(ir.to_proto(made), quantize="int8", ratio=0)
 
 
+def test_weights_in_branches_and_weights_in_parts() -> None:
+    """A weight of the model that a branch reads, one of the branch, and one that is cut and turned first."""
+    body = """
+        first = MatMul(x, u)
+        size = ReduceMax<keepdims = 0>(x)
+        positive = Greater(size, zero)
+        y = If (positive) <
+            then_branch = one () => (float[N,16] o) { o = MatMul(first, v) },
+            else_branch = two () => (float[N,16] p) {
+                a = Slice(w, start, stop, start)
+                b = Slice(w, stop, end, start)
+                c = Concat<axis = 0>(b, a)
+                d = Transpose(c)
+                p = MatMul(first, d)
+            }
+        >
+    """
+    places = {"start": ints(0), "stop": ints(7), "end": ints(16), "zero": np.float32(0)}
+    weights = {"u": (16, 16), "v": (16, 16), "w": (16, 16), **places}
+    model = tiny("float[N,16] x => float[N,16] y", body, weights, recorded=False)
+    choice = next(node for node in model.graph if node.op_type == "If")
+    inner = choice.attributes["then_branch"].as_graph()
+    value = model.graph.initializers.pop("v")  # the branch gets it
+    inner.register_initializer(value)
+    made = folded(model)
+    assert {"u/8", "w/8"} < set(made.graph.initializers)
+    choice = next(node for node in made.graph if node.op_type == "If")
+    assert set(choice.attributes["then_branch"].as_graph().initializers) == {"v/8", "v/s"}
+    for sign in (1, -1):
+        x = sign * np.abs(RNG.normal(size=(3, 16))).astype(np.float32)
+        runs = []
+        for one in (model, made):
+            with open_session(to_bytes(one)) as session:
+                runs.append(np.asarray(session.run({"x": x})["y"]))
+        assert 0 < np.abs(runs[1] - runs[0]).max() < 0.05 * np.abs(runs[0]).max()
+
+
 def test_what_stays_in_float32() -> None:
     """Weights that are read otherwise, too; inputs; weights that would overflow, are not finite, or save nothing."""
     body = """

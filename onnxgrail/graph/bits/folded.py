@@ -14,8 +14,6 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer
-from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.unique import names_kept
 
 SLOTS = {
     "Conv": (1,),
@@ -27,6 +25,7 @@ SLOTS = {
     "GRU": (1, 2),
     "RNN": (1, 2),
 }
+PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 TOP = 127
 NODES, NAMES = 120, 9  # bytes of the nodes and tensors that replace a weight, and how often they repeat its name
 LARGEST = float(np.finfo(np.float16).max)
@@ -55,13 +54,14 @@ class Weight:
 
 
 def weights_of(model: ir.Model) -> list[Weight]:
-    """Return the float weights of layers that take fewer bytes in 8 bits, in the order of the model."""
+    """Return the float weights of layers that take fewer bytes in 8 bits, in the order of the model, with branches."""
     found: dict[ir.Value, Weight] = {}
-    for node in model.graph:
-        for slot in SLOTS.get(node.op_type, ()):
-            value = node.inputs[slot] if slot < len(node.inputs) else None
-            axes = None if value is None else _axes(node, slot, value)
-            if value is not None and axes and value not in found and _smaller(value, axes):
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for slot, value in enumerate(node.inputs):
+            if value is None or value in found or not _plain(value):
+                continue
+            axes = _axes(node, slot, value) if slot in SLOTS.get(node.op_type, ()) else _last(node, value)
+            if axes and _smaller(value, axes) and _only_layers(value):
                 found[value] = Weight(value, node.name or "", axes)
     return [weight for weight in found.values() if np.isfinite(weight.array).all()]
 
@@ -74,22 +74,23 @@ def folded(model: ir.Model, half: Collection[str] = ()) -> ir.Model:
         half: names of layers whose weights have half precision; those that would overflow stay in float32.
     """
     made = model.clone()
-    graph = made.graph
-    with names_kept(graph):
-        for weight in weights_of(made):
-            name, array = weight.value.name or "", weight.array
-            if weight.layer not in half:
-                codes, scale = rounded(array, weight.axes)
-                number = _node(graph, "Cast", [constant(graph, codes, f"{name}/8")], to=ir.DataType.FLOAT)
-                number = _node(graph, "Mul", [number, constant(graph, scale, f"{name}/s")])
-            elif np.abs(array).max() <= LARGEST:
-                number = _node(graph, "Cast", [constant(graph, array.astype(np.float16), f"{name}/16")], to=1)
-            else:
-                continue
-            weight.value.replace_all_uses_with(number)
-            del graph.initializers[name]
-            number.name, number.shape = name, weight.value.shape
-    graph.sort()
+    taken = _names(made)
+    for weight in weights_of(made):
+        array, graph = weight.array, weight.value.graph
+        assert graph is not None
+        place = _Place(graph, graph[0], weight.value.name or "", taken)
+        if weight.layer not in half:
+            integers, scale = rounded(array, weight.axes)
+            number = place.node("Cast", [place.constant(integers, "8")], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
+            number = place.node("Mul", [number, place.constant(scale, "s")])
+        elif np.abs(array).max() <= LARGEST:
+            halves = place.constant(array.astype(np.float16), "16")
+            number = place.node("Cast", [halves], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
+        else:
+            continue
+        weight.value.replace_all_uses_with(number)
+        del graph.initializers[place.name]
+        number.name, number.shape = place.name, weight.value.shape
     return made
 
 
@@ -101,10 +102,14 @@ def rounded(array: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def is_folded(model: ir.Model) -> bool:
-    """Return True if a weight is a constant of 8 bits that a `Cast` turns into floats."""
-    constants = model.graph.initializers.values()
-    codes = (value for value in constants if value.dtype in CODES and not value.is_graph_input())
-    return any(use.node.op_type == "Cast" for value in codes for use in value.uses())
+    """Return True if a weight is a constant of 8 bits that a `Cast` turns into floats and a `Mul` scales."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        codes = node.inputs[0] if node.op_type == "Cast" else None
+        if codes is not None and codes.dtype in CODES and codes.is_initializer() and not codes.is_graph_input():
+            scaled = [use.node for use in node.outputs[0].uses() if use.node.op_type == "Mul"]
+            if any(v is not None and v.is_initializer() for one in scaled for v in one.inputs):
+                return True
+    return False
 
 
 def _axes(node: ir.Node, slot: int, value: ir.Value) -> tuple[int, ...] | None:
@@ -121,21 +126,86 @@ def _axes(node: ir.Node, slot: int, value: ir.Value) -> tuple[int, ...] | None:
     return None if node.op_type == "Gather" and integer(node, "axis") else (rank - 1,)
 
 
+def _last(node: ir.Node, value: ir.Value) -> tuple[int, ...] | None:
+    """Return the last axis of a weight that other nodes take apart or turn before a layer reads it."""
+    rank = 0 if value.shape is None else len(value.shape)
+    return (rank - 1,) if node.op_type in PASSING and rank > 1 and value.dtype == ir.DataType.FLOAT else None
+
+
+def _plain(value: ir.Value) -> bool:
+    """Return True for a constant that is neither computed nor an input or output of the model."""
+    if value.const_value is None or value.producer() is not None or value.graph is None:
+        return False
+    return value.is_initializer() and not value.is_graph_input() and not value.is_graph_output()
+
+
+def _only_layers(value: ir.Value) -> bool:
+    """Return True if only layers read a constant as their weights, if need be taken apart or turned before."""
+    for node, slot in value.uses():
+        if slot in SLOTS.get(node.op_type, ()):
+            continue
+        others = (other for other in node.inputs if other is not None and other is not value)
+        if node.op_type not in PASSING or value.is_graph_output() or not all(_constant(other) for other in others):
+            return False
+        if not _only_layers(node.outputs[0]):
+            return False
+    return not value.is_graph_output()
+
+
+def _constant(value: ir.Value) -> bool:
+    """Return True for a constant, and for what passing nodes make of constants."""
+    maker = value.producer()
+    if maker is None:
+        return value.const_value is not None and not value.is_graph_input()
+    return maker.op_type in PASSING and all(_constant(other) for other in maker.inputs if other is not None)
+
+
 def _smaller(value: ir.Value, axes: tuple[int, ...]) -> bool:
-    """Return True if a constant that only layers read takes fewer bytes in 8 bits."""
-    if value.const_value is None or value.is_graph_input() or value.is_graph_output() or value.producer() is not None:
-        return False
-    if any(use.idx not in SLOTS.get(use.node.op_type, ()) for use in value.uses()):
-        return False
+    """Return True if a constant takes fewer bytes in 8 bits."""
+    assert value.const_value is not None
     size, shape = value.const_value.size, value.const_value.shape.numpy()
     scales = size // max(1, int(np.prod([shape[axis] for axis in axes])))
     return 3 * size - 4 * scales > NODES + NAMES * len(value.name or "")
 
 
-def _node(graph: ir.Graph, op: str, inputs: list[ir.Value], to: int | None = None) -> ir.Value:
-    """Append a node that computes float32; return its output."""
-    node = ir.Node("", op, inputs, [] if to is None else [ir.AttrInt64("to", int(to))])
-    value = node.outputs[0]
-    value.name, value.type, value.shape = f"{inputs[0].name}/f", ir.TensorType(ir.DataType.FLOAT), inputs[0].shape
-    graph.append(node)
-    return value
+def _names(model: ir.Model) -> set[str]:
+    """Return the names of all values, in branches, too."""
+    graphs = [model.graph, *{n.graph for n in ir.traversal.RecursiveGraphIterator(model.graph) if n.graph is not None}]
+    names = {name for graph in graphs for name in graph.initializers} | {v.name or "" for v in model.graph.inputs}
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    return names | {value.name or "" for node in nodes for value in node.outputs}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A graph that gets nodes and constants for a weight of this name, before a node; and all names that are taken."""
+
+    graph: ir.Graph | ir.Function
+    before: ir.Node
+    name: str
+    taken: set[str]
+
+    def constant(self, array: Array, end: str) -> ir.Value:
+        """Add an initializer; return it."""
+        assert isinstance(self.graph, ir.Graph)
+        name = self._free(end)
+        kind = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=ir.tensor(array, name=name))
+        self.graph.register_initializer(value)
+        return value
+
+    def node(self, op: str, inputs: list[ir.Value], *attributes: ir.Attr) -> ir.Value:
+        """Add a node that computes float32; return its output."""
+        node = ir.Node("", op, inputs, attributes)
+        value = node.outputs[0]
+        value.name, value.type, value.shape = self._free("f"), ir.TensorType(ir.DataType.FLOAT), inputs[0].shape
+        self.graph.insert_before(self.before, node)
+        return value
+
+    def _free(self, end: str) -> str:
+        """Return a name that is not taken."""
+        name = f"{self.name}/{end}"
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name

@@ -18,7 +18,7 @@ BYTE = 8  # bits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """A weight (q - zero) * scale, of DequantizeLinear or Cast and Mul: scales per tensor, channel or block of `axis`."""
+    """A weight (q - zero) * scale, of DequantizeLinear or Cast and Mul: one scale, or several along `axis`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
