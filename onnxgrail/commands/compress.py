@@ -121,10 +121,10 @@ def compress(
             if not job.first:
                 return result_of_follower(source, job, decision, slim)
             worked = methods.apply(source, decision, slim, job)
-            shipped = shipping.ship(source, decision, slim, job, latency=latency)
+            apart = external(given, save_as_external_data)
+            shipped = shipping.ship(source, decision, slim, job, latency=latency, weights=places.weights(apart))
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
-                apart = external(given, save_as_external_data)
                 written = places.write(shipped.model, job, apart=apart, sources=[given])
                 left_out = places.save_recipe(recipe, data, held_out)
     told = shipped.told(report_of(source, job, decision, shipped.made(worked, written)), left_out)

@@ -33,7 +33,7 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
     Raises:
         NothingToCompressError: the result is larger, or slower.
     """
-    grown = outgrown(prepared, shipped.model, job.recipe)
+    grown = outgrown(prepared, shipped, job.recipe)
     if grown is not None:
         raise _refused(prepared, decision, job, places, *grown)
     search = decision.allocation.found

@@ -56,7 +56,9 @@ def check(prepared: Prepared, recipe: Recipe) -> None:
     plan.check(prepared.model, recipe)
 
 
-def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
+def ship(
+    prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, latency: bool = False, weights: str = ""
+) -> Shipped:
     """Turn the narrowed model into the model that is written.
 
     Simplification comes after the narrowing, because names of nodes and weights in options and report are those of the
@@ -69,6 +71,7 @@ def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, la
         slim: the narrowed model.
         job: the run.
         latency: measure the latency of the original and the result.
+        weights: name of the file that takes the weights; empty if they stay in the model file.
 
     Raises:
         ModelError: a tool fails, or ONNX Runtime does not run the result.
@@ -98,7 +101,7 @@ def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, la
         "quantization": quantization,
         "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
     }
-    return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys)
+    return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys, weights=weights)
 
 
 def _slow(before: Times, after: Times) -> list[str]:
@@ -109,28 +112,35 @@ def _slow(before: Times, after: Times) -> list[str]:
     return [f"on this machine the quantized model takes {share:.2f} times as long as before: only its file is smaller"]
 
 
-def outgrown(prepared: Prepared, model: ir.Model, recipe: Recipe) -> tuple[str, str] | None:
+def outgrown(prepared: Prepared, shipped: Shipped, recipe: Recipe) -> tuple[str, str] | None:
     """Return the reason why a result may not be written, and a hint: it takes more bytes than the input.
 
     The metadata on the run are shortened if they would make the file larger.  In a very small file, a few more names
     are tolerated.
     """
-    path = prepared.path
+    path, model = prepared.path, shipped.model
     before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.baseline.model, path)
     if weight_bytes(model) + LARGEST_GRAPH < before:
         return None
-    after = written_bytes(model)
+    after = written_bytes(model, shipped.weights)
     if after > before:
         storage.shorten(model)
-        after = written_bytes(model)
+        after = written_bytes(model, shipped.weights)
     nothing_asked = recipe.keeps_everything and recipe.quantize == "none"
     if nothing_asked or "ic" in recipe.refine or after <= before + (NAMES if before < TINY else 0):
         return None
     text = f"the result would take {after:,} bytes, more than the {before:,} of the input; nothing is written"
+    if shipped.weights and written_bytes(model) <= before:
+        return text, "Give --no-save-as-external-data: names and offsets of weights in a second file take bytes, too"
+    return text, _hint(model, recipe)
+
+
+def _hint(model: ir.Model, recipe: Recipe) -> str:
+    """Return what makes a result smaller that would take more bytes than the input."""
     if recipe.simplify:
-        return text, "Leave out --simplify, which writes repeated constants out"
+        return "Leave out --simplify, which writes repeated constants out"
     if recipe.quantize in WEIGHTS and any(node.op_type == "Conv" for node in model.graph):
-        return text, f"--quantize {recipe.quantize} stores matrices only; --quantize int8 has convolutions too"
+        return f"--quantize {recipe.quantize} stores matrices only; --quantize int8 has convolutions too"
     if recipe.quantize != "none":
-        return text, "Leave out --quantize: few bytes of this model are weights of layers"
-    return text, "Remove more, or choose other blocks; --compensate none writes no new weights"
+        return "Leave out --quantize: few bytes of this model are weights of layers"
+    return "Remove more, or choose other blocks; --compensate none writes no new weights"

@@ -27,6 +27,7 @@ class Shipped:
         verification, results: narrowed compared with original, None and empty without `recipe.check`; if the model was
             quantized, `results` are those of the quantized model.
         keys: `simplify`, `quantization`, `target` and `latency` of the report, None if not requested.
+        weights: name of the file that takes the weights; empty if they stay in the model file.
     """
 
     model: ir.Model
@@ -34,6 +35,7 @@ class Shipped:
     verification: Verification | None
     results: tuple[Fidelity, ...]
     keys: Mapping[str, Any]
+    weights: str = ""
 
     def passes(self, recipe: Recipe) -> bool:
         """Return True if the outputs are close enough and, with `--strict`, the target runtime takes the model."""
@@ -43,7 +45,12 @@ class Shipped:
     def made(self, worked: Worked, written: Mapping[Path, str]) -> Made:
         """Return the results of the run: these, those of further methods, and the checksums of the written files."""
         return Made(
-            slim=self.narrowed, final=self.model, written=written, verification=self.verification, worked=worked
+            slim=self.narrowed,
+            final=self.model,
+            weights=self.weights,
+            written=written,
+            verification=self.verification,
+            worked=worked,
         )
 
     def told(self, report: Report, said: Sequence[str] = ()) -> Report:

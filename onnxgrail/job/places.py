@@ -16,6 +16,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, default_output, path_of
+from onnxgrail.machine.files.placing import weights_name
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.scripts import is_named
 from onnxgrail.machine.steps import journal
@@ -147,6 +148,10 @@ class Places:
         written = model_file.save(slim, target, apart=apart, scratch=folder.scratch(target), sources=sources)
         folder.finish()
         return written
+
+    def weights(self, apart: bool) -> str:
+        """Return a name as long as that of the file that takes the weights; empty if they stay in the model file."""
+        return weights_name(self.output or Path("model.onnx"), "0" * 64) if apart else ""
 
     def save_recipe(self, recipe: Recipe, data: Any, held_out: Any) -> list[str]:
         """Write the recipe file if requested; return notes on the parts left out."""

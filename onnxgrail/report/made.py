@@ -19,6 +19,7 @@ class Made:
     Attributes:
         slim: the narrowed graph; None if nothing was narrowed.
         final: the graph as it is written, if it differs from `slim`.
+        weights: name of the file that takes the weights; empty if they stay in the model file.
         written: checksums of the written files, the model first.
         verification: the checks of the result.
         worked: results of refinements and further methods.
@@ -26,6 +27,7 @@ class Made:
 
     slim: ir.Model | None = None
     final: ir.Model | None = None
+    weights: str = ""
     written: Mapping[Path, str] = field(default_factory=dict)
     verification: Verification | None = None
     worked: Worked = field(default_factory=Worked)

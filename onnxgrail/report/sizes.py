@@ -75,10 +75,8 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     given = files_of(prepared.given, None) if path is None else files_of(before.model, path)
     if written:
         size = sum(file.stat().st_size for file in written)
-    elif final is not None and final is not slim:
-        size = written_bytes(final)
-    elif slim is not None and before is not prepared:  # a rotation added some
-        size = written_bytes(slim)
+    elif final is not None:
+        size = written_bytes(final, made.weights)
     else:
         size = given.bytes - gone_bytes - sum(a.bytes for a in applied)
     macs = (counting.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail.cli import main
+from onnxgrail.errors import NothingToCompressError
 from onnxgrail.recipe.storage import KEY
 from tests.e2e import nets
 from tests.tiny import ints, tiny
@@ -100,3 +101,32 @@ def test_nothing_asked_for_is_never_refused() -> None:
     model = nets.mlp()
     result = onnxgrail.compress(model, unit_ratio=0, check=False)
     assert len(result.to_bytes()) < model.ByteSize() + 250
+
+
+def test_weights_in_a_second_file_count_with_their_names(tmp_path: Path) -> None:
+    """Every weight in a file of its own place has a name, an offset and a length in the model file."""
+    layers = "\n".join(f"h{k} = MatMul(r{k}, w{k})\nr{k + 1} = Relu(h{k})" for k in range(100))
+    model = tiny("float[N,18] r0 => float[N,18] r100", layers, {f"w{k}": (18, 18) for k in range(100)})
+    source = save(model, tmp_path / "net.onnx")
+    words: dict[str, Any] = {"samples": 4, "check": False, "round_to": 1, "compensate": "none"}
+    words |= {"save_as_external_data": True, "unit_ratio": 0.06, "include": "MatMul_.[048]"}
+    with pytest.raises(NothingToCompressError, match="more than the") as caught:
+        onnxgrail.compress(source, tmp_path / "o.onnx", **words)
+    assert "--no-save-as-external-data" in str(caught.value.hint)
+    assert not (tmp_path / "o.onnx").exists()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_size_of_a_dry_run_is_that_of_the_files(apart: bool, tmp_path: Path) -> None:
+    weights = {"w1": (64, 300), "b": (300,), "w2": (300, 64)}
+    source = save(
+        tiny("float[N,64] x => float[N,64] y", "h = MatMul(x, w1)\na = Add(h, b)\ny = MatMul(a, w2)", weights),
+        tmp_path / "net.onnx",
+    )
+    words: dict[str, Any] = {"unit_ratio": 0.5, "samples": 4, "check": False, "save_as_external_data": apart}
+    asked = onnxgrail.compress(source, dry_run=True, **words).report.data["model"]["bytes_after"]
+    done = onnxgrail.compress(source, tmp_path / "o.onnx", **words)
+    files = [file for file in tmp_path.iterdir() if file.name.startswith("o.onnx")]
+    assert len(files) == 1 + apart
+    assert done.report.data["model"]["bytes_after"] == sum(file.stat().st_size for file in files)
+    assert abs(asked - done.report.data["model"]["bytes_after"]) < 64

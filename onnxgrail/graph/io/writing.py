@@ -16,9 +16,10 @@ from onnxgrail.graph.io.wire import head
 from onnxgrail.machine.files.checksums import Hashed
 from onnxgrail.machine.files.placing import Weights
 
-SMALL = 256  # bytes; weights up to this size stay in the model file even with external data
+SMALL = 1024  # bytes; weights up to this size stay in the model file even with external data, as in `onnx.save`
 ALIGN = 64  # bytes; alignment for memory maps and vector loads
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
+_NUMBERS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")  # of TensorProto
 
 
 def unload(model: ir.Model, path: Path, named: Callable[[str], str]) -> Weights | None:
@@ -107,18 +108,41 @@ def _written(path: Path, pieces: Iterable[bytes | Mapped]) -> str:
     return file.digest
 
 
-def written_bytes(model: ir.Model) -> int:
-    """Return how many bytes `write_inline` would write, without reading large weights."""
+def written_bytes(model: ir.Model, weights: str = "") -> int:
+    """Return how many bytes the files of a model would take, without reading large weights.
+
+    Args:
+        model: the graph.
+        weights: name of the file to which `unload` would write the weights; empty if they stay in the model file.
+    """
     with beside(model) as large:
         proto = to_file(model)
     sizes = {name: array.nbytes for name, array in large.items()}
     sizes |= {v.name or "": held.nbytes for v, held in _weights(model) if isinstance(held, Mapped)}
+    apart = _apart(model, proto, weights) if weights else {}
     for tensor in proto.graph.initializer:
-        if tensor.name in sizes:
+        if tensor.name in sizes and tensor.name not in apart:
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-    rest: int = proto.ByteSize()
-    return rest + sum(len(head(_RAW, size)) + size for size in sizes.values())
+    rest: int = proto.ByteSize() + sum(size + -size % ALIGN for size in apart.values())
+    return rest + sum(len(head(_RAW, size)) + size for name, size in sizes.items() if name not in apart)
+
+
+def _apart(model: ir.Model, proto: onnx.ModelProto, file: str) -> dict[str, int]:
+    """Make a message refer to a weights file, as after `unload`; return the bytes of these weights by name."""
+    large = {v.name or "": t.nbytes for v, t in _weights(model) if t.nbytes > SMALL and t.dtype != ir.DataType.STRING}
+    start, sizes = 0, {}
+    for tensor in proto.graph.initializer:
+        if tensor.name in large:
+            sizes[tensor.name] = large[tensor.name]
+            for numbers in _NUMBERS:
+                tensor.ClearField(numbers)
+            del tensor.external_data[:]
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", file), ("offset", start), ("length", large[tensor.name])):
+                tensor.external_data.add(key=key, value=str(value))
+            start += large[tensor.name] + -large[tensor.name] % ALIGN
+    return sizes
 
 
 def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
