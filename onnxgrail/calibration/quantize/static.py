@@ -12,7 +12,8 @@ import onnx_ir as ir
 from onnxgrail.calibration.quantize.choose import Choice, choose
 from onnxgrail.calibration.quantize.noise import MIXED, exceptions
 from onnxgrail.calibration.quantize.prepare import prepare
-from onnxgrail.core import Feed
+from onnxgrail.calibration.quantize.shifts import shifts_of
+from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.exempt import exempted
 from onnxgrail.graph.bits.folded import folded, weights_of
 from onnxgrail.graph.io.model_file import load, save
@@ -69,12 +70,14 @@ class _Source:
         path: its file; ready: the graph.
         loud: layers whose inputs have outliers, with that reason.
         never: layers that stay in float in any case, with the reason.
+        shifts: mean errors of layers whose weights are rounded, by output channel.
     """
 
     path: Path
     ready: ir.Model
     loud: Mapping[str, str]
     never: Mapping[str, str]
+    shifts: Mapping[str, Floats]
 
     def layers(self) -> list[ir.Node]:
         """Return the layers that can compute in 8 bits."""
@@ -93,12 +96,13 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
     loud = exceptions(ready, given.feeds, LAYERS)
     never = {node.name or "": GROUPED for node in ready.graph if _grouped(node)}
     never |= {name: why for name, why in loud.items() if why == MIXED}  # a loss over all channels does not see it
-    origin = _Source(path, ready, loud, never)
+    shifts = {} if given.everywhere else shifts_of(ready, given.feeds)
+    origin = _Source(path, ready, loud, never, shifts)
     trials = given.trials
     if trials is None:
         kept = {**loud, **never}
         made = _quantise(origin, given, target, without=list(kept))
-        save(made if given.everywhere else folded(made), target)
+        save(made if given.everywhere else folded(made, shifts=shifts), target)
         return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
     if given.everywhere:
         made, found = _mixed(origin, given, trials, target)
@@ -109,7 +113,7 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
 
 def _faster(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[tuple[str, ...], str]:
     """Write the model with layers in 8 bits, or only with weights in 8 bits; return layers in float, and the reason."""
-    light, wide = _light(origin.ready, trials)
+    light, wide = _light(origin, trials)
     brief = replace(given, feeds=given.feeds[:1])  # the ranges do not change the time
     speed = trials.speed(light, _quantise(origin, brief, target, without=list(origin.never)))
     why = f"in 8 bits, layers take {1 / max(speed, 1e-9):.2f} times as long on this machine"
@@ -127,13 +131,17 @@ def _faster(origin: _Source, given: Static, trials: Trials, target: Path) -> tup
     return tuple(n.name or "" for n in origin.layers()), f"{why}; the weights have 8 bits{halves}"
 
 
-def _light(ready: ir.Model, trials: Trials) -> tuple[ir.Model, Choice]:
+def _light(origin: _Source, trials: Trials) -> tuple[ir.Model, Choice]:
     """Return the model with weights in 8 bits, some in half precision, that computes in float; and the choice."""
     sizes: dict[str, int] = {}
-    for weight in weights_of(ready):
+    for weight in weights_of(origin.ready):
         sizes[weight.layer] = sizes.get(weight.layer, 0) + weight.array.size
-    found = choose(sizes, lambda names: trials.loss(folded(ready, names)), target=trials.target)
-    return folded(ready, found.layers), found
+
+    def made(half: Collection[str]) -> ir.Model:
+        return folded(origin.ready, half, origin.shifts)
+
+    found = choose(sizes, lambda names: trials.loss(made(names)), target=trials.target)
+    return made(found.layers), found
 
 
 def _mixed(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[ir.Model, Choice]:
@@ -142,7 +150,7 @@ def _mixed(origin: _Source, given: Static, trials: Trials, target: Path) -> tupl
 
     def without(names: Collection[str]) -> ir.Model:
         made = exempted(whole, origin.ready, {*names, *origin.never}, ROUNDED, AFTER)
-        return made if given.everywhere else folded(made)
+        return made if given.everywhere else folded(made, shifts=origin.shifts)
 
     layers = {n.name or "": _size(n) for n in origin.layers()}
     outliers = [name for name in origin.loud if name in layers]

@@ -6,7 +6,7 @@ constants, so the layers that read them compute in float32, as fast as before.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ SLOTS = {
     "RNN": (1, 2),
 }
 PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
+NONE: Mapping[str, Array] = {}
 TOP = 127
 NODES, NAMES = 120, 9  # bytes of the nodes and tensors that replace a weight, and how often they repeat its name
 LARGEST = float(np.finfo(np.float16).max)
@@ -66,12 +68,13 @@ def weights_of(model: ir.Model) -> list[Weight]:
     return [weight for weight in found.values() if np.isfinite(weight.array).all()]
 
 
-def folded(model: ir.Model, half: Collection[str] = ()) -> ir.Model:
+def folded(model: ir.Model, half: Collection[str] = (), shifts: Mapping[str, Array] = NONE) -> ir.Model:
     """Return a copy whose float weights are stored as int8 with a scale per channel, or in half precision.
 
     Args:
         model: the graph; not changed.
         half: names of layers whose weights have half precision; those that would overflow stay in float32.
+        shifts: numbers by layer that are added to its bias if its weight has 8 bits.
     """
     made = model.clone()
     taken = _names(made)
@@ -83,6 +86,7 @@ def folded(model: ir.Model, half: Collection[str] = ()) -> ir.Model:
             integers, scale = rounded(array, weight.axes)
             number = place.node("Cast", [place.constant(integers, "8")], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
             number = place.node("Mul", [number, place.constant(scale, "s")])
+            _shift(place, weight, shifts.get(weight.layer))
         elif np.abs(array).max() <= LARGEST:
             halves = place.constant(array.astype(np.float16), "16")
             number = place.node("Cast", [halves], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
@@ -94,11 +98,38 @@ def folded(model: ir.Model, half: Collection[str] = ()) -> ir.Model:
     return made
 
 
+def _shift(place: _Place, weight: Weight, shift: Array | None) -> None:
+    """Add numbers per channel to the bias of a layer, which gets one if it has none."""
+    node = next((use.node for use in weight.value.uses() if use.node.name == weight.layer), None)
+    if shift is None or node is None or node.op_type not in BIASED:
+        return
+    bias = node.inputs[BIAS] if len(node.inputs) > BIAS else None
+    if bias is None:
+        node.resize_inputs(BIAS + 1)
+        node.replace_input_with(BIAS, place.constant(shift.astype(np.float32), "b"))
+        return
+    if not _plain(bias) or bias.dtype != ir.DataType.FLOAT or (node.op_type == "Gemm" and "beta" in node.attributes):
+        return
+    assert bias.const_value is not None
+    numbers = (bias.const_value.numpy() + shift).astype(np.float32)
+    node.replace_input_with(BIAS, place.constant(numbers, "b"))
+    if not bias.uses() and bias.graph is not None:
+        del bias.graph.initializers[bias.name or ""]
+
+
 def rounded(array: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return the codes of an array as int8, and the scales; their product is nearest to the array."""
     scale = np.abs(array).max(axis=axes, keepdims=True) / np.float32(TOP)
     scale[scale == 0] = 1
     return np.clip(np.rint(array / scale), -TOP, TOP).astype(np.int8), scale
+
+
+def added(graph: ir.Graph, array: Array, name: str) -> ir.Value:
+    """Add an initializer of a name that is not taken; return it."""
+    kind = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=ir.tensor(array, name=name))
+    graph.register_initializer(value)
+    return value
 
 
 def is_folded(model: ir.Model) -> bool:
@@ -188,11 +219,7 @@ class _Place:
     def constant(self, array: Array, end: str) -> ir.Value:
         """Add an initializer; return it."""
         assert isinstance(self.graph, ir.Graph)
-        name = self._free(end)
-        kind = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-        value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=ir.tensor(array, name=name))
-        self.graph.register_initializer(value)
-        return value
+        return added(self.graph, array, self._free(end))
 
     def node(self, op: str, inputs: list[ir.Value], *attributes: ir.Attr) -> ir.Value:
         """Add a node that computes float32; return its output."""
