@@ -64,6 +64,9 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
         text = f"nothing could be compressed: {_amount(recipe)} no unit from any of {len(chosen)} blocks"
     else:
         text, hint = no_blocks(prepared, chosen, decision.refusals)
+    if recipe.quantize != "none":
+        alone = f"--ratio 0 --quantize {recipe.quantize} quantizes without narrowing"
+        hint = f"{hint}; {alone}" if hint else alone
     return _refused(prepared, decision, job, places, text, hint)
 
 

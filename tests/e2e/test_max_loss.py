@@ -89,6 +89,16 @@ def test_nothing_within_the_loss_is_a_refusal_with_its_price(tmp_path: Path) -> 
     assert not (tmp_path / "o.onnx").exists()
 
 
+@pytest.mark.parametrize("amount", [{"max_loss": 1e-9}, {"ratio": 0.5, "include": "nothing"}])
+def test_a_refusal_says_how_to_quantize_alone(amount: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    target, data = tmp_path / "o.onnx", inputs(96)
+    with pytest.raises(NothingToCompressError) as caught:
+        onnxgrail.compress(model, target, data=data, quantize="int8-weights", selector="random", **amount)
+    assert "--ratio 0 --quantize int8-weights quantizes without narrowing" in str(caught.value.hint)
+    onnxgrail.compress(model, target, data=data, quantize="int8-weights", ratio=0)
+    assert target.stat().st_size < model.stat().st_size
+
+
 def test_a_larger_loss_gives_a_smaller_model(tmp_path: Path) -> None:
     path = tmp_path / "dense.onnx"
     net = onnx.load(planted(path))
