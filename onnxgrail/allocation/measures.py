@@ -117,9 +117,7 @@ def built(
 
 def _used(prepared: Prepared, widths: Mapping[str, int]) -> Prepared:
     """Return the model that will be narrowed: the one that was read if no rotated stream or table loses channels."""
-    blocks = prepared.survey.blocks
-    ranked = any(block.ranked and widths.get(block.name, block.units) < block.units for block in blocks)
-    return prepared if ranked else prepared.baseline
+    return prepared if prepared.survey.rotated(widths) else prepared.baseline
 
 
 def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:

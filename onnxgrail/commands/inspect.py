@@ -18,7 +18,7 @@ from onnxgrail.graph.cost.meter import dead_of
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
-from onnxgrail.graph.io.model_file import bytes_on_disk
+from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
@@ -86,26 +86,28 @@ def inspect(
 
 
 def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) -> Inspection:
-    survey = prepared.survey
-    params, macs = counting.parameters(prepared.baseline.model), counting.macs(prepared.model, survey)
-    size = bytes_on_disk(prepared.baseline.model, path) if path.exists() else len(_serialised(prepared))
+    survey, given, whole = prepared.survey, prepared.baseline, _totals(prepared)
+    added = [one - two for one, two in zip(whole, _totals(given), strict=True)]  # by rotations, if channels are removed
+    size = bytes_on_disk(given.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):
         one = inner if kind in INNER else prepared
         some = [b for b in one.survey.blocks if kind in (b.kind, "all")]
         if some:
-            gone, saved = _gone(one, dead_of(one.survey, {b.name: 0 for b in some}), macs)
-            shares[kind] = {"params": gone[0] / max(params, 1), "macs": saved / max(macs, 1)}
+            params, macs, _ = _gone(one, dead_of(one.survey, {b.name: 0 for b in some}))
+            shares[kind] = {"params": params / max(whole[0], 1), "macs": macs / max(whole[1], 1)}
     usual = selection.selected(survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
     for ratio in RATIOS:
-        gone, saved = _gone(prepared, dead_of(survey, by_ratio(prepared, usual, ratio, recipe.round_to)), macs)
-        left = {"params": params - gone[0], "macs": (macs - saved) // prepared.samples, "bytes": _left(size, gone[1])}
-        predicted.append({"ratio": ratio, **left})
+        widths = by_ratio(prepared, usual, ratio, recipe.round_to)
+        more = added if survey.rotated(widths) else [0, 0, 0]
+        params, macs, gone = (a - b for a, b in zip(_gone(prepared, dead_of(survey, widths)), more, strict=True))
+        left = {"params": whole[0] - added[0] - params, "macs": (whole[1] - added[1] - macs) // prepared.samples}
+        predicted.append({"ratio": ratio, **left, "bytes": _left(size, gone)})
     return Inspection(
         path=str(path),
-        params=params,
-        macs=macs // prepared.samples,
+        params=whole[0] - added[0],
+        macs=(whole[1] - added[1]) // prepared.samples,
         bytes=size,
         blocks=tuple(entry for one, kinds in ((prepared, OUTER), (inner, INNER)) for entry in _entries(one, kinds)),
         refusals=located(prepared.model, tuple(dict.fromkeys([*survey.refusals, *kept_whole(inner)]))),
@@ -113,6 +115,12 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) 
         predicted=tuple(predicted),
         notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),
     )
+
+
+def _totals(prepared: Prepared) -> tuple[int, int, int]:
+    """Return the parameters, multiply-accumulates and bytes of weights of a model."""
+    model = prepared.model
+    return counting.parameters(model), counting.macs(model, prepared.survey), weight_bytes(model)
 
 
 def _serialised(prepared: Prepared) -> bytes:
@@ -126,8 +134,11 @@ def _left(size: int, gone: int) -> int | None:
     return size - gone if gone < size else None
 
 
-def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[tuple[int, int], int]:
-    return counting.removed(prepared.survey, dead), macs - counting.macs(prepared.model, prepared.survey, dead)
+def _gone(prepared: Prepared, dead: Bools) -> tuple[int, int, int]:
+    """Return the parameters, multiply-accumulates and bytes that go with the dead units."""
+    params, size = counting.removed(prepared.survey, dead)
+    whole = counting.macs(prepared.model, prepared.survey)
+    return params, whole - counting.macs(prepared.model, prepared.survey, dead), size
 
 
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:

@@ -132,3 +132,12 @@ def test_the_vision_transformer_loses_less_than_without_its_stream() -> None:
         return float((run(found, {"images": held_out["images"]})["logits"].argmax(axis=1) == held_out["labels"]).mean())
 
     assert right() > right(blocks=("mlp", "heads"))
+
+
+def test_inspect_tells_the_sizes_of_the_model_as_it_was_read() -> None:
+    """A matrix after the lookup is added only if channels of the table are removed."""
+    found = onnxgrail.inspect(with_a_table())
+    assert "embedding" in {block["kind"] for block in found.blocks}
+    done = onnxgrail.compress(with_a_table(), unit_ratio=0, samples=2, check=False).report.data["model"]
+    assert (found.params, found.macs) == (done["params_before"], done["macs_before"])
+    assert all(share <= 1 for shares in found.shares.values() for share in shares.values())

@@ -163,6 +163,10 @@ class Survey:
         """Return the working arrays of constants whose stored form would grow if their numbers changed."""
         return frozenset(form.operand.param for held in self.holdings for form in held.forms if form.compact)
 
+    def rotated(self, widths: Mapping[str, int]) -> bool:
+        """Return True if a rotated stream or table loses channels with these widths, so that the rotation stays."""
+        return any(block.ranked and widths.get(block.name, block.units) < block.units for block in self.blocks)
+
     def convolved(self, block: Block) -> bool:
         """Return True if 2-D convolutions produce or consume the channels of a block."""
         layers = (*block.producers, *block.consumers)  # a constant that is only added may have four axes, too
