@@ -304,12 +304,12 @@ def _reachable(search: Search, budget: Budget, fit: Fit) -> None:
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
     share = f"{budget.found / max(budget.before, 1e-9):.1%}"
     least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"
-    bits = f" and {len(search.rungs)} weights in as few bits as they may have" if search.rungs else ""
+    ends = [f"all of {len(search.blocks)} blocks as narrow as possible"] if search.blocks else []
+    ends += [f"{len(search.rungs)} weights in as few bits as they may have"] if search.rungs else []
     hint = "Leave out --only-bits" if search.recipe.only_bits else "Allow more, or choose more --blocks"
     hint += "; what else runs on this machine disturbs the measurement" if unit else ""
     raise UsageError(
-        f"{budget.target.option} {budget.target.text} is out of reach: with all of {len(search.blocks)} blocks as "
-        f"narrow as possible{bits} {least} stay",
+        f"{budget.target.option} {budget.target.text} is out of reach: with {' and '.join(ends)} {least} stay",
         hint=hint,
     )
 

@@ -169,7 +169,8 @@ def more(verdict: Data) -> str:
     if "worst_channel" in found:
         words.append(f"worst channel {found['channel']:.0f} {_number('values', found['worst_channel'])}")
     if "unexplained" in found:
-        words.append(f"{_number('scores', found['unexplained'])} of what differs between samples is lost")
+        lost = found["unexplained"]  # above 1, the mean of all samples would be closer
+        words.append(f"{_number('scores', lost) if lost < 1 else 'all'} of what differs between samples is lost")
     return ", ".join(words)
 
 

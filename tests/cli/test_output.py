@@ -124,6 +124,13 @@ def test_the_advice_names_the_option_that_was_given(monkeypatch, recipe, ways):
     assert f"(F1 of scores above 0.5 44.0 %): {ways} bring it closer" in result.stderr
 
 
+@pytest.mark.parametrize(("share", "words"), [(0.25, "25.0 %"), (1.39, "all")])
+def test_no_more_than_all_is_lost(monkeypatch, share, words):
+    outputs = [output(name, verdict("values", 0.04, details={"unexplained": share})) for name in ("y0", "y1")]
+    text = printed(monkeypatch, verification=checked(*outputs)).stdout
+    assert f" {words} of what differs between samples is lost" in text
+
+
 def test_whole_numbers_are_equal_or_not(monkeypatch):
     label = output("label", verdict("labels", 0.75, measure="equal values", interval=None), cosine=None, nmse=None)
     text = printed(monkeypatch, verification=checked(label, on="random", samples=1)).stdout
