@@ -6,7 +6,7 @@ zeros, and an empty list as one such row, so that every sample can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,12 @@ def open_axes(shapes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, ...]]
         axes = range(max(1, len(shape) - 1) if shape else 0)
         found[name] = tuple(axis for axis in axes if not isinstance(shape[axis], int))
     return {name: axes for name, axes in found.items() if axes}
+
+
+def lists_of(outputs: Iterable[Any]) -> Lists:
+    """Return what finds the lists among the outputs of a graph."""
+    shapes = {value.name or "": tuple(value.shape) for value in outputs if value.shape is not None}
+    return Lists(open_axes(shapes), set())
 
 
 class Lists:

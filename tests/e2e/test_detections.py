@@ -13,7 +13,7 @@ import onnxgrail
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.kinds import LISTED, parts_of
-from onnxgrail.fidelity.lists import Lists, open_axes
+from onnxgrail.fidelity.lists import Lists, lists_of, open_axes
 from tests.tiny import tiny
 
 SCORES = """
@@ -79,3 +79,11 @@ def test_rows_that_one_model_lacks() -> None:
     assert not (one["n"] == two["n"]).any()
     assert two["last"].shape == (2, 1)
     assert parts_of("d", [ones], Clues(lists=names))[0].kind == "values"
+
+
+def test_the_distance_that_chooses_weights_counts_missing_rows() -> None:
+    outputs = tiny("float[1,8] x => float[K,3] scores", SCORES, {"w1": (8, 16), "w2": (16, 3), "one": np.array([1])})
+    lists = lists_of(outputs.graph.outputs)
+    one, two = lists.leveled({}, {"scores": np.ones((2, 3), np.float32)}, {"scores": np.ones((1, 3), np.float32)})
+    assert lists.names == {"scores"}
+    assert one["scores"].shape == two["scores"].shape == (2, 3)

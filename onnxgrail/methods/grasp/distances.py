@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish
+from onnxgrail.fidelity.lists import lists_of
 from onnxgrail.graph.cuts.residual import Layer
 from onnxgrail.methods.grasp.measure import masks_of, outputs_of, rows_of, walk_of
 
@@ -41,11 +42,12 @@ def apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Mode
     outputs = outputs_of(slim)
     names = list(dict.fromkeys([*outputs, *(layer.end for layer in layers)]))
     wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))
-    sums: dict[str, Sums] = {}
+    sums, lists = dict[str, Sums](), lists_of(reference.graph.outputs)
     squares = {layer.name: np.zeros(2) for layer in layers}
     for batch, mask in enumerate(masks_of(prepared)):
         goal, now = wanted(batch), got(batch)
-        sums = add_batch(sums, {n: goal[n] for n in outputs}, {n: now[n] for n in outputs}, mask=mask)
+        ends = ({n: side[n] for n in outputs} for side in (goal, now))
+        sums = add_batch(sums, *lists.leveled({}, *ends), mask=mask)
         for layer in layers:
             squares[layer.name] += _squares(*(rows_of(a[layer.end], mask) for a in (goal, now)))
     errors = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]

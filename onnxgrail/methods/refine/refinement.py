@@ -18,6 +18,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Array, Bools, Ints, Outcome, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish, looks_like_logits, probable
+from onnxgrail.fidelity.lists import lists_of
 from onnxgrail.graph.cuts.chunks import chunks
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.fittable.trainable import trainable
@@ -174,9 +175,10 @@ class Refinement:
         names = self.outputs()
         dense, slim = (self._passed(m, names, sorted(numbers)) for m in (self.prepared.model, self.slim))
         sums: dict[str, Sums] = {}
+        lists = lists_of(self.prepared.model.graph.outputs)
         for number, theirs, ours in zip(sorted(numbers), dense, slim, strict=True):
-            wanted = {n: self.goal(n, a) for n, a in theirs.items()}
-            sums = add_batch(sums, wanted, ours, mask=self.masks[number])
+            wanted, got = lists.leveled({}, {n: self.goal(n, a) for n, a in theirs.items()}, ours)
+            sums = add_batch(sums, wanted, got, mask=self.masks[number])
         found = [r.kl if r.kl is not None else r.nmse for r in finish(sums)]
         return float(np.mean([f for f in found if f is not None]))
 
