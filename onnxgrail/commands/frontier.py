@@ -84,7 +84,9 @@ def frontier(
     recipe = _recipe_of(choices, data, points, most_loss)
     _check_pick(pick, points, output)
     compressed = functools.partial(compress, custom_ops=custom_ops, progress=progress)
-    points_of = Points(model=model, data=data, held_out=held_out, recipe=recipe, compress=compressed)
+    measured = ["--points", str(points), "--most-loss", f"{most_loss:g}"]
+    measured += ["--metric", metric] if isinstance(metric, str) else []
+    points_of = Points(model=model, data=data, held_out=held_out, recipe=recipe, compress=compressed, measured=measured)
     named = () if save_recipes is None else tuple(Path(save_recipes) / f"point{n}.yaml" for n in range(1, points + 1))
     places = places_of(None if pick is None else target_of(model, output), report=report, resume=resume, force=force)
     used = {"the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops), "the metric": metric}

@@ -31,6 +31,7 @@ class Points:
         model, data, held_out: as given.
         recipe: of all points, without their widths.
         compress: writes a model with the choices of a recipe.
+        measured: options that are not in the recipe, and decide which points there are.
     """
 
     model: Any
@@ -38,6 +39,7 @@ class Points:
     held_out: Any
     recipe: Recipe
     compress: Callable[..., Result]
+    measured: Sequence[str] = ()
 
     def with_widths(self, widths: Mapping[str, int]) -> Recipe:
         """Return the recipe of a point."""
@@ -93,7 +95,7 @@ class Points:
         fit = choices.pop("compensate")
         words += [word for group in options_of(choices) for word in group]
         words += [] if fit == CLOSED else ["--compensate", fit]
-        return shlex.join([*words, "--pick", str(number)])
+        return shlex.join([*words, *self.measured, "--pick", str(number)])
 
 
 def _text(source: Any, otherwise: str) -> str:

@@ -111,6 +111,18 @@ def test_the_command_of_a_point_writes_it(model: Path, tmp_path: Path, monkeypat
     assert "Written: " in plain.stdout
 
 
+def test_the_command_without_recipes_finds_the_same_points(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", **DATA)
+    words = ["--data", tmp_path / "d.npz", "--minimize", "macs", "--points", 3, "--most-loss", "20%"]
+    done = run("frontier", model, *words, "--json", "-q")
+    assert done.exit_code == 0, done.output
+    point = json.loads(done.stdout)["points"][1]
+    assert "--points 3 --most-loss 0.2 --pick 2" in point["command"]
+    again = run(*shlex.split(point["command"])[1:], "--force", "--json", "-q")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["points"][1]["widths"] == point["widths"]
+
+
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
