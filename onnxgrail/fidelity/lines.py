@@ -28,19 +28,22 @@ def report_lines(data: Data) -> tuple[str, ...]:
     return (*lines_of(outputs, mark=", narrowed"), *after)
 
 
-def lines_of(outputs: Sequence[Data], *, mark: str = "", top: Data | None = None) -> tuple[str, ...]:
+def lines_of(
+    outputs: Sequence[Data], *, mark: str = "", top: Data | None = None, rest: str = "see --report"
+) -> tuple[str, ...]:
     """Return one line per output, only for the furthest if there are many.
 
     Args:
         outputs: entries of a report.
         mark: text that names the model.
         top: the verdict of the headline, which is not repeated.
+        rest: where all outputs are listed.
     """
     near = [output for output in outputs if not output.get("not_compared")]
     shown = worst(near)
     lines = [line for output in shown if (line := _line(output, mark, top or {}))]
     if len(shown) < len(near):
-        lines.append(f"{len(near) - len(shown)} more outputs are closer (see --report)")
+        lines.append(f"{len(near) - len(shown)} more outputs are closer ({rest})")
     return (*lines, *not_compared(outputs))
 
 

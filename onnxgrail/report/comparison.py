@@ -65,7 +65,9 @@ class Comparison:
     def output_lines(self) -> tuple[str, ...]:
         """Return further lines on the outputs; for random inputs, the outputs that were not compared."""
         every = entries(self.outputs)
-        return not_compared(every) if self.calibration["synthetic"] else lines_of(every, top=headline(self.outputs))
+        if self.calibration["synthetic"]:
+            return not_compared(every)
+        return lines_of(every, top=headline(self.outputs), rest="see the table")
 
     def speed(self) -> Speed | None:
         """Return the speedup of `b` over `a`; None if it was not measured."""

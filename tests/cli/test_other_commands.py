@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxgrail
@@ -14,6 +15,7 @@ from onnxgrail.report.report import Inspection
 from tests.cli.standin import REFUSAL
 from tests.command import run, said
 from tests.e2e import nets
+from tests.tiny import tiny
 
 WAYS = ("none", "grail", "best")
 
@@ -147,3 +149,15 @@ def test_inspect_says_why_there_is_nothing_to_narrow(tmp_path):
     assert "no block can be narrowed" in text
     assert "It has no channels that one constant weight makes and another reads" in text
     assert "at --ratio" not in text
+
+
+def test_the_rest_of_many_outputs_is_in_the_table_of_compare(tmp_path):
+    body = "\n".join(f"y{k} = MatMul(x, w{k})" for k in range(9))
+    outputs = ", ".join(f"float[N,5] y{k}" for k in range(9))
+    for name in ("a", "b"):
+        weights = {f"w{k}": (4, 5) for k in range(9)}
+        ir.save(tiny(f"float[N,4] x => {outputs}", body, weights, seed=ord(name)), tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).random((9, 4), np.float32))
+    text = run("compare", tmp_path / "a.onnx", tmp_path / "b.onnx", "--data", tmp_path / "x.npz").stdout
+    assert "more outputs are closer (see the table)" in text
+    assert "--report" not in text
