@@ -138,7 +138,7 @@ def bench(
         image_std=image_std,
         input_shapes=input_shapes,
     )
-    fixed = fixed_batch(signature)
+    fixed = fixed_batch(signature) if data is None else None  # given data have the size that the model takes
     sizes = (fixed,) if fixed else tuple(dict.fromkeys(batch_sizes))
     notes = [f"the model takes batches of {fixed} only"] if fixed and set(sizes) != set(batch_sizes) else []
     threads = threads or count()
@@ -155,6 +155,8 @@ def bench(
             feed, samples = _filled(batches.first(), signature, size)
             if samples != size:  # data or --input-shapes fix the number of samples
                 notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
+            if any(row.batch_size == samples for row in rows):
+                continue
             feeds = [fit(feed, between(graphs[0], model)) for model in graphs]
             least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
             with batches.advising():

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from PIL import Image
 
@@ -14,6 +15,7 @@ from onnxgrail.errors import ModelError, UsageError
 from tests.cli.standin import usage_error
 from tests.command import run
 from tests.e2e import nets
+from tests.tiny import ints, tiny
 
 
 @pytest.fixture
@@ -79,8 +81,20 @@ def test_a_model_that_does_not_take_what_is_drawn_says_what_to_do(tmp_path):
 
 def test_a_batch_that_the_inputs_prescribe_is_told(folder):
     result = onnxgrail.bench(folder / "slim.onnx", batch_sizes=(4, 2), rounds=2, input_shapes={"x": (4, 16)})
-    assert [row.batch_size for row in result.rows] == [4, 4]
+    assert [row.batch_size for row in result.rows] == [4]
     assert result.notes[0] == "batches of 2 were asked for, the inputs hold 4"
+
+
+def test_the_first_axis_of_a_state_is_no_batch_size(tmp_path):
+    feeds = [{"x": np.ones((1, 4), np.float32), "state": np.ones((2, 1, 4), np.float32)}]
+    summed = tiny(
+        "float[N,4] x, float[2,N,4] state => float[N,5] y",
+        "s = ReduceSum<keepdims=0>(state, zero)\nh = Add(x, s)\ny = MatMul(h, w)",
+        {"w": (4, 5), "zero": ints(0)},
+    )
+    result = onnxgrail.bench(ir.to_proto(summed), data=feeds, rounds=2)
+    assert [row.batch_size for row in result.rows] == [1]
+    assert not [note for note in result.notes if "batch" in note]
 
 
 def test_each_batch_size_has_its_own_rounds(folder, monkeypatch):
