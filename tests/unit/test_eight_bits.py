@@ -60,7 +60,7 @@ def written(folder: Path, model: ir.Model, without: Collection[str] = ()) -> tup
     prepare(folder / "source.onnx", folder / "prepared.onnx")
     ready = load((folder / "prepared.onnx").read_bytes())
     target = folder / "target.onnx"
-    origin = static._Source(folder / "prepared.onnx", ready, {}, {}, {})
+    origin = static._Source(folder / "prepared.onnx", ready, {}, {})
     return ready, static._quantise(origin, Static(feeds=[FEED]), target, without=list(without))
 
 

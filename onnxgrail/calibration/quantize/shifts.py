@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
-from onnxgrail.graph.bits.folded import BIASED, Weight, added, rounded, weights_of
+from onnxgrail.graph.bits.folded import Weight, added, rounded, weights_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
 
@@ -17,7 +17,7 @@ LARGEST = 2**30  # bytes of weights of a model to which the errors of its weight
 
 
 def shifts_of(model: ir.Model, feeds: Sequence[Feed]) -> dict[str, Floats]:
-    """Return the mean error of every output channel by layer: output with float weights minus output with rounded ones.
+    """Return the mean error of every output channel by weight: with float weights minus with rounded ones.
 
     Every layer reads the inputs of the float model, so errors of earlier layers, which have biases too, do not count.
 
@@ -34,28 +34,28 @@ def shifts_of(model: ir.Model, feeds: Sequence[Feed]) -> dict[str, Floats]:
     made = model.clone()
     names = [_errors(made.graph, weight) for weight in weights_of(made)]
     outputs = dict(filter(None, names))
-    total = {layer: np.zeros(1) for layer in outputs}
+    total = {weight: np.zeros(1) for weight in outputs}
     samples = dict.fromkeys(outputs, 0)
     if not outputs:
         return {}
     with open_session(pack(made, outputs=list(outputs.values())), Setup(once=True)) as session:
         for feed in feeds:
             results = session.run(feed)
-            for layer, output in outputs.items():
+            for weight, output in outputs.items():
                 means = np.asarray(results[output], np.float64)
-                total[layer] = total[layer] + means.reshape(*means.shape[:2]).sum(axis=0)
-                samples[layer] += len(means)
-    found = {layer: total[layer] / samples[layer] for layer in outputs if samples[layer]}
-    return {layer: shift for layer, shift in found.items() if np.isfinite(shift).all()}
+                total[weight] = total[weight] + means.reshape(*means.shape[:2]).sum(axis=0)
+                samples[weight] += len(means)
+    found = {weight: total[weight] / samples[weight] for weight in outputs if samples[weight]}
+    return {weight: shift for weight, shift in found.items() if np.isfinite(shift).all()}
 
 
 def _errors(graph: ir.Graph, weight: Weight) -> tuple[str, str] | None:
-    """Add a layer that multiplies by the errors of a weight; return the layer's name, and the new mean per channel."""
-    node = next((use.node for use in weight.value.uses() if use.node.name == weight.layer), None)
-    if node is None or node.op_type not in BIASED or node.graph is not graph or node.inputs[1] is not weight.value:
+    """Add a layer that multiplies by the errors of a weight; return the weight's name, and the new mean per channel."""
+    node = weight.layer()
+    if node is None or node.graph is not graph:
         return None
     codes, scale = rounded(weight.array, weight.axes)
-    name = f"{weight.layer}/error"
+    name = f"{weight.name}/error"
     value = added(graph, weight.array - codes.astype(np.float32) * scale, f"{name}/weight")
     attributes = list(node.attributes.values())
     outputs = [(node.op_type, f"{name}/layer"), ("GlobalAveragePool", f"{name}/mean")]
@@ -65,4 +65,4 @@ def _errors(graph: ir.Graph, weight: Weight) -> tuple[str, str] | None:
         made.outputs[0].name, made.outputs[0].type = output, ir.TensorType(ir.DataType.FLOAT)
         graph.append(made)
         inputs, attributes, last = [made.outputs[0]], [], output
-    return weight.layer, last
+    return weight.name, last

@@ -13,15 +13,16 @@ from onnxgrail.calibration.quantize.choose import Choice, choose
 from onnxgrail.calibration.quantize.noise import MIXED, exceptions
 from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.calibration.quantize.shifts import shifts_of
-from onnxgrail.core import Feed, Floats
+from onnxgrail.core import Feed
 from onnxgrail.graph.bits.exempt import exempted
-from onnxgrail.graph.bits.folded import folded, weights_of
+from onnxgrail.graph.bits.folded import folded, lifted, weights_of
 from onnxgrail.graph.io.model_file import load, save
 
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 ROUNDED = (*LAYERS, "Gather")
 AFTER = ("Relu", "Clip")  # rounded too, or a layer's range would hold what they cut off
 FASTER = 1.1  # speed relative to float from which 8 bits are worth their loss
+ALIKE = 0.97  # speed relative to another model from which both count as equally fast
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
@@ -70,18 +71,24 @@ class _Source:
         path: its file; ready: the graph.
         loud: layers whose inputs have outliers, with that reason.
         never: layers that stay in float in any case, with the reason.
-        shifts: mean errors of layers whose weights are rounded, by output channel.
     """
 
     path: Path
     ready: ir.Model
     loud: Mapping[str, str]
     never: Mapping[str, str]
-    shifts: Mapping[str, Floats]
 
     def layers(self) -> list[ir.Node]:
         """Return the layers that can compute in 8 bits."""
         return [n for n in self.ready.graph if n.op_type in LAYERS and n.name not in self.never]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Light:
+    """A model with weights in 8 bits that computes in float, and the choice of weights in half precision."""
+
+    model: ir.Model
+    choice: Choice
 
 
 def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[str, ...], str]:
@@ -96,61 +103,60 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
     loud = exceptions(ready, given.feeds, LAYERS)
     never = {node.name or "": GROUPED for node in ready.graph if _grouped(node)}
     never |= {name: why for name, why in loud.items() if why == MIXED}  # a loss over all channels does not see it
-    shifts = {} if given.everywhere else shifts_of(ready, given.feeds)
-    origin = _Source(path, ready, loud, never, shifts)
+    origin = _Source(path, ready, loud, never)
     trials = given.trials
     if trials is None:
         kept = {**loud, **never}
         made = _quantise(origin, given, target, without=list(kept))
-        save(made if given.everywhere else folded(made, shifts=shifts), target)
+        save(made if given.everywhere else folded(made, shifts=shifts_of(ready, given.feeds)), target)
         return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
     if given.everywhere:
         made, found = _mixed(origin, given, trials, target)
         save(made, target)
         return (*found.layers, *never), _why(found, never)
-    return _faster(origin, given, trials, target)
+    return _faster(origin, given, trials, _light(source, ready, given, trials), target)
 
 
-def _faster(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[tuple[str, ...], str]:
+def _faster(origin: _Source, given: Static, trials: Trials, light: _Light, target: Path) -> tuple[tuple[str, ...], str]:
     """Write the model with layers in 8 bits, or only with weights in 8 bits; return layers in float, and the reason."""
-    light, wide = _light(origin, trials)
     brief = replace(given, feeds=given.feeds[:1])  # the ranges do not change the time
-    speed = trials.speed(light, _quantise(origin, brief, target, without=list(origin.never)))
+    speed = trials.speed(light.model, _quantise(origin, brief, target, without=list(origin.never)))
     why = f"in 8 bits, layers take {1 / max(speed, 1e-9):.2f} times as long on this machine"
     if speed >= FASTER:
         made, found = _mixed(origin, given, trials, target)
-        speed = trials.speed(light, made)
+        speed = trials.speed(light.model, made)
         why = f"in 8 bits, layers that lose little take {1 / max(speed, 1e-9):.2f} times as long on this machine"
-        if speed >= FASTER and found.after <= max(trials.target, wide.after):
+        if speed >= FASTER and found.after <= max(trials.target, light.choice.after):
             save(made, target)
             return (*found.layers, *origin.never), _why(found, origin.never)
         if speed >= FASTER:
             why = f"computing in 8 bits loses {found.after:.2%} on calibration samples"
-    save(light, target)
-    halves = f", {len(wide.layers)} of them 16" if wide.layers else ""
+    save(light.model, target)
+    halves = f", {len(light.choice.layers)} of them 16" if light.choice.layers else ""
     return tuple(n.name or "" for n in origin.layers()), f"{why}; the weights have 8 bits{halves}"
 
 
-def _light(origin: _Source, trials: Trials) -> tuple[ir.Model, Choice]:
-    """Return the model with weights in 8 bits, some in half precision, that computes in float; and the choice."""
-    sizes: dict[str, int] = {}
-    for weight in weights_of(origin.ready):
-        sizes[weight.layer] = sizes.get(weight.layer, 0) + weight.array.size
+def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Light:
+    """Return the model that computes in float: with weights in 8 bits, some of them in half precision.
 
-    def made(half: Collection[str]) -> ir.Model:
-        return folded(origin.ready, half, origin.shifts)
-
-    found = choose(sizes, lambda names: trials.loss(made(names)), target=trials.target)
-    return made(found.layers), found
+    The prepared model is smaller, since normalizations are folded, but another order of nodes can make it slower.
+    """
+    whole = load(source.read_bytes())
+    model = ready if trials.speed(whole, ready) >= ALIKE else lifted(whole)
+    shifts = shifts_of(model, given.feeds)
+    sizes = {weight.name: weight.array.size for weight in weights_of(model)}
+    found = choose(sizes, lambda names: trials.loss(folded(model, names, shifts)), target=trials.target)
+    return _Light(folded(model, found.layers, shifts), found)
 
 
 def _mixed(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[ir.Model, Choice]:
     """Return the model in which layers compute in 8 bits, except for some; and these."""
     whole = _quantise(origin, given, target, without=list(origin.never))
+    shifts = {} if given.everywhere else shifts_of(origin.ready, given.feeds)
 
     def without(names: Collection[str]) -> ir.Model:
         made = exempted(whole, origin.ready, {*names, *origin.never}, ROUNDED, AFTER)
-        return made if given.everywhere else folded(made, shifts=origin.shifts)
+        return made if given.everywhere else folded(made, shifts=shifts)
 
     layers = {n.name or "": _size(n) for n in origin.layers()}
     outliers = [name for name in origin.loud if name in layers]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer
@@ -40,19 +41,35 @@ class Weight:
 
     Attributes:
         value: the initializer.
-        layer: name of the first node that reads it.
         axes: the axes along which numbers share a scale.
     """
 
     value: ir.Value
-    layer: str
     axes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the initializer."""
+        return self.value.name or ""
 
     @property
     def array(self) -> Array:
         """The numbers."""
         assert self.value.const_value is not None
         return self.value.const_value.numpy()
+
+    def layer(self) -> ir.Node | None:
+        """Return the only layer that reads it, if that can have a bias."""
+        (use, *others) = self.value.uses()
+        fits = not others and use.idx == 1 and use.node.op_type in BIASED and use.node.graph is self.value.graph
+        return use.node if fits else None
+
+
+def lifted(model: ir.Model) -> ir.Model:
+    """Return a copy whose constants are initializers instead of nodes."""
+    made = model.clone()
+    LiftConstantsToInitializersPass()(made)
+    return made
 
 
 def weights_of(model: ir.Model) -> list[Weight]:
@@ -64,7 +81,7 @@ def weights_of(model: ir.Model) -> list[Weight]:
                 continue
             axes = _axes(node, slot, value) if slot in SLOTS.get(node.op_type, ()) else _last(node, value)
             if axes and _smaller(value, axes) and _only_layers(value):
-                found[value] = Weight(value, node.name or "", axes)
+                found[value] = Weight(value, axes)
     return [weight for weight in found.values() if np.isfinite(weight.array).all()]
 
 
@@ -73,20 +90,20 @@ def folded(model: ir.Model, half: Collection[str] = (), shifts: Mapping[str, Arr
 
     Args:
         model: the graph; not changed.
-        half: names of layers whose weights have half precision; those that would overflow stay in float32.
-        shifts: numbers by layer that are added to its bias if its weight has 8 bits.
+        half: names of weights that get half precision; those that would overflow stay in float32.
+        shifts: numbers by weight that are added to the bias of its layer if it gets 8 bits.
     """
     made = model.clone()
     taken = _names(made)
     for weight in weights_of(made):
         array, graph = weight.array, weight.value.graph
         assert graph is not None
-        place = _Place(graph, graph[0], weight.value.name or "", taken)
-        if weight.layer not in half:
+        place = _Place(graph, graph[0], weight.name, taken)
+        if weight.name not in half:
             integers, scale = rounded(array, weight.axes)
             number = place.node("Cast", [place.constant(integers, "8")], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
             number = place.node("Mul", [number, place.constant(scale, "s")])
-            _shift(place, weight, shifts.get(weight.layer))
+            _shift(place, weight, shifts.get(weight.name))
         elif np.abs(array).max() <= LARGEST:
             halves = place.constant(array.astype(np.float16), "16")
             number = place.node("Cast", [halves], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
@@ -100,8 +117,8 @@ def folded(model: ir.Model, half: Collection[str] = (), shifts: Mapping[str, Arr
 
 def _shift(place: _Place, weight: Weight, shift: Array | None) -> None:
     """Add numbers per channel to the bias of a layer, which gets one if it has none."""
-    node = next((use.node for use in weight.value.uses() if use.node.name == weight.layer), None)
-    if shift is None or node is None or node.op_type not in BIASED:
+    node = weight.layer()
+    if shift is None or node is None:
         return
     bias = node.inputs[BIAS] if len(node.inputs) > BIAS else None
     if bias is None:
