@@ -25,6 +25,7 @@ from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
+NO_CONV = ("int8-dynamic", *WEIGHTS)  # kinds that leave convolutions in float
 
 
 def quantised(
@@ -101,7 +102,7 @@ def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
     share, kind = entry["bytes_after"] / entry["bytes_before"], entry["kind"]
     if share < LITTLE:
         return []
-    conv = kind in ("int8-dynamic", *WEIGHTS) and any(node.op_type == "Conv" for node in model.graph)
+    conv = kind in NO_CONV and any(node.op_type == "Conv" for node in model.graph)
     why = "convolutions stay in float, --quantize int8 has them" if conv else "few of its bytes are weights of layers"
     return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
 

@@ -21,7 +21,6 @@ from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
-from onnxgrail.options import WEIGHTS
 from onnxgrail.recipe import storage
 
 LARGEST_GRAPH = 2**24  # upper limit of the bytes of a model's names, nodes and metadata
@@ -139,8 +138,8 @@ def _hint(model: ir.Model, recipe: Recipe) -> str:
     """Return what makes a result smaller that would take more bytes than the input."""
     if recipe.simplify:
         return "Leave out --simplify, which writes repeated constants out"
-    if recipe.quantize in WEIGHTS and any(node.op_type == "Conv" for node in model.graph):
-        return f"--quantize {recipe.quantize} stores matrices only; --quantize int8 has convolutions too"
+    if recipe.quantize in quantized.NO_CONV and any(node.op_type == "Conv" for node in model.graph):
+        return f"--quantize {recipe.quantize} leaves convolutions in float; --quantize int8 has them too"
     if recipe.quantize != "none":
         return "Leave out --quantize: few bytes of this model are weights of layers"
     return "Remove more, or choose other blocks; --compensate none writes no new weights"

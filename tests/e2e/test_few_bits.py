@@ -269,10 +269,11 @@ def test_matrices_inside_bodies_are_named(tmp_path: Path) -> None:
     assert "inside the body of this If" in left["reason"]
 
 
-def test_a_model_of_convolutions_is_sent_to_the_other_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int4", "int8-weights", "int8-dynamic"])
+def test_a_model_of_convolutions_is_sent_to_the_other_kind(kind: str, tmp_path: Path) -> None:
     weights = {"w": (80, 3, 9, 9), "v": (5, 80, 1, 1)}
     model = tiny("float[N,3,10,10] x => float[N,5,2,2] y", "a = Conv(x, w)\nb = Relu(a)\ny = Conv(b, v)", weights)
     onnx.save(ir.to_proto(model), tmp_path / "c.onnx")
     with pytest.raises(NothingToCompressError) as caught:
-        onnxgrail.compress(tmp_path / "c.onnx", tmp_path / "o.onnx", check=False, **WHOLE)
-    assert "--quantize int8 has convolutions" in str(caught.value.hint)
+        onnxgrail.compress(tmp_path / "c.onnx", tmp_path / "o.onnx", check=False, **{**WHOLE, "quantize": kind})
+    assert f"--quantize {kind} leaves convolutions in float; --quantize int8 has them" in str(caught.value.hint)
