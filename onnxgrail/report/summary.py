@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ SHARES = {
     "units": "channels, neurons and heads",
     "layers": "parameters in layers that can be replaced",
 }
+MEASURED = re.compile(r"\b\d\.\de[+-]\d\d\b")  # a number in a reason, as of a proof
 OUTCOMES = {
     "damped": "repaired more cautiously than asked",
     "plain": "narrowed without repair",
@@ -101,9 +103,22 @@ def outcome_counts(blocks: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, int]
 
 
 def refusal_counts(refusals: Iterable[Refusal | Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
-    """Return the reasons of refusals with their counts, the most frequent first."""
-    reasons = (refusal.reason if isinstance(refusal, Refusal) else str(refusal["reason"]) for refusal in refusals)
-    return tuple(sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0])))
+    """Return the reasons of refusals with their counts, the most frequent first.
+
+    Reasons that differ only in a measured number are one reason, with the largest number.
+    """
+    groups: dict[str, Counter[str]] = {}
+    for refusal in refusals:
+        reason = refusal.reason if isinstance(refusal, Refusal) else str(refusal["reason"])
+        groups.setdefault(MEASURED.sub("", reason), Counter())[reason] += 1
+    counts = ((_together(group), group.total()) for group in groups.values())
+    return tuple(sorted(counts, key=lambda item: (-item[1], item[0])))
+
+
+def _together(reasons: Collection[str]) -> str:
+    """Return one text for reasons that differ only in a measured number."""
+    most = max(reasons, key=lambda reason: [float(number) for number in MEASURED.findall(reason)])
+    return most if len(reasons) == 1 else MEASURED.sub(r"up to \g<0>", most)
 
 
 def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int = 3) -> str:

@@ -166,6 +166,13 @@ def test_refusals_are_counted_by_reason():
     assert "no channels" in nothing_text(())
 
 
+def test_reasons_that_differ_in_a_measured_number_are_counted_together():
+    reason = "the narrowed graph differs from the masked one by {} at scores".format
+    found = refusal_counts([{"reason": reason(gap)} for gap in ("6.0e-04", "1.5e-02", "1.5e-02")])
+    assert found == ((reason("up to 1.5e-02"), 3),)
+    assert refusal_counts([{"reason": reason("1.5e-02")}] * 2) == ((reason("1.5e-02"), 2),)
+
+
 def test_how_a_block_went_is_told_in_words():
     assert set(OUTCOMES) == set(get_args(Status)) - {"ok"}
     assert outcome_text({"status": "ok", "reason": "2 of 3 consumers keep plain weights"}) == ""
