@@ -18,7 +18,7 @@ from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.stream.relay import in_pieces
 from onnxgrail.core import Array, Block, Bools, Feed
 from onnxgrail.errors import ModelError, RewriteError
-from onnxgrail.graph.cuts.steps import Step, can_try, compared, handed, held, led, steps, tried_name
+from onnxgrail.graph.cuts.steps import Step, can_try, compared, handed, held, led, squashed, steps, tried_name
 from onnxgrail.graph.io.mapped import discard
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite import weights
@@ -28,6 +28,7 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
 QUANTISED = 1e-3
+LEAST = 1e-6  # size that the largest value of a tensor counts as at least
 LOOSE = 4  # weights in another basis are rounded anew
 AT_ONCE = 2**29  # bytes of tensors that are compared in a run
 
@@ -41,6 +42,7 @@ class Trial:
         feeds: inputs of the runs.
         providers: execution providers.
         names: tensors that are compared.
+        squashed: those that a sigmoid makes.
         steps: discontinuous steps that an output depends on.
         limit: the largest relative difference that counts as rounding.
     """
@@ -50,6 +52,7 @@ class Trial:
     feeds: tuple[Feed, ...]
     providers: tuple[str, ...]
     names: tuple[str, ...]
+    squashed: frozenset[str]
     steps: tuple[Step, ...]
     limit: float
 
@@ -57,12 +60,14 @@ class Trial:
 def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[str]) -> Trial:
     """Return a trial on a feed, and on a feed of other sizes if possible, which reveals hard-coded sizes."""
     other, some = survey.facts.other, led(model, steps(model, survey.facts))
+    bounded = squashed(model, survey.facts)
     return Trial(
         model=model,
         survey=survey,
         feeds=(feed, *survey.facts.more, *(() if other is None else (other,))),
         providers=tuple(providers),
-        names=compared(model, some, survey.facts),
+        names=tuple(dict.fromkeys((*compared(model, some, survey.facts), *bounded.values()))),
+        squashed=frozenset(bounded),
         steps=some,
         limit=_limit(model),
     )
@@ -129,6 +134,7 @@ class _Portion:
     Attributes:
         steps: the steps.
         names: tensors that are compared.
+        squashed: those that a sigmoid makes.
         given: the narrowed graph's feed.
         made: outputs of all steps, as the narrowed graph gets them.
         wanted: the masked graph's tensors.
@@ -235,7 +241,7 @@ def _gap(trial: Trial, got: Mapping[str, Array], wanted: Mapping[str, Array], na
         place = f"output {name}" if name in outputs else _place(trial, name)
         if got[name].shape != array.shape:
             return f"{place} changes its shape from {array.shape} to {got[name].shape}"
-        gap = _distance(got[name], array)
+        gap = _distance(got[name], array, 1.0 if name in trial.squashed else LEAST)
         if not gap <= trial.limit:
             return f"the narrowed graph differs from the masked one by {gap:.1e} at {place}"
     return ""
@@ -247,8 +253,11 @@ def _place(trial: Trial, name: str) -> str:
     return name if reader is None else f"{name}, which {reader} reads"
 
 
-def _distance(a: Array, b: Array) -> float:
-    """Return the largest difference relative to the largest value; positions that are NaN in both agree."""
+def _distance(a: Array, b: Array, least: float = LEAST) -> float:
+    """Return the largest difference relative to the largest value, which counts as at least `least`.
+
+    Positions that are NaN in both agree.
+    """
     if not b.size:
         return 0.0
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -256,7 +265,7 @@ def _distance(a: Array, b: Array) -> float:
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         gap = np.where(same, 0.0, np.abs(a - b))
     scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
-    return float(gap.max() / max(scale, 1e-6))
+    return float(gap.max() / max(scale, least))
 
 
 def _limit(model: ir.Model) -> float:

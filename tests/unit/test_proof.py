@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from onnxgrail.allocation.balance import by_units
+from onnxgrail.calibration import agreement
 from onnxgrail.calibration.agreement import trial_of
 from onnxgrail.calibration.proof import prove
 from onnxgrail.calibration.runtime.session import CPU
-from onnxgrail.core import Block, Refusal
+from onnxgrail.core import Array, Block, Refusal
 from onnxgrail.graph.ops import rule
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.survey import Survey
@@ -104,3 +108,37 @@ def test_not_a_number_in_both_is_no_difference() -> None:
     survey = survey_of(model, feed(model))
     assert (feed(model)["x"] < 0).any()
     assert proved(model, survey)[1] == ()
+
+
+def scores(op: str) -> ir.Model:
+    """Scores that are all nearly zero, of a hidden layer behind an op."""
+    model = tiny(
+        "float[N,5] x => float[] y",
+        f"a = MatMul(x, w0)\nb = {op}\nc = MatMul(b, w1)\nd = Sub(c, thirteen)\ne = Sigmoid(d)\ny = Reshape(e, shape)",
+        {"w0": (5, 8), "w1": (8, 6), "thirteen": (1,), "shape": ints(-1, 3, 2)},
+    )
+    thirteen = ir.tensor(np.full(1, 13, np.float32), name="thirteen")
+    model.graph.initializers["thirteen"].const_value = thirteen
+    return model
+
+
+def rounded(run: Callable[..., list[dict[str, Array]]]) -> Callable[..., list[dict[str, Array]]]:
+    """Runs in which the scores of the narrowed graph are off by the last bit of 1, as runtimes compute sigmoids."""
+
+    def changed(*args: object, whole: bool = False) -> list[dict[str, Array]]:
+        found = run(*args, whole=whole)
+        return [feed | {"y": feed["y"] + np.float32(6e-8) * whole} for feed in found]
+
+    return changed
+
+
+def test_scores_that_are_nearly_zero_are_compared_before_the_sigmoid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_run", rounded(agreement._run))
+    model = scores("Relu(a)")
+    survey = survey_of(model, feed(model))
+    assert proved(model, survey) == (survey.blocks, ())
+    monkeypatch.setitem(rule._RULES, ("", "Softmax"), [(1, passing)])
+    model = scores("Softmax(a)")
+    blocks, refusals = proved(model, survey_of(model, feed(model)))
+    assert not blocks
+    assert "differs from the masked one" in refusals[0].reason

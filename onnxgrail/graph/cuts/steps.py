@@ -22,6 +22,8 @@ ROUNDING = frozenset(
 RANKING = frozenset({"TopK", "NonMaxSuppression", "ArgMax", "ArgMin", "Hardmax", "Unique"})
 PICKING = frozenset({"NonZero", "OneHot", "MaxRoiPool", "Mod", "IsInf"})
 COMPARING = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
+SQUASHES = frozenset({"Sigmoid", "HardSigmoid"})
+MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
 STEPS = ROUNDING | RANKING | PICKING | COMPARING | RANDOM
 
 
@@ -115,6 +117,24 @@ def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str
         if name not in facts.dtypes and not scope_of(node) and not is_choice(node):
             found |= dict.fromkeys(n for n in _reads(node) if _is_float(n, facts) and n not in facts.constants)
     return tuple(name for name in found if name in values) or tuple(v.name for v in model.graph.outputs if v.name)
+
+
+def squashed(model: ir.Model, facts: Facts) -> dict[str, str]:
+    """Return the outputs that a sigmoid makes, with the tensor before it.
+
+    Far from zero, a sigmoid rounds to the last bit of 1: scores that are all nearly zero differ by more than rounding
+    of their own size, and only the tensor before it tells if they agree.
+    """
+    found = {}
+    for value in model.graph.outputs:
+        node = value.producer()
+        while node is not None and node.op_type in MOVES and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        source = node.inputs[0] if node is not None and node.op_type in SQUASHES else None
+        maker = source.producer() if source is not None else None
+        if source is not None and maker is not None and not scope_of(maker) and _is_float(source.name or "", facts):
+            found[value.name or ""] = source.name or ""
+    return found
 
 
 def led(model: ir.Model, some: Collection[Step]) -> tuple[Step, ...]:
