@@ -17,12 +17,13 @@ from onnxgrail.core import Feed
 from onnxgrail.graph.bits.exempt import exempted
 from onnxgrail.graph.bits.folded import folded, lifted, weights_of
 from onnxgrail.graph.io.model_file import load, save
+from onnxgrail.graph.io.writing import written_bytes
 
 LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 ROUNDED = (*LAYERS, "Gather")
 AFTER = ("Relu", "Clip")  # rounded too, or a layer's range would hold what they cut off
 FASTER = 1.1  # speed relative to float from which 8 bits are worth their loss
-ALIKE = 0.97  # speed relative to another model from which both count as equally fast
+SMALLER = 0.97  # share of the bytes below which a model is worth another order of its nodes
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
@@ -139,10 +140,11 @@ def _faster(origin: _Source, given: Static, trials: Trials, light: _Light, targe
 def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Light:
     """Return the model that computes in float: with weights in 8 bits, some of them in half precision.
 
-    The prepared model is smaller, since normalizations are folded, but another order of nodes can make it slower.
+    It is made from the prepared model if folded normalizations make that smaller, else from the source: the prepared
+    model has another order of nodes, which can be slower.
     """
-    whole = load(source.read_bytes())
-    model = ready if trials.speed(whole, ready) >= ALIKE else lifted(whole)
+    whole = lifted(load(source.read_bytes()))
+    model = ready if written_bytes(folded(ready)) < SMALLER * written_bytes(folded(whole)) else whole
     shifts = shifts_of(model, given.feeds)
     sizes = {weight.name: weight.array.size for weight in weights_of(model)}
     found = choose(sizes, lambda names: trials.loss(folded(model, names, shifts)), target=trials.target)
