@@ -23,7 +23,7 @@ LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 ROUNDED = (*LAYERS, "Gather")
 AFTER = ("Relu", "Clip")  # rounded too, or a layer's range would hold what they cut off
 FASTER = 1.1  # speed relative to float from which 8 bits are worth their loss
-SMALLER = 0.97  # share of the bytes below which a model is worth another order of its nodes
+SMALLER = 0.95  # share of the bytes below which a model is worth another order of its nodes
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
