@@ -26,7 +26,7 @@ from onnxgrail.options import Recipe
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import Choices
 from onnxgrail.recipe.keywords import checked
-from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
+from onnxgrail.recipe.table import AMOUNTS, FIELDS
 from onnxgrail.report.frontier import Frontier, picked
 
 
@@ -81,7 +81,7 @@ def frontier(
         ModelError, DataError, OutputError: the input cannot be used or a file cannot be written.
         NothingToCompressError: no block can lose a unit within the loss.
     """
-    recipe = _recipe_of(choices, data, points, most_loss)
+    recipe = _recipe_of(choices, data, most_loss)
     _check_pick(pick, points, output)
     compressed = functools.partial(compress, custom_ops=custom_ops, progress=progress)
     measured = ["--points", str(points), "--most-loss", f"{most_loss:g}"]
@@ -108,7 +108,7 @@ def frontier(
     return dataclasses.replace(found, written=found.pick(pick, output, force=force))
 
 
-def _recipe_of(choices: Choices, data: Any, points: int, most_loss: float) -> Recipe:
+def _recipe_of(choices: Choices, data: Any, most_loss: float) -> Recipe:
     """Return the recipe of all points, which end at a loss.
 
     Raises:
@@ -121,9 +121,6 @@ def _recipe_of(choices: Choices, data: Any, points: int, most_loss: float) -> Re
             raise UsageError(f"a frontier has many amounts, and takes no {name}", hint="compress takes one")
         if row is not None and row.commands and "frontier" not in row.commands:
             raise UsageError(f"a frontier takes no {row.spelled}", hint="compress and apply take it")
-    for name, value in (("points", points), ("most_loss", most_loss)):
-        if not OPTIONS[name].value.allows(value):
-            raise UsageError(f"{name} must be {OPTIONS[name].value.limits}, got {value:.12g}")
     if data is None:
         raise UsageError(
             "frontier needs --data: random inputs do not show the loss of real ones",

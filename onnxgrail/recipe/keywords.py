@@ -254,11 +254,23 @@ def odd(name: str, value: Any, label: str, expected: str) -> UsageError:
     return UsageError(f"{f'{label}: ' if label else ''}{name} is {shown}, expected {expected}")
 
 
+def within(name: str, value: Any) -> Any:
+    """Return the value of an option if it is within its limits, or not a number.
+
+    Raises:
+        UsageError: it is a number beyond them.
+    """
+    row = OPTIONS.get(name)
+    if row is None or isinstance(value, bool) or not isinstance(value, int | float) or row.value.allows(value):
+        return value
+    raise UsageError(f"{name} must be {row.value.limits}, got {value:.12g}")
+
+
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a public function so that its keywords are checked first; None stands for the default.
 
     Raises:
-        UsageError: a keyword has the wrong type.
+        UsageError: a keyword has the wrong type, or is a number beyond its limits.
     """
     signature = inspect.signature(function)
 
@@ -272,7 +284,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             elif value is None and name in READERS and "None" not in str(parameter.annotation):
                 bound.arguments[name] = parameter.default
             elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
-                bound.arguments[name] = read(name, value)
+                bound.arguments[name] = within(name, read(name, value))
         return function(*bound.args, **bound.kwargs)
 
     return call

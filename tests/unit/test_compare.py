@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import onnxgrail
 from onnxgrail.calibration.runtime.session import Setup, open_session, runtime
 from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.commands.compare import compare
@@ -207,3 +208,10 @@ def test_no_runtime(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'onnxgrail\[cpu\]'"):
         runtime()
+
+
+@pytest.mark.parametrize("call", [onnxgrail.bench, onnxgrail.compare])
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("sequence_length", 0)])
+def test_numbers_beyond_their_limits_are_named(call, name, value):
+    with pytest.raises(UsageError, match=rf"^{name} must be at least \d, got {value}"):
+        call("no.onnx", "file.onnx", **{name: value})
