@@ -148,6 +148,21 @@ def test_what_stays_in_float32() -> None:
     assert not weights_of(tiny("float[N,4] x => float[N,4] y", "y = MatMul(x, w)", {"w": (4, 4)}))
 
 
+def test_weights_that_are_inputs_stop_being_inputs(tmp_path: Path) -> None:
+    """As the tool for static quantization does; other inputs with a value stay."""
+    body = "a = MatMul(x, w)\n y = Add(a, b)"
+    model = tiny("float[N,16] x => float[N,24] y", body, {"w": (16, 24), "b": (24,)}, opset=13, ir_version=3)
+    assert [value.name for value in model.graph.inputs] == ["x", "w", "b"]
+    save(model, tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(64, 16)).astype(np.float32)}]
+    given = Static(feeds=feeds, trials=Trials(lambda _: 0.0, 0.01, lambda *_: 0.5))
+    quantise_static(tmp_path / "source.onnx", tmp_path / "target.onnx", given)
+    made = load((tmp_path / "target.onnx").read_bytes())
+    assert [value.name for value in made.graph.inputs] == ["x", "b"]
+    assert made.graph.initializers["w/8"].dtype == ir.DataType.INT8
+    assert np.abs(outputs_of(made, feeds[0]) - outputs_of(model, feeds[0])).max() < 0.1
+
+
 BODY = """
     a = Conv<pads = [1, 1, 1, 1]>(x, w0)
     r = Relu(a)

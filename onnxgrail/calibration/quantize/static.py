@@ -143,7 +143,7 @@ def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Lig
     It is made from the prepared model if folded normalizations make that smaller, else from the source: the prepared
     model has another order of nodes, which can be slower.
     """
-    whole = lifted(load(source.read_bytes()))
+    whole, ready = lifted(load(source.read_bytes())), lifted(ready)
     model = ready if written_bytes(folded(ready)) < SMALLER * written_bytes(folded(whole)) else whole
     shifts = shifts_of(model, given.feeds)
     sizes = {weight.name: weight.array.size for weight in weights_of(model)}

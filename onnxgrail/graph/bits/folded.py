@@ -66,9 +66,13 @@ class Weight:
 
 
 def lifted(model: ir.Model) -> ir.Model:
-    """Return a copy whose constants are initializers instead of nodes."""
+    """Return a copy whose constants are initializers instead of nodes, and whose weights of layers are no inputs."""
     made = model.clone()
     LiftConstantsToInitializersPass()(made)
+    layers = (node for node in ir.traversal.RecursiveGraphIterator(made.graph) if node.op_type in SLOTS)
+    weights = {value for node in layers for slot in SLOTS[node.op_type] for value in node.inputs[slot : slot + 1]}
+    for value in [value for value in made.graph.inputs if value in weights and value.is_initializer()]:
+        made.graph.inputs.remove(value)
     return made
 
 
