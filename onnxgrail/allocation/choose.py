@@ -154,9 +154,7 @@ def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Idea
     if name == "auto":
         name = "global" if tells(search.prepared, search.recipe) else "uniform"
     if name == "global":
-        even = balanced(search.ladders, plain, measure, limit, strict=False).widths
-        share = 1 - float(np.mean([even[one.name] / one.units for one in search.ladders]))
-        return name, search.least_harm(measure, share)
+        return name, search.least_harm(measure, limit)
     if name == "flap":
         return name, schedules.flap(search.ladders, evidence(search, fluctuation))
     return name, schedules.depth(search.ladders) if name == "depth" else plain

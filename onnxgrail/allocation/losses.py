@@ -22,7 +22,7 @@ from onnxgrail.machine.job import Job
 
 SMALL = 2**29  # bytes of weights up to which a trial of every block is worth its time
 LeastHarm = Callable[[Cost, float], Ideal]
-"""Returns the schedule that loses least for a cost, from losses measured near a share of the units removed."""
+"""Returns the schedule that loses least where a cost is within a limit, from measured losses."""
 Together = Callable[[Measure, float, float], tuple[Bits, Ideal]]
 """Returns the bits that lose least, and the schedule of widths then, given the measure of a size, a share of the units
 near which losses matter, and the limit. The bits are in the order in which they were lowered."""

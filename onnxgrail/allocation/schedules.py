@@ -18,6 +18,16 @@ def uniform(ladders: Sequence[Ladder]) -> Ideal:
     return lambda s: {one.name: one.units * (1 - s) for one in ladders}
 
 
+def between(one: Ideal, other: Ideal) -> Ideal:
+    """Return the schedule of the geometric means of two schedules' widths, for the blocks that both have."""
+
+    def ideal(s: float) -> dict[str, float]:
+        first, second = one(s), other(s)
+        return {name: math.sqrt(first[name] * second[name]) for name in first.keys() & second.keys()}
+
+    return ideal
+
+
 def depth_ratios(number: int, mean: float) -> list[float]:
     """Compute ratios that grow with the logarithm of the depth: r_i = r_0 + (r_last − r_0) log(i + 1) / log(n).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import onnx_ir as ir
 
 from onnxgrail.allocation.few import Bits
-from onnxgrail.allocation.ladders import Ideal, Ladder
+from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.allocation.losses import evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of, spread
@@ -21,7 +22,7 @@ from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.bits import harms_of_bits, split, step_of
-from onnxgrail.search.candidates import Settle, Task, folds_of
+from onnxgrail.search.candidates import Settle, Task, folds_of, key_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
 from onnxgrail.search.path import Path, path_of, schedule_of
 from onnxgrail.search.repairs import Plan, repaired
@@ -85,6 +86,27 @@ def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
 def schedule_near(task: Task) -> Ideal:
     """Return the schedule that follows the path of least harm."""
     return schedule_of(path_within(task))
+
+
+def losses_of(task: Task, candidates: Sequence[Widths]) -> list[float]:
+    """Return the losses of candidates that are decided and fitted on a part of the data, judged on samples beside it.
+
+    Raises:
+        DataError: no samples can judge them.
+    """
+    prepared, steps = task.search.prepared, task.search.job.steps.alone()
+    parts = _parts(prepared)
+    tick = ticking(task.search.job.progress, "comparing", len(candidates))
+    with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric) as judge:
+
+        def loss(widths: Widths) -> float:
+            return judge.loss((narrowed(prepared, task.settle(parts.fitted, widths)), parts.judges)).mean
+
+        found = []
+        for widths in candidates:
+            found.append(steps.once(f"compared {key_of(widths)}", functools.partial(loss, widths), SHARED))
+            tick()
+    return found
 
 
 def _alone(task: Task, tick: Tick) -> list[Harm]:

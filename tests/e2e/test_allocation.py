@@ -20,6 +20,8 @@ from onnxgrail.commands.compare import compare
 from onnxgrail.core import Refusal
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.narrowing import decide
+from onnxgrail.narrowing.bits import measuring
+from onnxgrail.search.trials import losses_of
 
 from . import nets
 
@@ -124,6 +126,25 @@ def test_measured_losses_beat_equal_shares(tmp_path: Path) -> None:
         compressed(model.model, model.calibration, target, ratio=0.3, samples=128, allocate=name)
         nmse[name] = compare(model.model, target, data=inputs).outputs[0].nmse
     assert nmse["auto"] < nmse["uniform"] / 1.5
+
+
+@pytest.mark.parametrize("better", [0, 1], ids=["path", "between"])
+def test_the_candidate_that_loses_less_is_taken(better: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[list[Any]] = []
+
+    def losses(task: Any, candidates: Any) -> list[float]:
+        real = losses_of(task, candidates)
+        assert all(0 < loss < 1 for loss in real)
+        judged.append(list(candidates))
+        return [float(number != better) for number in range(len(candidates))]
+
+    monkeypatch.setattr(measuring, "losses_of", losses)
+    found = onnxgrail.compress(DIGITS.model, tmp_path / "o.onnx", data=DIGITS.calibration, ratio=0.3, samples=64)
+    ((path, between),) = judged
+    assert path != between
+    assert dict(found.report.data["recipe"])["allocate"] == "auto"
+    widths = {block["name"]: block["kept"] for block in found.report.data["blocks"]}
+    assert widths == (path, between)[better]
 
 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

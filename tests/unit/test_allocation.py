@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onnxgrail.allocation.balance import PROMISE, Fit, balanced
 from onnxgrail.allocation.ladders import Ladder, ladder
-from onnxgrail.allocation.schedules import depth, depth_ratios, flap, uniform
+from onnxgrail.allocation.schedules import between, depth, depth_ratios, flap, uniform
 from onnxgrail.allocation.timed import fitted_to_time, rounded
 from onnxgrail.machine.amounts import parse
 from onnxgrail.search.harms import Harm
@@ -165,6 +165,13 @@ def test_a_path_is_a_schedule_that_loses_no_more_than_uniform_widths(seed: int, 
     assert fit.reached
     assert cost(fit.widths) <= limit
     assert lost(harms, fit) <= 1.15 * lost(harms, even) + 1e-9  # rounding may take a unit more of a block
+
+
+def test_between_two_schedules_is_the_geometric_mean_of_their_widths() -> None:
+    ladders = [ladder("a", 16, 1, 1), ladder("b", 9, 1, 1)]
+    middle = between(uniform(ladders), lambda s: {"a": 16.0, "b": 9 * (1 - s) ** 3})
+    assert middle(0.0) == {"a": 16, "b": 9}
+    assert middle(0.75) == {"a": 8, "b": pytest.approx(9 / 16)}
 
 
 def test_a_schedule_of_a_path_begins_whole_and_ends_with_nothing() -> None:

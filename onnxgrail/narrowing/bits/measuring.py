@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import numpy as np
+
+from onnxgrail.allocation import schedules
+from onnxgrail.allocation.balance import balanced
 from onnxgrail.allocation.few import Bits
-from onnxgrail.allocation.ladders import Cost, Ideal
+from onnxgrail.allocation.ladders import Cost, Ideal, Widths
 from onnxgrail.allocation.losses import Search, tells
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.narrowing.searching import task_of
 from onnxgrail.search.bits import cost_of
 from onnxgrail.search.harms import Near
-from onnxgrail.search.trials import schedule_near, together_near
+from onnxgrail.search.trials import losses_of, schedule_near, together_near
 
 
 def measuring(search: Search) -> Search:
@@ -27,6 +31,24 @@ def _together(search: Search, measure: Measure, share: float, limit: float) -> t
     return together_near(task_of(search, cost_of(measure, search.rungs), Near(share=share)), limit)
 
 
-def _least_harm(search: Search, cost: Cost, share: float) -> Ideal:
-    """Return the schedule that loses least for a cost, from losses measured near a share of the units removed."""
-    return schedule_near(task_of(search, cost, Near(share=share)))
+def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
+    """Return the schedule that loses least where a cost is within a limit; see `LeastHarm`.
+
+    The path of least harm adds up the losses of single blocks, which misleads where blocks depend on each other. Widths
+    halfway between it and equal shares are then better, so both are decided, fitted and judged.
+    """
+    ladders = search.ladders
+
+    def widths(ideal: Ideal) -> Widths:
+        return balanced(ladders, ideal, cost, limit, strict=False).widths
+
+    even = schedules.uniform(ladders)
+    shares = widths(even)
+    share = 1 - float(np.mean([shares[one.name] / one.units for one in ladders]))
+    task = task_of(search, cost, Near(share=share))
+    path = schedule_near(task)
+    ways = path, schedules.between(path, even)
+    found = [widths(ideal) for ideal in ways]
+    if not task.judged or found[0] == found[1]:
+        return path
+    return ways[int(np.argmin(losses_of(task, found)))]
