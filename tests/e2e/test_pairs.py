@@ -32,7 +32,7 @@ def write(place: Path, ratio: float = 0.5, *, external: bool = True, name: str =
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    onnx.save(nets.mlp((12, 64, 48, 80, 10)), tmp_path / "m.onnx")
     return tmp_path
 
 
