@@ -217,7 +217,7 @@ def test_external_data_are_written_aligned_and_complete(llama: Path, tmp_path: P
     report = onnxgrail.compress(llama, beside, data=ids(), unit_ratio=0.5).report.data
     tensors = onnx.load(beside, load_external_data=False).graph.initializer
     places = [{e.key: e.value for e in t.external_data} for t in tensors if t.external_data]
-    assert len(places) > 5
+    assert len(places) > 10
     assert all(int(p["offset"]) % 64 == 0 and p["location"] == places[0]["location"] for p in places)
     data = weights_of(beside)
     assert max(int(p["offset"]) + int(p["length"]) for p in places) == data.stat().st_size

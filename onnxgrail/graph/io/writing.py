@@ -16,7 +16,7 @@ from onnxgrail.graph.io.wire import head
 from onnxgrail.machine.files.checksums import Hashed
 from onnxgrail.machine.files.placing import Weights
 
-SMALL = 1024  # bytes; weights up to this size stay in the model file even with external data, as in `onnx.save`
+SMALL = 256  # bytes; weights up to this size stay in the model file even with external data
 ALIGN = 64  # bytes; alignment for memory maps and vector loads
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
 _NUMBERS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")  # of TensorProto
