@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.allocation.few import Bits
@@ -16,7 +17,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
-from onnxgrail.core import Change, View
+from onnxgrail.core import Change, Floats, View
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.progress import Tick, ticking
@@ -32,6 +33,7 @@ PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more
 RUNS, SHARE, FEW = 1.0, 8, 64  # runs that fits may take, each to one sample in `SHARE`, but no fewer than `FEW`
 FITTED = 6  # most blocks that are tried with fits
 HARM: Codec[Harm] = Codec(lambda harm: Record(notes=asdict(harm)), lambda record: harm_from(record.notes))
+LOSSES: Codec[Floats] = Codec(lambda losses: Record(arrays={"losses": losses}), lambda record: record.arrays["losses"])
 SHARED: Codec[float] = Codec(lambda share: Record(notes={"share": share}), lambda record: float(record.notes["share"]))
 
 
@@ -88,8 +90,8 @@ def schedule_near(task: Task) -> Ideal:
     return schedule_of(path_within(task))
 
 
-def losses_of(task: Task, candidates: Sequence[Widths]) -> list[float]:
-    """Return the losses of candidates that are decided and fitted on a part of the data, judged on samples beside it.
+def losses_of(task: Task, candidates: Sequence[Widths]) -> list[Floats]:
+    """Return the loss per sample of candidates that are decided and fitted on a part of the data, without these.
 
     Raises:
         DataError: no samples can judge them.
@@ -99,12 +101,13 @@ def losses_of(task: Task, candidates: Sequence[Widths]) -> list[float]:
     tick = ticking(task.search.job.progress, "comparing", len(candidates))
     with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric) as judge:
 
-        def loss(widths: Widths) -> float:
-            return judge.loss((narrowed(prepared, task.settle(parts.fitted, widths)), parts.judges)).mean
+        def losses(widths: Widths) -> Floats:
+            slim = narrowed(prepared, task.settle(parts.fitted, widths))
+            return np.asarray(judge.loss((slim, parts.judges)).values, np.float64)
 
         found = []
         for widths in candidates:
-            found.append(steps.once(f"compared {key_of(widths)}", functools.partial(loss, widths), SHARED))
+            found.append(steps.once(f"compared {key_of(widths)}", functools.partial(losses, widths), LOSSES))
             tick()
     return found
 

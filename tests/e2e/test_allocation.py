@@ -17,7 +17,7 @@ from onnxgrail.calibration.runtime import latency
 from onnxgrail.calibration.stream import stream
 from onnxgrail.cli import main
 from onnxgrail.commands.compare import compare
-from onnxgrail.core import Refusal
+from onnxgrail.core import Floats, Refusal
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.narrowing import decide
 from onnxgrail.narrowing.bits import measuring
@@ -132,11 +132,13 @@ def test_measured_losses_beat_equal_shares(tmp_path: Path) -> None:
 def test_the_candidate_that_loses_less_is_taken(better: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[list[Any]] = []
 
-    def losses(task: Any, candidates: Any) -> list[float]:
+    def losses(task: Any, candidates: Any) -> list[Floats]:
         real = losses_of(task, candidates)
-        assert all(0 < loss < 1 for loss in real)
+        assert [one.size for one in real] == [13, 13]
+        assert all(0 < one.mean() < 1 for one in real)
         judged.append(list(candidates))
-        return [float(number != better) for number in range(len(candidates))]
+        gains = np.linspace(-1.0, 2.0 if better else 1.2, 13)
+        return [gains, np.zeros(13)]
 
     monkeypatch.setattr(measuring, "losses_of", losses)
     found = onnxgrail.compress(DIGITS.model, tmp_path / "o.onnx", data=DIGITS.calibration, ratio=0.3, samples=64)
