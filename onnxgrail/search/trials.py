@@ -29,6 +29,7 @@ from onnxgrail.search.path import Path, path_of, schedule_of
 from onnxgrail.search.repairs import Plan, repaired
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
+HEAVY, FEWEST = 2e12, 2  # multiply-accumulates from which on all these trials have fewer samples, but this many
 PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
 RUNS, SHARE, FEW = 1.0, 8, 64  # runs that fits may take, each to one sample in `SHARE`, but no fewer than `FEW`
 FITTED = 6  # most blocks that are tried with fits
@@ -205,7 +206,8 @@ def _some(prepared: Prepared, blocks: int, near: Near) -> Batches:
     """Return feeds for the trials of single blocks, spread over all: so many that the trials do not take too long."""
     batches, trials = prepared.batches, near.trials * max(blocks, 1)
     macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
-    samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, LEAST), MOST)
+    least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
+    samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
     each = max(1, batches.samples // max(len(batches), 1))
     count = min(len(batches), math.ceil(samples / each))
     return part_of(batches, spread(batches, count))

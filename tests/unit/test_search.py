@@ -6,6 +6,8 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 
 from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
 from onnxgrail.allocation.ladders import Ladder
+from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
+from onnxgrail.search import trials
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
@@ -194,3 +198,11 @@ def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Ne
     tried: list[int] = []
     harm_of(view(), Ladder("b", 64, 8), narrow, lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near)  # type: ignore[func-returns-value]
     assert tried == wanted
+
+
+@pytest.mark.parametrize(("macs", "samples"), [(1e6, 20), (1e9, 8), (5.1e9, 4), (1e12, 2)])
+def test_trials_of_a_heavy_model_have_fewer_samples(macs: float, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials.counting, "macs", lambda *_: int(macs))
+    batches = Batches(feeds=tuple(dict for _ in range(20)), samples=20, source="test")
+    prepared: Any = SimpleNamespace(batches=batches, model=None, survey=None, samples=1)
+    assert len(trials._some(prepared, 33, Near(limit=0.01))) == samples
