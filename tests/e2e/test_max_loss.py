@@ -12,9 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrail
+from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.errors import DataError, MetricError, NothingToCompressError, UsageError
 from onnxgrail.finishing import empty
+from onnxgrail.narrowing import widths
 from onnxgrail.search import within as searching
 from tests.judging import killed, recorded
 
@@ -198,6 +200,7 @@ def test_metrics_that_cannot_judge(
 def test_a_slower_result_is_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = Times(median=2.0, mean=2.0, p90=2.0, p99=2.0, spread=0.1, ratio=0.5, interval=(0.4, 0.6))
     monkeypatch.setattr(empty, "slower", lambda *_: times)
+    monkeypatch.setattr(widths, "latency_of", lambda prepared, *_: (measure_of(prepared, "macs"), ""))
     with pytest.raises(NothingToCompressError, match=r"would take 2\.00 times as long as the input; nothing is"):
         compressed(model, tmp_path / "o.onnx", minimize="latency")
     assert not (tmp_path / "o.onnx").exists()
