@@ -134,7 +134,6 @@ class _Portion:
     Attributes:
         steps: the steps.
         names: tensors that are compared.
-        squashed: those that a sigmoid makes.
         given: the narrowed graph's feed.
         made: outputs of all steps, as the narrowed graph gets them.
         wanted: the masked graph's tensors.

@@ -90,18 +90,20 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) 
     added = [one - two for one, two in zip(whole, _totals(given), strict=True)]  # by rotations, if channels are removed
     size = bytes_on_disk(given.model, path) if path.exists() else len(_serialised(prepared))
     shares: dict[str, dict[str, float]] = {}
+    macs_inside = counting.macs(inner.model, inner.survey)
     for kind in (*KINDS, "all"):
-        one = inner if kind in INNER else prepared
+        one, before = (inner, macs_inside) if kind in INNER else (prepared, whole[1])
         some = [b for b in one.survey.blocks if kind in (b.kind, "all")]
         if some:
-            params, macs, _ = _gone(one, dead_of(one.survey, {b.name: 0 for b in some}))
+            params, macs, _ = _gone(one, dead_of(one.survey, {b.name: 0 for b in some}), before)
             shares[kind] = {"params": params / max(whole[0], 1), "macs": macs / max(whole[1], 1)}
     usual = selection.selected(survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
     for ratio in RATIOS:
         widths = by_ratio(prepared, usual, ratio, recipe.round_to)
         more = added if survey.rotated(widths) else [0, 0, 0]
-        params, macs, gone = (a - b for a, b in zip(_gone(prepared, dead_of(survey, widths)), more, strict=True))
+        lost = _gone(prepared, dead_of(survey, widths), whole[1])
+        params, macs, gone = (a - b for a, b in zip(lost, more, strict=True))
         left = {"params": whole[0] - added[0] - params, "macs": (whole[1] - added[1] - macs) // prepared.samples}
         predicted.append({"ratio": ratio, **left, "bytes": _left(size, gone)})
     return Inspection(
@@ -134,11 +136,10 @@ def _left(size: int, gone: int) -> int | None:
     return size - gone if gone < size else None
 
 
-def _gone(prepared: Prepared, dead: Bools) -> tuple[int, int, int]:
-    """Return the parameters, multiply-accumulates and bytes that go with the dead units."""
+def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[int, int, int]:
+    """Return the parameters, multiply-accumulates (of `macs` in all) and bytes that go with the dead units."""
     params, size = counting.removed(prepared.survey, dead)
-    whole = counting.macs(prepared.model, prepared.survey)
-    return params, whole - counting.macs(prepared.model, prepared.survey, dead), size
+    return params, macs - counting.macs(prepared.model, prepared.survey, dead), size
 
 
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:

@@ -13,8 +13,6 @@ import numpy as np
 
 from onnxgrail.core import Array, Feed
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 def open_axes(shapes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, ...]]:
     """Return the axes of each output along which its size is open; never the last of several, which holds columns.

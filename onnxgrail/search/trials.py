@@ -39,7 +39,7 @@ SHARED: Codec[float] = Codec(lambda share: Record(notes={"share": share}), lambd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Parts:
+class Parts:
     """The data of groups: a part to fit to, the feeds that judge with their numbers, and the number of groups."""
 
     fitted: Prepared
@@ -48,18 +48,20 @@ class _Parts:
     trials: int
 
 
-def path_within(task: Task, most: float = math.inf) -> Path:
+def path_within(task: Task, most: float = math.inf, parts: Parts | None = None) -> Path:
     """Return the path of least harm, from the losses of all blocks alone and of a few blocks after fits.
 
     Args:
         task: see `Task`.
         most: predicted loss at which the path ends.
+        parts: the data for trials with fits if they are made already.
 
     Raises:
         DataError: no samples can judge a trial.
     """
     blocks, weighed = len(task.search.ladders), len(task.search.rungs)
-    parts = _parts(task.search.prepared) if task.decide is not None and blocks and task.judged else None
+    fits = task.decide is not None and blocks and task.judged
+    parts = (parts or parts_of(task.search.prepared)) if fits else None
     trials = blocks + weighed + (0 if parts is None else parts.trials)
     tick = ticking(task.search.job.progress, "trying blocks", trials)
     harms = _alone(task, tick) if blocks else []
@@ -86,19 +88,14 @@ def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
     return bits, schedule_of(replace(path, full=full, steps=tuple(s for s in path.steps if s.block in full)))
 
 
-def schedule_near(task: Task) -> Ideal:
-    """Return the schedule that follows the path of least harm."""
-    return schedule_of(path_within(task))
+def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
+    """Return the schedule that follows the path of least harm; see `path_within`."""
+    return schedule_of(path_within(task, parts=parts))
 
 
-def losses_of(task: Task, candidates: Sequence[Widths]) -> list[Floats]:
-    """Return the loss per sample of candidates that are decided and fitted on a part of the data, without these.
-
-    Raises:
-        DataError: no samples can judge them.
-    """
+def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Floats]:
+    """Return the loss per sample of candidates that are decided and fitted on a part of the data, without these."""
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
-    parts = _parts(prepared)
     tick = ticking(task.search.job.progress, "comparing", len(candidates))
     with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric) as judge:
 
@@ -160,7 +157,7 @@ def _of_bits(task: Task, tick: Tick) -> list[Harm]:
     return found
 
 
-def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: _Parts, tick: Tick) -> list[Harm]:
+def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tick: Tick) -> list[Harm]:
     """Return the losses of all blocks after fits, of which some blocks show the share that is left.
 
     Args:
@@ -188,7 +185,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: _Parts, ti
         return repaired(harms, Plan(parts.trials, apart), power_of(harms), task.near, left)
 
 
-def _parts(prepared: Prepared) -> _Parts:
+def parts_of(prepared: Prepared) -> Parts:
     """Return data for trials with fits, so few that all of them take `RUNS` at most.
 
     Raises:
@@ -199,7 +196,7 @@ def _parts(prepared: Prepared) -> _Parts:
     wanted = min(batches.samples, max(FEW, prepared.batches.samples // SHARE))
     part = part_of(batches, spread(batches, max(1, math.ceil(len(batches) * wanted / max(batches.samples, 1)))))
     count = min(FITTED, math.floor(RUNS * prepared.batches.samples / max(part.samples, 1)))
-    return _Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
+    return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
 
 
 def _some(prepared: Prepared, blocks: int, near: Near) -> Batches:

@@ -132,8 +132,8 @@ def test_measured_losses_beat_equal_shares(tmp_path: Path) -> None:
 def test_the_candidate_that_loses_less_is_taken(better: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[list[Any]] = []
 
-    def losses(task: Any, candidates: Any) -> list[Floats]:
-        real = losses_of(task, candidates)
+    def losses(task: Any, candidates: Any, parts: Any) -> list[Floats]:
+        real = losses_of(task, candidates, parts)
         assert [one.size for one in real] == [13, 13]
         assert all(0 < one.mean() < 1 for one in real)
         judged.append(list(candidates))

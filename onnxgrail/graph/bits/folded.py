@@ -15,6 +15,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.stored.find import CODES
 
 SLOTS = {
     "Conv": (1,),
@@ -32,7 +33,6 @@ NONE: Mapping[str, Array] = {}
 TOP = 127
 NODES, NAMES = 120, 9  # bytes of the nodes and tensors that replace a weight, and how often they repeat its name
 LARGEST = float(np.finfo(np.float16).max)
-CODES = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.narrowing.searching import task_of
 from onnxgrail.search.bits import cost_of
 from onnxgrail.search.harms import Near
-from onnxgrail.search.trials import losses_of, schedule_near, together_near
+from onnxgrail.search.trials import losses_of, parts_of, schedule_near, together_near
 
 ERRORS = 1.5  # standard errors by which losses have to fall: chance does that in 1 of 12 cases (gain of 10 samples)
 
@@ -50,12 +50,13 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     shares = widths(even)
     share = 1 - float(np.mean([shares[one.name] / one.units for one in ladders]))
     task = task_of(search, cost, Near(share=share))
-    path = schedule_near(task)
+    parts = parts_of(search.prepared) if task.judged else None
+    path = schedule_near(task, parts)
     ways = path, schedules.between(path, even)
     found = [widths(ideal) for ideal in ways]
-    if not task.judged or found[0] == found[1]:
+    if parts is None or found[0] == found[1]:
         return path
-    return ways[_less(*losses_of(task, found))]
+    return ways[_less(*losses_of(task, found, parts))]
 
 
 def _less(before: Floats, after: Floats) -> bool:
