@@ -48,6 +48,7 @@ lint: .venv/test.stamp
 docs: .venv/docs.stamp
 	@for page in api choosing cli loss ops options real_models; do $(BIN)/python docs/$${page}_page.py; done
 	$(BIN)/python docs/before_after.py
+	$(BIN)/python docs/narrowing_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	echo "build/site/index.html"
 
