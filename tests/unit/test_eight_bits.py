@@ -12,14 +12,13 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration.quantize import static
+from onnxgrail.calibration.quantize import form, static
 from onnxgrail.calibration.quantize.choose import choose
 from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.calibration.quantize.static import AFTER, ROUNDED, Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
-from onnxgrail.finishing import by_tool
 from onnxgrail.graph.bits.exempt import exempted
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.opset import opset_of, raised
@@ -194,7 +193,7 @@ def test_old_opsets_are_converted_for_int8(mode: str) -> None:
 def test_a_conversion_that_changes_outputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ir.to_proto(tiny(SIGNATURE, BODY, WEIGHTS, opset=12, ir_version=7))
     other = tiny(SIGNATURE, BODY, WEIGHTS, opset=13, seed=1)
-    monkeypatch.setattr(by_tool, "raised", lambda *_: other)
+    monkeypatch.setattr(form, "raised", lambda *_: other)
     with pytest.raises(ModelError, match="its outputs change when it is converted"):
         onnxgrail.compress(model, data=FEED, quantize="int8", ratio=0.3)
     monkeypatch.undo()
@@ -204,3 +203,24 @@ def test_a_conversion_that_changes_outputs_is_refused(monkeypatch: pytest.Monkey
     )
     with pytest.raises(ModelError, match="has opset 12 and cannot be converted to 13: no"):
         onnxgrail.compress(proto, data=FEED, quantize="int8", ratio=0.3)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8-dynamic"])
+def test_layers_behind_operators_of_the_runtime_get_8_bits(kind: str, tmp_path: Path) -> None:
+    """Shape inference of the standard does not know the types that these operators compute."""
+    body = """
+        a = com.microsoft.MultiHeadAttention <num_heads: int = 4> (x, x, x)
+        h = MatMul(a, w)
+        g = com.microsoft.Gelu(h)
+        b = MatMul(g, v)
+        l = com.microsoft.SkipLayerNormalization(b, x, s)
+        y = MatMul(l, u)
+    """
+    weights = {"w": (32, 64), "v": (64, 32), "u": (32, 32), "s": (32,)}
+    model = tiny("float[N,8,32] x => float[N,8,32] y", body, weights, imports={"com.microsoft": 1})
+    data = {"x": np.random.default_rng(0).normal(size=(16, 8, 32)).astype(np.float32)}
+    made = onnxgrail.compress(ir.to_proto(model), data=data, quantize=kind, qdq=True, ratio=0, held_out=0)
+    entry = made.report.data["quantization"]
+    assert entry["kept_float"] == []
+    assert entry["ops"]["DequantizeLinear" if kind == "int8" else "MatMulInteger"] >= 3
+    assert entry["outputs"][0]["cosine"] > 0.99

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.quantize import half
+from onnxgrail.calibration.quantize.prepare import declare_types
 from onnxgrail.calibration.quantize.static import LAYERS, Static, quantise_static
 from onnxgrail.calibration.runtime.session import CPU, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
@@ -194,9 +195,10 @@ def _halve(source: Path, target: Path, trial: Callable[[], Trial]) -> tuple[tupl
 
 
 def _plain(source: Path) -> onnx.ModelProto:
-    """Load a model without recorded shapes, which would contradict weights that a tool transposes."""
+    """Load a model with types, but no recorded shapes, which would contradict weights that a tool transposes."""
     proto: onnx.ModelProto = onnx.load(source)
     del proto.graph.value_info[:]
+    declare_types(proto)
     return proto
 
 

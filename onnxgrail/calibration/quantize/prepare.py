@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+from onnx import TensorProto, helper
 
-from onnxgrail.calibration.runtime.session import Setup, write_optimised
+from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
 
 LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
 BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -30,7 +31,27 @@ def prepare(source: Path, target: Path) -> None:
     _own_biases(proto.graph)
     if _flatten_biases(proto.graph):
         del proto.graph.value_info[:]
+    declare_types(proto)
     onnx.save(proto, target)
+
+
+def declare_types(proto: onnx.ModelProto) -> None:
+    """Declare which computed tensors are float where shape inference does not know: behind operators of ONNX Runtime.
+
+    The tools leave tensors of an unknown type in float, or fail.
+    """
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    known = {value.name for value in (*inferred.value_info, *inferred.input, *inferred.output)}
+    missing = [name for node in proto.graph.node for name in node.output if name and name not in known]
+    if not missing:
+        return
+    probe = onnx.ModelProto()
+    probe.CopyFrom(proto)
+    for name in missing:
+        probe.graph.output.add().name = name
+    with open_session(probe.SerializeToString(), Setup.as_is()) as session:
+        floats = [name for name in missing if session.types[name] == "tensor(float)"]
+    proto.graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in floats)
 
 
 def _optimise(source: Path, target: Path) -> None:
