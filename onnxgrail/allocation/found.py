@@ -57,6 +57,7 @@ class Found:
         tried: the candidates, in order; chosen: the number of the found one, None if none holds.
         next_limit, next_cost: a larger loss, and the cost that is predicted for it; None if the path ends before.
         cheapest: the smallest step: block, width, units; None if no block has a step.
+        half: weights that have 16 bits in all candidates, where `--quantize` gives 8 to the others.
     """
 
     limit: float
@@ -69,6 +70,7 @@ class Found:
     next_limit: float | None = None
     next_cost: float | None = None
     cheapest: tuple[str, int, int] | None = None
+    half: tuple[str, ...] = ()
 
     @property
     def loss(self) -> Judged | None:
@@ -85,4 +87,5 @@ def found_of(entry: Mapping[str, Any]) -> Found:
     """Convert plain data of a `Found` back."""
     tried = tuple(Candidate(**{**row, "loss": judged_of(row["loss"])}) for row in entry["tried"])
     cheapest = entry["cheapest"]
-    return Found(**{**entry, "tried": tried, "cheapest": None if cheapest is None else tuple(cheapest)})
+    cheapest = None if cheapest is None else tuple(cheapest)
+    return Found(**{**entry, "tried": tried, "cheapest": cheapest, "half": tuple(entry.get("half", ()))})

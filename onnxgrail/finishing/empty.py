@@ -21,7 +21,7 @@ from onnxgrail.search.latency import slower
 
 
 def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, places: Places) -> None:
-    """Refuse a result that is larger than the input, or slower although latency was to be minimized.
+    """Refuse a result that is larger than the input, loses too much, or is slower although latency was minimized.
 
     Args:
         prepared: the input model and its data.
@@ -31,12 +31,17 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
         places: files to which the report is written if the result is refused.
 
     Raises:
-        NothingToCompressError: the result is larger, or slower.
+        NothingToCompressError: the result is larger, loses too much, or is slower.
     """
     grown = outgrown(prepared, shipped, job.recipe)
     if grown is not None:
         raise _refused(prepared, decision, job, places, *grown)
     search = decision.allocation.found
+    loss = (shipped.keys["quantization"] or {}).get("loss")
+    if search is not None and loss is not None and loss["bound"] > search.limit:
+        text = f"the quantized model may lose up to {loss['bound']:.2%}, more than --max-loss {100 * search.limit:g}%"
+        hint = f"Give --max-loss {_tenths(loss['bound'])}% or more, or leave out --quantize"
+        raise _refused(prepared, decision, job, places, f"{text}; nothing is written", hint)
     if search is None or search.minimize != "latency" or not decision.changes:
         return
     with job.clock.stage("latency"):
@@ -51,7 +56,7 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
     recipe, chosen, hint = job.recipe, decision.chosen, ""
     budget, search = decision.allocation.budget, decision.allocation.found
     if search is not None and (decision.narrowable or (recipe.only_bits and search.tried)):
-        text, hint = _beyond(search)
+        text, hint = _beyond(search, recipe.quantize)
     elif budget is not None and budget.before <= budget.limit:
         text = (
             f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
@@ -94,7 +99,7 @@ def _amount(recipe: Recipe) -> str:
     return f"{of} {ratio:g} removes"
 
 
-def _beyond(search: Found) -> tuple[str, str]:
+def _beyond(search: Found, kind: str) -> tuple[str, str]:
     """Return why a search ended without a step, and a hint."""
     text = f"nothing can go within --max-loss {100 * search.limit:g}%"
     if search.cheapest is None or not search.tried:
@@ -102,11 +107,18 @@ def _beyond(search: Found) -> tuple[str, str]:
         return f"{text}: no block has a step that saves {search.minimize}", f"Give {other}a larger loss, or a --ratio"
     block, width, units = search.cheapest
     lowest = min((one.loss for one in search.tried), key=lambda loss: loss.bound)
+    whole = [one.loss for one in search.tried if not one.steps]
+    step = f"--quantize {kind} alone" if lowest in whole else f"the cheapest step, {block} {units} -> {width},"
     text += (
-        f": the cheapest step, {block} {units} -> {width}, has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
+        f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
         f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
     )
-    return text, f"Give --max-loss {math.ceil(1000 * lowest.bound) / 10:g}% or more, or more samples for a closer bound"
+    return text, f"Give --max-loss {_tenths(lowest.bound)}% or more, or more samples for a closer bound"
+
+
+def _tenths(loss: float) -> str:
+    """Return a loss in tenths of a percent, rounded up."""
+    return f"{math.ceil(1000 * loss) / 10:g}"
 
 
 def _refused(

@@ -23,6 +23,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import rounded
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
+from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 NO_CONV = ("int8-dynamic", *WEIGHTS)  # kinds that leave convolutions in float
@@ -43,7 +44,7 @@ def quantised(
     if decision.allocation.bits or recipe.quantize in WEIGHTS:
         final, form = _in_few_bits(prepared, decision, slim, job)
     else:
-        final, form = quantised_by_tool(prepared, slim, job)
+        final, form = quantised_by_tool(prepared, slim, decision.allocation.found, job)
     results: tuple[Fidelity, ...] = ()
     entry: dict[str, Any] = {
         "kind": _kind(form, recipe),
@@ -58,7 +59,10 @@ def quantised(
         "headline": None,
         "to_narrowed": [],
         "latency_ms": None,
+        "loss": None,
     }
+    if decision.allocation.found is not None:
+        entry["loss"] = dataclasses.asdict(loss_of(prepared, final, recipe.providers))
     entry["notes"] = [*form.get("notes", ()), *_little(final, entry)]
     if recipe.check:
         verification, results = verify(prepared, final, job)

@@ -9,11 +9,12 @@ import onnx_ir as ir
 from onnxgrail.allocation.measures import latencies
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize.form import modern
 from onnxgrail.calibration.runtime.session import LIBRARIES
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
-from onnxgrail.finishing import by_tool, quantized, simplify, targets
+from onnxgrail.finishing import quantized, simplify, targets
 from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.finishing.verify import verified
 from onnxgrail.graph.bits import plan
@@ -51,7 +52,7 @@ def check(prepared: Prepared, recipe: Recipe) -> None:
         raise UsageError("--quantize int8 opens the model without the libraries of --custom-ops", hint=hint)
     if recipe.quantize != "none":
         quantize.refuse(prepared.model, recipe.quantize)
-        by_tool.modern(prepared.model, recipe, prepared.feed)
+        modern(prepared.model, recipe, prepared.feed)
     plan.check(prepared.model, recipe)
 
 

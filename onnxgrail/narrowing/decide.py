@@ -54,8 +54,9 @@ class Decision:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if no block loses a unit and no weight a bit."""
-        return not self.changes and not self.allocation.lowers
+        """Return True if no block loses a unit, no weight a bit, and no search found that all should stay."""
+        found = self.allocation.found
+        return not self.changes and not self.allocation.lowers and (found is None or found.chosen is None)
 
 
 def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensitivity: bool | None = False) -> Decision:

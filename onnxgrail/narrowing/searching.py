@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, search_of, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
 from onnxgrail.core import Block, Change, Recipe, View
 from onnxgrail.graph.trace.survey import Ledger
@@ -26,6 +27,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import rounded
 from onnxgrail.narrowing.choosing import Run, decided, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
+from onnxgrail.options import WEIGHTS
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.harms import Near
 
@@ -74,13 +76,14 @@ def _settled(
     return run.ledger
 
 
-def task_of(search: Search, cost: Cost, near: Near) -> Task:
+def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) -> Task:
     """Return the search for widths that lose little for their cost.
 
     Args:
         search: the blocks; statistics of parts of its data are measured once if they serve to decide the blocks.
         cost: of the model at given widths.
         near: where losses matter.
+        half: weights that have 16 bits in all candidates.
     """
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
     parts = serves_twice(prepared, recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
@@ -100,6 +103,10 @@ def task_of(search: Search, cost: Cost, near: Near) -> Task:
         return _settled(part, plain, blocks, widths, dense(part))
 
     def few(part: Prepared, slim: ir.Model, ledger: Ledger, bits: Bits) -> ir.Model:
+        if recipe.quantize not in ("none", *WEIGHTS):
+            return as_judged(part, slim, recipe, half)
+        if not bits and recipe.quantize == "none":
+            return slim
         return rounded(part, slim, ledger, Job(recipe=recipe), bits).model
 
     return Task(
@@ -109,7 +116,7 @@ def task_of(search: Search, cost: Cost, near: Near) -> Task:
         minimize=recipe.minimize,
         near=near,
         decide=unfitted if recipe.compensate == BEST else None,
-        rounded=few if search.rungs else None,
+        rounded=few if search.rungs or recipe.quantize != "none" else None,
     )
 
 

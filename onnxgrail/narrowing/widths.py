@@ -17,6 +17,7 @@ from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
+from onnxgrail.narrowing.bits.halves import halves_of
 from onnxgrail.narrowing.bits.measuring import measuring
 from onnxgrail.narrowing.choosing import key
 from onnxgrail.narrowing.searching import dense_of, limit_of, narrow_of, serves_twice, task_of
@@ -83,7 +84,9 @@ def _searched(search: Search) -> Allocation:
     note = ""
     if recipe.minimize == "latency":
         cost, note = latency_of(prepared, blocks, search.job.alone())
-    widths, found = within(task_of(search, cost, limit_of(recipe)))
+    half = halves_of(prepared, recipe)
+    widths, found = within(task_of(search, cost, limit_of(recipe), half))
     widths, bits = split(widths)
+    found = dataclasses.replace(found, half=half)
     done = at_widths(prepared, blocks, recipe, widths, widths)
     return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)

@@ -90,7 +90,6 @@ def _unjudged(recipe: Recipe, found: Found | None) -> str:
     if found is None:
         return ""
     steps = [f"--method {name}" for name in recipe.method if name != "grail"]
-    steps += [f"--quantize {recipe.quantize}"] if recipe.quantize != "none" else []
     return f"the loss was measured before {' and '.join(steps)}; Fidelity tells that of the result" if steps else ""
 
 

@@ -76,13 +76,24 @@ def judged(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return tuple((last.get("held_out") or last).get("outputs") or ())
 
 
-def search_text(data: Mapping[str, Any]) -> str:
-    """Return the loss within which widths were searched, in words; empty if none were."""
+def loss_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the loss of the result if a search limited it: as found, or as written if that may lose more."""
     search = (data.get("allocation") or {}).get("search")
     if not search or search["chosen"] is None:
+        return None
+    found: Mapping[str, Any] = search["tried"][search["chosen"]]["loss"]
+    written: Mapping[str, Any] = (data.get("quantization") or {}).get("loss") or found
+    return written if written["bound"] > found["bound"] else found
+
+
+def search_text(data: Mapping[str, Any]) -> str:
+    """Return the loss within which widths were searched, in words; empty if none were."""
+    search, loss = (data.get("allocation") or {}).get("search"), loss_of(data)
+    if not search or loss is None:
         return ""
-    loss = search["tried"][search["chosen"]]["loss"]
+    seen = loss is (data.get("quantization") or {}).get("loss") and search["crossed"]
     how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
+    how = "that fits have seen" if seen else how
     return (
         f"{loss['mean']:.2%} ({loss['name']}, output {loss['output']}), with 95 % confidence at most "
         f"{loss['bound']:.2%}, on {loss['samples']} samples {how}; --max-loss {100 * search['limit']:g}%"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -48,7 +48,7 @@ class Task:
         minimize: name of the cost.
         near: where losses matter: the largest loss, or a share of the units.
         decide: decides a model without fits of other layers; None if `settle` has no such fits.
-        rounded: gives weights of a narrowed model their bits; None if bits do not count.
+        rounded: gives weights of a narrowed model their bits; None if all stay in float.
     """
 
     search: Search
@@ -111,7 +111,7 @@ class Candidates:
         for fold in self._folds:
             ledger = task.settle(fold.fitted, blocks)
             slim = narrowed(prepared, ledger)
-            if task.rounded is not None and bits:
+            if task.rounded is not None:
                 slim = task.rounded(fold.fitted, slim, ledger, bits)
             models.append((slim, fold.judges))
         return told(self._judge.loss(*models))
@@ -121,6 +121,13 @@ def _judge(task: Task, batches: Batches) -> Judge:
     """Return the judge of candidates; blocks alone are judged by the kinds of the outputs, which change smoothly."""
     prepared = task.search.prepared
     return Judge(prepared.model, batches, task.search.recipe.providers, prepared.metric)
+
+
+def loss_of(prepared: Prepared, model: ir.Model, providers: Sequence[str]) -> Judged:
+    """Return the loss of a result on the samples that judge candidates, also if its fits have seen them."""
+    batches, _ = folds_of(prepared)
+    with Judge(prepared.model, batches, providers, prepared.metric) as judge:
+        return told(judge.loss((model, range(len(batches)))))
 
 
 def folds_of(prepared: Prepared) -> tuple[Batches, list[Fold]]:

@@ -47,12 +47,15 @@ def within(task: Task) -> tuple[Widths, Found]:
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         best = farthest(path, task.limit, bound, late, tries=tries, close=close) if len(path) else 0
+        if not best and task.search.recipe.quantize != "none":
+            bound(best)  # the whole model with rounded weights
     return path.widths(best), _found(task, path, tried, best, crossed=candidates.crossed)
 
 
 def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed: bool) -> Found:
     """Return the report of the search."""
-    chosen = next((n for n, one in enumerate(tried) if one.steps == best), None)
+    holds = (n for n, one in enumerate(tried) if one.steps == best and one.loss.bound <= task.limit)
+    chosen = next(holds, None)
     cheapest = path.steps[0] if len(path) else None
     following = path.reach(NEXT * path.loss(best)) if chosen is not None else best
     more = following > best

@@ -145,16 +145,16 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
 
 def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of next to nothing ruin the model, and the gate sees the file and not the narrowed model."""
-    from onnxgrail.calibration import quantize
+    from onnxgrail.calibration.quantize import form
     from onnxgrail.calibration.quantize.static import Static
 
-    real = quantize.quantise
+    real = form.quantise
 
     def ruined(model: Any, kind: str, *, given: Static, **options: Any) -> Any:
         feeds = [{k: v * 1e-3 for k, v in feed.items()} for feed in given.feeds]
         return real(model, kind, given=Static(feeds=feeds), **options)
 
-    monkeypatch.setattr(quantize, "quantise", ruined)
+    monkeypatch.setattr(form, "quantise", ruined)
     words = (
         "compress",
         resnet.model,

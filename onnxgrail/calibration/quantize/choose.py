@@ -30,11 +30,13 @@ class _Trials:
 
     Attributes:
         sizes: number of weights by layer, in the order of the model; loss: of a set of layers; known: those computed.
+        least: worth from which layers may stay in float.
     """
 
     sizes: Mapping[str, int]
     loss: Callable[[frozenset[str]], float]
     known: dict[frozenset[str], float]
+    least: float
 
     def of(self, layers: Collection[str]) -> float:
         """Return the loss with these layers in float; infinity if it is not a number."""
@@ -56,11 +58,16 @@ class _Trials:
 
     def needed(self, chosen: Collection[str]) -> float:
         """Return the least worth of further layers."""
-        return WORTH * min(1.0, BAD / self.of(chosen))
+        return self.least * min(1.0, BAD / self.of(chosen))
 
 
 def choose(
-    sizes: Mapping[str, int], loss: Callable[[frozenset[str]], float], *, target: float, outliers: Collection[str] = ()
+    sizes: Mapping[str, int],
+    loss: Callable[[frozenset[str]], float],
+    *,
+    target: float,
+    outliers: Collection[str] = (),
+    worth: float = WORTH,
 ) -> Choice:
     """Leave groups of layers in float, the most worthwhile first, until the loss is small or no group is worth it.
 
@@ -70,8 +77,9 @@ def choose(
         target: loss that is small enough.
         outliers: layers to begin with if the loss is large without them: where the model is broken, no single group
             mends it.
+        worth: see `WORTH`.
     """
-    trials = _Trials(sizes, loss, {})
+    trials = _Trials(sizes, loss, {}, worth)
     before = trials.of(())
     chosen: set[str] = set()
     if before > max(BROKEN, target) and trials.of(outliers) < before / 2:

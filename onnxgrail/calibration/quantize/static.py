@@ -10,12 +10,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.quantize.choose import Choice, choose
+from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.calibration.quantize.noise import MIXED, exceptions
 from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.core import Feed
 from onnxgrail.graph.bits.exempt import exempted
-from onnxgrail.graph.bits.folded import folded, lifted, weights_of
+from onnxgrail.graph.bits.folded import folded, lifted
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.writing import written_bytes
 
@@ -23,7 +24,9 @@ LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 ROUNDED = (*LAYERS, "Gather")
 AFTER = ("Relu", "Clip")  # rounded too, or a layer's range would hold what they cut off
 FASTER = 1.1  # speed relative to float from which 8 bits are worth their loss
+NEAR = 1.1  # times the loss in float that 8 bits may have, if a search has made use of all that may be lost
 SMALLER = 0.95  # share of the bytes below which a model is worth another order of its nodes
+UNMEASURED = "the speed in 8 bits is not measured; the weights have 8 bits"
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
@@ -35,15 +38,17 @@ class Trials:
         loss: the loss of a candidate.
         target: the loss that is small enough.
         speed: how many times as fast as the first model the second one runs on this machine.
+        holds: returns True if the loss of a model on the samples that judge results is small enough.
     """
 
     loss: Callable[[ir.Model], float]
     target: float
     speed: Callable[[ir.Model, ir.Model], float]
+    holds: Callable[[ir.Model], bool] = lambda _: True
 
     def before(self, step: Callable[[ir.Model], ir.Model]) -> Trials:
         """Return trials of candidates to which a step is applied first."""
-        return replace(self, loss=lambda model: self.loss(step(model)))
+        return replace(self, loss=lambda model: self.loss(step(model)), holds=lambda model: self.holds(step(model)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -52,6 +57,7 @@ class Static:
 
     Attributes:
         feeds: calibration data.
+        half: weights that get 16 bits where layers compute in float; None to choose them.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
         everywhere: compute layers in 8 bits where this machine is faster in float, too, and store weights of the layers
             in float as float32: the model is for another machine.
@@ -59,6 +65,7 @@ class Static:
     """
 
     feeds: Sequence[Feed] = ()
+    half: Collection[str] | None = None
     symmetric: bool = False
     everywhere: bool = False
     trials: Trials | None = None
@@ -106,16 +113,20 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
     never |= {name: why for name, why in loud.items() if why == MIXED}  # a loss over all channels does not see it
     origin = _Source(path, ready, loud, never)
     trials = given.trials
-    if trials is None:
-        kept = {**loud, **never}
-        made = _quantise(origin, given, target, without=list(kept))
-        save(made if given.everywhere else folded(made, shifts=shifts_of(ready, given.feeds)), target)
-        return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
-    if given.everywhere:
+    if trials is not None and not given.everywhere:
+        return _faster(origin, given, trials, _light(source, ready, given, trials), target)
+    if trials is not None:
         made, found = _mixed(origin, given, trials, target)
-        save(made, target)
-        return (*found.layers, *never), _why(found, never)
-    return _faster(origin, given, trials, _light(source, ready, given, trials), target)
+        if trials.holds(made):
+            save(made, target)
+            return (*found.layers, *never), _why(found, never)
+    if given.half is not None and not given.everywhere:
+        save(light_of(load(source.read_bytes()), given.feeds).stored(given.half), target)
+        return tuple(n.name or "" for n in origin.layers()), UNMEASURED
+    kept = {**loud, **never}
+    made = _quantise(origin, given, target, without=list(kept))
+    save(made if given.everywhere else folded(made, shifts=shifts_of(ready, given.feeds)), target)
+    return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
 
 
 def _faster(origin: _Source, given: Static, trials: Trials, light: _Light, target: Path) -> tuple[tuple[str, ...], str]:
@@ -124,14 +135,17 @@ def _faster(origin: _Source, given: Static, trials: Trials, light: _Light, targe
     speed = trials.speed(light.model, _quantise(origin, brief, target, without=list(origin.never)))
     why = f"in 8 bits, layers take {1 / max(speed, 1e-9):.2f} times as long on this machine"
     if speed >= FASTER:
-        made, found = _mixed(origin, given, trials, target)
+        most = trials.target if given.half is None else NEAR * light.choice.after
+        made, found = _mixed(origin, given, replace(trials, target=most), target)
         speed = trials.speed(light.model, made)
         why = f"in 8 bits, layers that lose little take {1 / max(speed, 1e-9):.2f} times as long on this machine"
-        if speed >= FASTER and found.after <= max(trials.target, light.choice.after):
+        small = found.after <= max(most, light.choice.after)
+        if speed >= FASTER and small and trials.holds(made):
             save(made, target)
             return (*found.layers, *origin.never), _why(found, origin.never)
         if speed >= FASTER:
             why = f"computing in 8 bits loses {found.after:.2%} on calibration samples"
+            why += ", and more than may be lost on those that judge" if small else ""
     save(light.model, target)
     halves = f", {len(light.choice.layers)} of them 16" if light.choice.layers else ""
     return tuple(n.name or "" for n in origin.layers()), f"{why}; the weights have 8 bits{halves}"
@@ -143,12 +157,15 @@ def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Lig
     It is made from the prepared model if folded normalizations make that smaller, else from the source: the prepared
     model has another order of nodes, which can be slower.
     """
-    whole, ready = lifted(load(source.read_bytes())), lifted(ready)
-    model = ready if written_bytes(folded(ready)) < SMALLER * written_bytes(folded(whole)) else whole
-    shifts = shifts_of(model, given.feeds)
-    sizes = {weight.name: weight.array.size for weight in weights_of(model)}
-    found = choose(sizes, lambda names: trials.loss(folded(model, names, shifts)), target=trials.target)
-    return _Light(folded(model, found.layers, shifts), found)
+    whole = load(source.read_bytes())
+    if given.half is not None:
+        made = light_of(whole, given.feeds).stored(given.half)
+        loss = trials.loss(made)
+        return _Light(made, Choice(tuple(given.half), loss, loss))
+    smaller = written_bytes(folded(lifted(ready))) < SMALLER * written_bytes(folded(lifted(whole)))
+    light = light_of(ready if smaller else whole, given.feeds)
+    found = light.halves(trials.loss, trials.target)
+    return _Light(light.stored(found.layers), found)
 
 
 def _mixed(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[ir.Model, Choice]:

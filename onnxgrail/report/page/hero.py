@@ -10,7 +10,7 @@ from onnxgrail.report.page.cards import card, cards_of
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Markup, el, name
 from onnxgrail.report.page.network import BlockRow, blocks_of, kinds_of, rows_of
-from onnxgrail.report.summary import SHARES, judged
+from onnxgrail.report.summary import SHARES, judged, loss_of
 
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
@@ -83,7 +83,7 @@ def _asked(data: Mapping[str, Any]) -> str:
         show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
         return f"for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
     if search:
-        loss = None if search["chosen"] is None else search["tried"][search["chosen"]]["loss"]
+        loss = loss_of(data)
         told = "" if loss is None else f", measured {figures.error(loss['mean'])} ({loss['name']})"
         return f"for a loss of at most {figures.error(search['limit'])}{told}"
     if model.get("asked_ratio") is None:

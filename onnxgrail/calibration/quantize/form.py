@@ -1,0 +1,88 @@
+"""Quantize a narrowed model by the tools of ONNX Runtime: as it is written, and as a search judges it before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.agreement import same_function
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize import FIRST_OPSET, Quantised, quantise
+from onnxgrail.calibration.quantize.light import light_of
+from onnxgrail.calibration.quantize.static import Static, Trials
+from onnxgrail.core import Feed, Recipe
+from onnxgrail.errors import ModelError
+from onnxgrail.graph.io.opset import opset_of, raised
+from onnxgrail.graph.rewrite.interface import between, fit
+
+EIGHT = ("int8", "int8-dynamic")
+
+
+def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
+    """Return a model with the opset that `--quantize` needs: itself, or a converted copy that gives the same outputs.
+
+    Args:
+        model: the model.
+        recipe: says the kind of quantization.
+        feed: inputs on which both are compared.
+
+    Raises:
+        ModelError: it cannot be converted.
+    """
+    before = opset_of(model)
+    if recipe.quantize not in EIGHT or before >= FIRST_OPSET:
+        return model
+    made = raised(model, FIRST_OPSET)
+    if not same_function(model, made, feed, recipe.providers):
+        raise ModelError(
+            f"--quantize {recipe.quantize} needs opset {FIRST_OPSET}: the model has {before}, and its outputs "
+            "change when it is converted",
+            hint="Export it with a newer opset",
+        )
+    return made
+
+
+def in_form(
+    prepared: Prepared,
+    slim: ir.Model,
+    recipe: Recipe,
+    half: Collection[str] | None = None,
+    trials: Trials | None = None,
+) -> Quantised:
+    """Return the quantized model.
+
+    Args:
+        prepared: the original model and its data.
+        slim: the narrowed model.
+        recipe: says the kind of quantization.
+        half: weights that get 16 bits where layers compute in float, for `int8` only; None to choose them.
+        trials: measure which layers compute in float, for `int8` only.
+    """
+    ports = between(prepared.model, slim)
+    probe = fit(prepared.feed, ports)
+    symmetric = recipe.target == "tensorrt"
+    feeds = _feeds(prepared, slim, recipe)
+    static = Static(feeds=feeds, half=half, symmetric=symmetric, everywhere=elsewhere(recipe), trials=trials)
+    return quantise(modern(slim, recipe, probe), recipe.quantize, given=static, probe=probe, providers=recipe.providers)
+
+
+def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collection[str]) -> ir.Model:
+    """Return the quantized model as a search judges it: no layers are tried, and `int8` is in the weights alone.
+
+    Whether layers compute in 8 bits, too, is decided for the model that was found, see `quantise_static`.
+    """
+    if recipe.quantize != "int8" or elsewhere(recipe):
+        return in_form(prepared, slim, recipe).model
+    return light_of(slim, _feeds(prepared, slim, recipe)).stored(half)
+
+
+def elsewhere(recipe: Recipe) -> bool:
+    """Return True if the model is for another machine, so that layers compute in 8 bits in any case."""
+    return recipe.qdq or recipe.target == "tensorrt"
+
+
+def _feeds(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> list[Feed]:
+    """Return the data for ranges and biases, as the narrowed model takes them."""
+    ports = between(prepared.model, slim)
+    return [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []

@@ -1,0 +1,41 @@
+"""Store weights of layers in 8 bits, some of them in 16, in a model that computes in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.calibration.quantize.choose import WORTH, Choice, choose
+from onnxgrail.calibration.quantize.shifts import shifts_of
+from onnxgrail.core import Feed, Floats
+from onnxgrail.graph.bits.folded import folded, lifted, weights_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Light:
+    """A float model, and the numbers by which rounded weights shift the outputs of its layers."""
+
+    source: ir.Model
+    shifts: Mapping[str, Floats]
+
+    def stored(self, half: Collection[str] = ()) -> ir.Model:
+        """Return the model with weights in 8 bits, and some of them, by name, in half precision."""
+        return folded(self.source, half, self.shifts)
+
+    def halves(self, loss: Callable[[ir.Model], float], target: float, worth: float = WORTH) -> Choice:
+        """Return the weights that need half precision, see `choose`."""
+        sizes = {weight.name: weight.array.size for weight in weights_of(self.source)}
+        return choose(sizes, lambda names: loss(self.stored(names)), target=target, worth=worth)
+
+
+def light_of(model: ir.Model, feeds: Sequence[Feed]) -> Light:
+    """Measure by how much rounded weights shift the outputs of layers.
+
+    Args:
+        model: a float model.
+        feeds: calibration data.
+    """
+    source = lifted(model)
+    return Light(source, shifts_of(source, feeds))
