@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
@@ -19,9 +20,11 @@ from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing import quantized
 from onnxgrail.report.summary import search_text
 from tests.command import run
+from tests.tiny import tiny
 
 from .test_max_loss import WIDTH, inputs, planted
 
+RNG = np.random.default_rng(7)
 SCALE = 0.8  # of total variation, see docs/loss.md
 KINDS = ("int8", "int8-dynamic", "int8-weights", "int4", "fp16")
 
@@ -128,3 +131,21 @@ def test_images_hold_on_fresh_data(kind: str, tmp_path: Path) -> None:
     onnxgrail.compress(digits.model, target, data=data, quantize=kind, max_loss="1%", minimize="macs")
     assert SCALE * lost(digits.model, target, fresh) <= 0.01
     assert target.stat().st_size < 0.25 * digits.model.stat().st_size
+
+
+def test_layers_in_branches_are_judged_with_rounded_weights(tmp_path: Path) -> None:
+    """While they are narrowed, branches lie in the main graph; ONNX Runtime gets them back as branches."""
+    body = """
+        left = Equal(which, zero)
+        y = If (left) <
+            then_branch = one () => (float[N,4,6,6] o) { a = Conv(x, v)  b = Relu(a)  o = Conv(b, w) },
+            else_branch = two () => (float[N,4,6,6] p) { c = Conv(x, t)  d = Relu(c)  p = Conv(d, u) }
+        >
+    """
+    weights = {"v": (24, 3, 1, 1), "w": (4, 24, 1, 1), "t": (24, 3, 1, 1), "u": (4, 24, 1, 1), "zero": np.array(0)}
+    model = ir.to_proto(tiny("float[N,3,6,6] x, int64 which => float[N,4,6,6] y", body, weights, recorded=False))
+    data = {"x": RNG.normal(size=(48, 3, 6, 6)).astype(np.float32), "which": np.array(1)}
+    choices = {"quantize": "int8", "max_loss": "20%", "minimize": "params", "held_out": data}
+    report = onnxgrail.compress(model, data=data, **choices).report.data
+    assert report["quantization"]["loss"]["bound"] <= 0.2
+    assert any(block["kept"] < block["units"] for block in report["blocks"])

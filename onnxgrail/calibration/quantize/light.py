@@ -11,6 +11,7 @@ from onnxgrail.calibration.quantize.choose import WORTH, Choice, choose
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.folded import folded, lifted, weights_of
+from onnxgrail.graph.flatten.branches import folded as nested
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +35,8 @@ def light_of(model: ir.Model, feeds: Sequence[Feed]) -> Light:
     """Measure by how much rounded weights shift the outputs of layers.
 
     Args:
-        model: a float model.
+        model: a float model; flattened branches become branches again.
         feeds: calibration data.
     """
-    source = lifted(model)
+    source = lifted(nested(model))
     return Light(source, shifts_of(source, feeds))
