@@ -92,9 +92,19 @@ def detector(path: Path) -> None:
     np.savez(path.with_name("frames.npz"), images=frames)
 
 
+def ultralytics(path: Path) -> None:
+    """Write a detector with the output of Ultralytics: (images, 4 + classes, places), no objectness."""
+    weights = {"w1": (16, 3, 3, 3), "w2": (24, 16, 3, 3), "w3": (6, 24, 1, 1)}
+    shapes = {"shape": ints(0, 6, -1), "parts": ints(2, 2, 2)}
+    text = BACKBONE.replace("output = Concat<axis=2>", "rows = Concat<axis=2>")
+    text += "\noutput0 = Transpose<perm=[0,2,1]>(rows)"
+    ir.save(tiny("float[batch,3,32,32] images => float[] output0", text, {**weights, **shapes}), path)
+
+
 def metric(path: Path) -> None:
-    """Copy the code of the YOLO metric from its page."""
-    page = (ROOT / "docs" / "metric.md").read_text(encoding="utf-8").partition("{#yolo}")[2]
+    """Copy the code of a YOLO metric from its page."""
+    section = {"yolo.py": "{#yolo}", "ultra.py": "{#ultralytics}"}[path.name]
+    page = (ROOT / "docs" / "metric.md").read_text(encoding="utf-8").partition(section)[2]
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert code is not None
     path.write_text(code[1], encoding="utf-8")
@@ -115,6 +125,8 @@ FILES: dict[str, Callable[[Path], None]] = {
     "others.txt": lambda path: sentences(path, 1),
     "detector.onnx": detector,
     "yolo.py": metric,
+    "ultra.py": metric,
+    "yolo11n.onnx": ultralytics,
     "cached.onnx": cached,
 }
 """Writers of the files that a page may name."""
